@@ -1,0 +1,40 @@
+# One verb for each task. Every verb makes the virtual environment it needs.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# A CPU build where the platform's index has one; set TORCH= to any requirement, e.g. TORCH=torch for CUDA.
+TORCH ?= torch==2.13.0
+
+.PHONY: demo test test-gpu check flow bench clean
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q "$(TORCH)"
+	$(BIN)/python -m pip install -q -e ".[server,cli,examples,dev]"
+	@touch $@
+
+demo: $(VENV)/.ready  ## local, through the service, and as a second teammate without a compiler
+	$(BIN)/torchrelay demo
+
+test: $(VENV)/.ready  ## everything that needs no GPU
+	$(BIN)/python -m pytest tests --ignore=tests/gpu
+
+test-gpu:  ## on a host with an NVIDIA GPU; uses the Python that runs make
+	$(PYTHON) -m pytest tests/gpu
+
+check: $(VENV)/.ready  ## lint, types, import direction
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+flow:  ## the stages in order, as their modules tell it
+	@$(PYTHON) docs/flow.py
+
+bench: $(VENV)/.ready  ## first step and step time against PyTorch's own ways; gateway's share of a hit
+	$(BIN)/python benchmarks/first_step.py
+	$(BIN)/python benchmarks/gateway.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info out

@@ -1,0 +1,197 @@
+"""The one error tree: every failure has a stable code, an HTTP status and a hint on what to do next.
+
+RelayError
+  RequestError            the request cannot be taken (4xx); asking again with the same bytes fails again
+    MalformedRequest        malformed            422  not msgpack, wrong schema, wrong types
+    SchemaMismatch          schema_mismatch      422  client and gateway speak different schema versions
+    ForbiddenTarget         forbidden_target     422  an operator outside the closed table
+    BadExpression           bad_expression       422  a size expression outside the grammar
+    LimitExceeded           limit_exceeded       413  bytes, nodes, depth or constants over a limit
+    Unsupported             unsupported          422  the wire cannot carry it (client side: nothing is sent)
+    BadOption               bad_option           422  an Inductor option outside the closed table
+  AccessError
+    Unauthenticated         unauthenticated      401
+    Forbidden               forbidden            403
+  NotFound                  not_found            404
+  ServiceError            the service could not do it now (5xx); the client compiles locally
+    NoWorker                no_worker            503  no live worker for this toolchain and target
+    Overloaded              overloaded           429  queue full; Retry-After tells when
+    CompileFailed           compile_failed       422  the compiler itself refused the graph
+    CompileTimeout          compile_timeout      504
+    CompileKilled           compile_killed       500  the child died: out of memory, crashed or killed
+    VerifyFailed            verify_failed        422  compiled and eager results differ
+    Unavailable             unavailable          503  Redis, Ray or the blob store cannot be reached
+  ClientError             raised in the user's process only
+    GatewayUnreachable      gateway_unreachable  -
+    DeadlineExceeded        deadline_exceeded    -
+    NotCached               not_cached           -    mode `cache`, and nobody has compiled this yet
+    ArtifactError           bad_artifact         -    truncated, wrong digest, unknown format
+    SignatureError          bad_signature        -
+    ToolchainMismatch       toolchain_mismatch   -
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RelayError(Exception):
+    """Base of all torchrelay errors. `str(error)` is one line: what is wrong, then what to do."""
+
+    code: ClassVar[str] = "error"
+    status: ClassVar[int] = 500
+    hint: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        self.message = message
+        self.advice = self.hint if hint is None else hint
+        super().__init__(f"{message}. {self.advice}" if self.advice else message)
+
+    def __reduce__(self) -> tuple[object, tuple[str, str, str]]:
+        return (from_code, (self.code, self.message, self.advice))
+
+
+class RequestError(RelayError):
+    code, status = "bad_request", 400
+
+
+class MalformedRequest(RequestError):
+    code, status = "malformed", 422
+    hint = "Send the body that this version's client makes"
+
+
+class SchemaMismatch(RequestError):
+    code, status = "schema_mismatch", 422
+    hint = "Install the same torchrelay version on client and service"
+
+
+class ForbiddenTarget(RequestError):
+    code, status = "forbidden_target", 422
+    hint = "The operator is not in the service's table for this torch version; compile it locally"
+
+
+class BadExpression(RequestError):
+    code, status = "bad_expression", 422
+    hint = "Size expressions hold integers, symbols, + - * // % ** comparisons, Min, Max and And/Or/Not"
+
+
+class LimitExceeded(RequestError):
+    code, status = "limit_exceeded", 413
+    hint = "Raise the limit in the service's settings, or split the graph"
+
+
+class Unsupported(RequestError):
+    code, status = "unsupported", 422
+    hint = "This graph compiles locally; nothing needs to be done"
+
+
+class BadOption(RequestError):
+    code, status = "bad_option", 422
+    hint = "Use Inductor's own option names, or compile locally"
+
+
+class AccessError(RelayError):
+    code, status = "access", 403
+
+
+class Unauthenticated(AccessError):
+    code, status = "unauthenticated", 401
+    hint = "Set TORCHRELAY_TOKEN, or run where `torchrelay up` wrote its credentials file"
+
+
+class Forbidden(AccessError):
+    code, status = "forbidden", 403
+    hint = "Ask an administrator for a token with this role"
+
+
+class NotFound(RelayError):
+    code, status = "not_found", 404
+    hint = "POST the graph to /v1/compile first"
+
+
+class ServiceError(RelayError):
+    code, status = "service", 500
+
+
+class NoWorker(ServiceError):
+    code, status = "no_worker", 503
+    hint = "Start a worker with this Python, torch and device: `torchrelay up --worker-only`"
+
+
+class Overloaded(ServiceError):
+    code, status = "overloaded", 429
+    hint = "Try again after the Retry-After delay, or add workers"
+
+
+class CompileFailed(ServiceError):
+    code, status = "compile_failed", 422
+    hint = "The same graph most likely fails locally too; the message is the compiler's own"
+
+
+class CompileTimeout(ServiceError):
+    code, status = "compile_timeout", 504
+    hint = "Raise the compile deadline in the service's settings"
+
+
+class CompileKilled(ServiceError):
+    code, status = "compile_killed", 500
+    hint = "Raise the worker's memory limit, or compile locally"
+
+
+class VerifyFailed(ServiceError):
+    code, status = "verify_failed", 422
+    hint = "The compiled graph disagreed with eager and was not published; please report the graph"
+
+
+class Unavailable(ServiceError):
+    code, status = "unavailable", 503
+    hint = "Check that Redis and Ray run: `torchrelay doctor`"
+
+
+class ClientError(RelayError):
+    code, status = "client", 500
+
+
+class GatewayUnreachable(ClientError):
+    code = "gateway_unreachable"
+    hint = "Start one with `torchrelay up`, or set TORCHRELAY_URL"
+
+
+class DeadlineExceeded(ClientError):
+    code = "deadline_exceeded"
+    hint = "Raise TORCHRELAY_DEADLINE (seconds)"
+
+
+class NotCached(ClientError):
+    code = "not_cached"
+    hint = "Run once with TORCHRELAY_MODE=remote to fill the cache"
+
+
+class ArtifactError(ClientError):
+    code = "bad_artifact"
+    hint = "The file is damaged; it was not used"
+
+
+class SignatureError(ClientError):
+    code = "bad_signature"
+    hint = "The artifact is not signed by a key you trust; nothing in it was used"
+
+
+class ToolchainMismatch(ClientError):
+    code = "toolchain_mismatch"
+    hint = "The artifact was built for another Python, torch or device"
+
+
+def _tree(root: type[RelayError]) -> dict[str, type[RelayError]]:
+    table = {root.code: root}
+    for child in root.__subclasses__():
+        table |= _tree(child)
+    return table
+
+
+BY_CODE: dict[str, type[RelayError]] = _tree(RelayError)
+
+
+def from_code(code: str, message: str, advice: str = "") -> RelayError:
+    """Rebuild an error that crossed a wire; an unknown code becomes a ServiceError."""
+    return BY_CODE.get(code, ServiceError)(message, hint=advice or None)

@@ -1,0 +1,484 @@
+"""Stage 2: every message that crosses a wire, as frozen msgspec structs; Python values in, bytes out.
+
+Evolution: SCHEMA names the exact format and is part of every key. A change of meaning raises it; a gateway
+answers another schema with `schema_mismatch`. Structs forbid unknown fields, so nothing is ignored silently.
+
+A GraphRequest is canonical by construction: it holds no names of nodes, files, users or devices' indices,
+nodes refer to each other by position, and tables are sorted. Its bytes are `encode_request`'s, and the key
+(compiler/key.py) is a digest of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from .errors import LimitExceeded, MalformedRequest, SchemaMismatch
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+SCHEMA = 1
+GRAPH_MEDIA_TYPE = "application/vnd.torchrelay.graph+msgpack"
+ARTIFACT_MEDIA_TYPE = "application/vnd.torchrelay.artifact"
+
+
+class _Wire(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """A message: fields by name."""
+
+
+class _Arg(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A value inside a node's arguments: [tag, fields...]."""
+
+
+# --- values in args and kwargs ---------------------------------------------------------------------------
+
+
+class Ref(_Arg, tag="n"):
+    """The value of an earlier node of the same graph, by position."""
+
+    index: int
+
+
+class Const(_Arg, tag="k"):
+    """A tensor constant of the request, by position in `GraphRequest.constants`."""
+
+    index: int
+
+
+class Subgraph(_Arg, tag="g"):
+    """A subgraph of a higher-order operator, by position in `Graph.subgraphs`."""
+
+    index: int
+
+
+class ListArg(_Arg, tag="l"):
+    items: list[Arg]
+
+
+class TupleArg(_Arg, tag="t"):
+    items: list[Arg]
+
+
+class DictArg(_Arg, tag="d"):
+    """A dict, in the program's own order (order can reach an operator's outputs)."""
+
+    items: list[tuple[Arg, Arg]]
+
+
+class SliceArg(_Arg, tag="s"):
+    start: Arg
+    stop: Arg
+    step: Arg
+
+
+class EllipsisArg(_Arg, tag="e"):
+    pass
+
+
+class DType(_Arg, tag="dt"):
+    """torch.<name>, e.g. float32."""
+
+    name: str
+
+
+class Device(_Arg, tag="dv"):
+    """A device type; the index is not sent: a graph lives on one device of each type."""
+
+    kind: str
+
+
+class MemoryFormat(_Arg, tag="mf"):
+    name: str
+
+
+class Layout(_Arg, tag="ly"):
+    name: str
+
+
+class Complex(_Arg, tag="c"):
+    re: float
+    im: float
+
+
+class BigInt(_Arg, tag="bi"):
+    """An integer past 64 bits, in decimal."""
+
+    text: str
+
+
+class Sym(_Arg, tag="sy"):
+    """A symbolic integer, as an expression of compiler/expr.py over `GraphRequest.symbols`."""
+
+    expr: str
+
+
+class Callee(_Arg, tag="f"):
+    """A function passed as a value: a target of the closed table."""
+
+    target: str
+
+
+Arg = (
+    None
+    | bool
+    | int
+    | float
+    | str
+    | Ref
+    | Const
+    | Subgraph
+    | ListArg
+    | TupleArg
+    | DictArg
+    | SliceArg
+    | EllipsisArg
+    | DType
+    | Device
+    | MemoryFormat
+    | Layout
+    | Complex
+    | BigInt
+    | Sym
+    | Callee
+)
+
+# --- the graph -------------------------------------------------------------------------------------------
+
+
+class Node(_Wire):
+    """One FX node. `target`: closed-table name (call_function), method name (call_method), '' otherwise.
+
+    placeholder: args empty. get_attr: one Const or Subgraph in args. output: one value in args.
+    """
+
+    op: Literal["placeholder", "get_attr", "call_function", "call_method", "output"]
+    target: str
+    args: list[Arg]
+    kwargs: list[tuple[str, Arg]] = []
+
+
+class Graph(_Wire):
+    nodes: list[Node]
+    subgraphs: list[Graph] = []
+
+
+class Constant(_Wire):
+    """A small tensor the graph holds: contiguous little-endian bytes of `shape` elements."""
+
+    dtype: str
+    shape: list[int]
+    device: str
+    data: bytes
+    requires_grad: bool = False
+
+
+# --- inputs ----------------------------------------------------------------------------------------------
+
+Size = int | str
+"""A size: an integer, or an expression over symbols."""
+
+
+class TensorInput(_Wire, tag="tensor"):
+    """One tensor placeholder. `storage` numbers inputs that share memory; -1 shares with none."""
+
+    shape: list[Size]
+    stride: list[Size]
+    dtype: str
+    device: str
+    requires_grad: bool
+    offset: Size = 0
+    is_leaf: bool = True
+    is_parameter: bool = False
+    static_address: Literal["", "guarded", "unguarded"] = ""
+    storage: int = -1
+    storage_bytes: Size = 0
+    dynamic_dims: list[int] = []
+
+
+class SymIntInput(_Wire, tag="symint"):
+    expr: str
+
+
+class ScalarInput(_Wire, tag="scalar"):
+    """A Python number or None that Dynamo passes as an input without a symbol."""
+
+    value: None | bool | int | float
+
+
+Input = TensorInput | SymIntInput | ScalarInput
+
+
+class Symbol(_Wire):
+    """A symbolic integer: its name in expressions (canonical: s0, s1, ...), example value and range."""
+
+    name: str
+    hint: int
+    lower: int
+    upper: int | None
+    duck: bool = False
+
+
+# --- surroundings ----------------------------------------------------------------------------------------
+
+
+class Autocast(_Wire):
+    device: str
+    dtype: str
+    cache: bool
+
+
+class Ambient(_Wire):
+    """Process state that changes what a graph compiles to."""
+
+    grad: bool
+    inference: bool
+    autocast: list[Autocast]
+    default_dtype: str
+    matmul_precision: str
+    deterministic: bool
+    deterministic_warn_only: bool
+    fill_uninitialized: bool
+    threads: int
+    flags: list[tuple[str, bool | int | str]]
+    """Sorted (name, value): cudnn, tf32, reduced-precision reduction, SDPA back ends; names in graph.AMBIENT_FLAGS."""
+
+
+class Toolchain(_Wire):
+    """What built, and must load, an artifact."""
+
+    python: str
+    """PEP 425 interpreter tag, e.g. cp311."""
+    torch: str
+    """torch.__version__ with its local part, e.g. 2.13.0+cpu."""
+    triton: str
+    """'' where Triton is not installed."""
+    cuda: str
+    """'' for a CPU build."""
+    platform: str
+    """e.g. linux-x86_64."""
+
+
+class Target(_Wire):
+    """The device the code is for."""
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    """GPU name, e.g. 'NVIDIA H200'; '' for a CPU."""
+    capability: str
+    """CUDA compute capability, e.g. '9.0'; '' for a CPU."""
+    units: int
+    """Streaming multiprocessors; 0 for a CPU."""
+    cpu: list[str]
+    """Instruction-set names of the host, sorted (compiler/target.py)."""
+
+
+OptionValue = None | bool | int | float | str | list[None | bool | int | float | str]
+
+
+class GraphRequest(_Wire):
+    schema: int
+    graph: Graph
+    inputs: list[Input]
+    symbols: list[Symbol]
+    relations: list[str]
+    constants: list[Constant]
+    ambient: Ambient
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+    options: list[tuple[str, OptionValue]]
+    """Sorted (Inductor config name, value), only those that differ from Inductor's defaults after `mode`."""
+    aot_options: list[tuple[str, OptionValue]]
+    """Sorted torch._functorch.config entries that differ from the defaults."""
+    toolchain: Toolchain
+    target: Target
+
+
+# --- artifact --------------------------------------------------------------------------------------------
+
+
+class Member(_Wire):
+    """One file of an artifact. `size` in bytes, before compression."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class Verification(_Wire):
+    """How the worker compared compiled with eager."""
+
+    status: Literal["passed", "skipped"]
+    reason: str
+    """Why it was skipped; '' when passed."""
+    max_abs_error: float
+    """Largest |compiled - reference| over outputs and gradients."""
+    seconds: float
+
+
+class Measurement(_Wire):
+    """A tuning winner (max-autotune): the problem, the choice, its time and how many were compared."""
+
+    problem: str
+    winner: str
+    milliseconds: float
+    candidates: int
+
+
+class Manifest(_Wire):
+    """What is signed. `stages` are (stage, seconds) in order: aot, inductor, autotune, verify, publish."""
+
+    schema: int
+    key: str
+    toolchain: Toolchain
+    target: Target
+    members: list[Member]
+    guards: list[str]
+    """Boolean expressions over request symbols that the compile assumed; the client adds them to Dynamo's."""
+    stages: list[tuple[str, float]]
+    verification: Verification
+    tuning: list[Measurement]
+    kernels: int
+    """Kernels built: C++ libraries and Triton binaries."""
+    created: str
+    """RFC 3339, UTC."""
+    worker: str
+    """The worker's id, opaque."""
+
+
+# --- progress and status (JSON on the HTTP side) ------------------------------------------------------------
+
+Stage = Literal["queued", "aot", "inductor", "autotune", "verify", "publish", "done", "failed"]
+
+
+class Progress(_Wire):
+    """One event of a compile. `seconds`: since the compile was queued."""
+
+    stage: Stage
+    seconds: float
+    detail: str = ""
+
+
+class ErrorBody(_Wire):
+    code: str
+    message: str
+    hint: str = ""
+
+
+class CompileStatus(_Wire):
+    """Answer of `202 POST /v1/compile` and of `GET /v1/compiles/{key}`."""
+
+    key: str
+    stage: Stage
+    seconds: float
+    events: str
+    """Path of the server-sent events."""
+    artifact: str
+    """Path of the artifact; 200 once stage is done."""
+    error: ErrorBody | None = None
+    history: list[Progress] = []
+
+
+class WorkerInfo(_Wire):
+    id: str
+    toolchain: Toolchain
+    target: Target
+    state: Literal["starting", "idle", "busy", "dead"]
+    jobs_done: int
+    host: str = ""
+
+
+# --- encoding --------------------------------------------------------------------------------------------
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """Bounds checked before and while a request is decoded."""
+
+    body_bytes: Annotated[int, Meta(gt=0)] = 32 << 20
+    """Compressed request, bytes."""
+    request_bytes: Annotated[int, Meta(gt=0)] = 128 << 20
+    """Decompressed request, bytes."""
+    nodes: int = 100_000
+    """Nodes of all graphs together."""
+    depth: int = 32
+    """Nesting of arguments and of subgraphs."""
+    constant_bytes: int = 16 << 20
+    """All constants together, bytes."""
+    inputs: int = 20_000
+
+
+_request_encoder = msgspec.msgpack.Encoder()
+_request_decoder = msgspec.msgpack.Decoder(GraphRequest)
+
+
+def encode_request(request: GraphRequest) -> bytes:
+    """Canonical bytes of a request, before compression: the key's input."""
+    return _request_encoder.encode(request)
+
+
+def compress(data: bytes, level: int = 3) -> bytes:
+    return zstd.compress(data, level)
+
+
+def decompress(data: bytes, limit: int) -> bytes:
+    """Decompress at most `limit` bytes; raises LimitExceeded past it and MalformedRequest on garbage."""
+    decompressor = zstd.ZstdDecompressor()
+    try:
+        out = decompressor.decompress(data, max_length=limit + 1)
+    except zstd.ZstdError as error:
+        raise MalformedRequest(f"body is not a zstd frame: {error}") from None
+    if len(out) > limit:
+        raise LimitExceeded(f"body holds more than {limit} bytes after decompression")
+    if not decompressor.eof:
+        raise MalformedRequest("body ends inside its zstd frame")
+    if decompressor.unused_data:
+        raise MalformedRequest("bytes follow the body's zstd frame")
+    return out
+
+
+def pack_request(request: GraphRequest) -> bytes:
+    """The HTTP body: zstd-compressed canonical bytes."""
+    return compress(encode_request(request))
+
+
+def unpack_request(body: bytes, limits: Limits = Limits()) -> GraphRequest:  # noqa: B008 (frozen)
+    """The HTTP body back into a request, bounded by `limits`; types checked, targets not yet (graph.check).
+
+    Raises LimitExceeded, MalformedRequest, SchemaMismatch.
+    """
+    if len(body) > limits.body_bytes:
+        raise LimitExceeded(f"body has {len(body)} bytes, limit {limits.body_bytes}")
+    data = decompress(body, limits.request_bytes)
+    try:
+        request = _request_decoder.decode(data)
+    except RecursionError:
+        raise LimitExceeded("arguments are nested too deep") from None
+    except msgspec.ValidationError as error:
+        _raise_if_other_schema(data)
+        raise MalformedRequest(f"request does not match schema {SCHEMA}: {error}") from None
+    except msgspec.DecodeError as error:
+        raise MalformedRequest(f"request is not MessagePack: {error}") from None
+    if request.schema != SCHEMA:
+        raise SchemaMismatch(f"request has schema {request.schema}, this side speaks {SCHEMA}")
+    return request
+
+
+class _SchemaOnly(Struct):
+    schema: int
+
+
+def _raise_if_other_schema(data: bytes) -> None:
+    try:
+        found = msgspec.msgpack.decode(data, type=_SchemaOnly).schema
+    except msgspec.MsgspecError:
+        return
+    if found != SCHEMA:
+        raise SchemaMismatch(f"request has schema {found}, this side speaks {SCHEMA}")
+
+
+def to_json(message: Any) -> bytes:
+    return msgspec.json.encode(message)
