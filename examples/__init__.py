@@ -1,0 +1,1 @@
+"""Training scripts that change one word, and the demo that runs them three ways."""
