@@ -28,6 +28,7 @@ RelayError
     ArtifactError           bad_artifact         -    truncated, wrong digest, unknown format
     SignatureError          bad_signature        -
     ToolchainMismatch       toolchain_mismatch   -
+    SettingsError           bad_setting          -    a value that cannot be used
 """
 
 from __future__ import annotations
@@ -180,6 +181,11 @@ class SignatureError(ClientError):
 class ToolchainMismatch(ClientError):
     code = "toolchain_mismatch"
     hint = "The artifact was built for another Python, torch or device"
+
+
+class SettingsError(ClientError):
+    code = "bad_setting"
+    hint = "Correct or unset it"
 
 
 def _tree(root: type[RelayError]) -> dict[str, type[RelayError]]:
