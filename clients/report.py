@@ -1,0 +1,162 @@
+"""What happened in this process: outcomes and seconds of every graph in, one frozen Report out.
+
+A fallback to local compilation warns once for each error code and counts every time. The report holds
+counts, keys and error codes, no file names and nothing of the graph.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import logging
+import os
+import threading
+import time
+import warnings
+from collections import Counter, deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from ..compiler.errors import RelayError
+
+_log = logging.getLogger(__name__)
+
+Outcome = Literal["hit", "disk_hit", "miss", "coalesced", "fallback"]
+Stage = Literal["trace", "encode", "key", "wait", "fetch", "verify", "load"]
+STAGES: tuple[Stage, ...] = ("trace", "encode", "key", "wait", "fetch", "verify", "load")
+
+_GRAPHS_KEPT = 1000
+
+
+class FallbackWarning(UserWarning):
+    """A graph was compiled locally although the service was asked for; the text says why and what to do."""
+
+
+class GraphRecord(Struct, frozen=True, kw_only=True):
+    """One graph. `key`: its first 12 hex digits, '' if it never got one. `seconds`: request to callable."""
+
+    key: str
+    outcome: Outcome
+    seconds: float
+    nodes: int
+    reason: str = ""
+    """The error's code of a fallback."""
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """A process's counts so far.
+
+    hits: the service had it. disk_hits: this machine had it. misses: compiled for this request. coalesced:
+    waited for a compile that another request had started. fallbacks: compiled locally, by error code.
+    seconds: by stage, all graphs together. graphs: the latest 1000.
+    """
+
+    hits: int
+    disk_hits: int
+    misses: int
+    coalesced: int
+    fallbacks: dict[str, int]
+    seconds: dict[str, float]
+    graphs: tuple[GraphRecord, ...]
+
+
+class RunReport:
+    """The counters behind `torchrelay.report()`; safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._outcomes: Counter[Outcome] = Counter()
+        self._fallbacks: Counter[str] = Counter()
+        self._seconds: dict[Stage, float] = dict.fromkeys(STAGES, 0.0)
+        self._graphs: deque[GraphRecord] = deque(maxlen=_GRAPHS_KEPT)
+        self._warned: set[str] = set()
+        self._written: set[Path] = set()
+
+    def add_seconds(self, stage: Stage, seconds: float) -> None:
+        with self._lock:
+            self._seconds[stage] += seconds
+
+    @contextlib.contextmanager
+    def timed(self, stage: Stage) -> Iterator[None]:
+        """Add the block's duration to `stage`, whether it succeeds or not."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add_seconds(stage, time.perf_counter() - start)
+
+    def record(self, outcome: Outcome, *, key: str = "", seconds: float = 0.0, nodes: int = 0) -> None:
+        """Count a graph that was served. A fallback goes to `fallback`, which needs the error."""
+        self._append(GraphRecord(key=key[:12], outcome=outcome, seconds=seconds, nodes=nodes))
+
+    def fallback(self, error: RelayError, *, key: str = "", seconds: float = 0.0, nodes: int = 0) -> None:
+        """Count a graph that is compiled locally because of `error`, and warn if its code is new."""
+        self._append(
+            GraphRecord(key=key[:12], outcome="fallback", seconds=seconds, nodes=nodes, reason=error.code)
+        )
+        self.warn_once(error)
+
+    def warn_once(self, error: RelayError) -> None:
+        """One FallbackWarning for each error code in a process; later ones go to the log at level info."""
+        with self._lock:
+            first = error.code not in self._warned
+            self._warned.add(error.code)
+        text = f"torchrelay: compiled locally: {error}"
+        if first:
+            warnings.warn(text, FallbackWarning, stacklevel=3)
+        else:
+            _log.info("%s", text)
+
+    def snapshot(self) -> Report:
+        with self._lock:
+            return Report(
+                hits=self._outcomes["hit"],
+                disk_hits=self._outcomes["disk_hit"],
+                misses=self._outcomes["miss"],
+                coalesced=self._outcomes["coalesced"],
+                fallbacks=dict(self._fallbacks),
+                seconds={stage: self._seconds[stage] for stage in STAGES},
+                graphs=tuple(self._graphs),
+            )
+
+    def write_at_exit(self, path: Path) -> None:
+        """Write the snapshot as JSON to `path` when this process ends (not its forked children). `{pid}` in
+        the path becomes the process id, so that ranks can share one setting. Asking twice is asking once."""
+        with self._lock:
+            if path in self._written:
+                return
+            self._written.add(path)
+        atexit.register(self._write, path, os.getpid())
+
+    def _append(self, record: GraphRecord) -> None:
+        with self._lock:
+            self._outcomes[record.outcome] += 1
+            if record.outcome == "fallback":
+                self._fallbacks[record.reason] += 1
+            self._graphs.append(record)
+
+    def _write(self, path: Path, owner: int) -> None:
+        if os.getpid() != owner:
+            return
+        target = Path(str(path).replace("{pid}", str(owner)))
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(msgspec.json.format(msgspec.json.encode(self.snapshot())) + b"\n")
+        except OSError as error:
+            _log.warning("the run's report could not be written to %s: %s", target, error)
+
+
+@functools.cache
+def process_report() -> RunReport:
+    """This process's one RunReport."""
+    return RunReport()
+
+
+def report() -> Report:
+    """A snapshot of what torchrelay did in this process: hits, misses, fallbacks by reason, seconds."""
+    return process_report().snapshot()

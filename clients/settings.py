@@ -1,0 +1,308 @@
+"""Settings of the client: argument > environment > file > default in, one frozen ClientSettings out.
+
+The only module under clients/ that reads the environment. Two files under $XDG_CONFIG_HOME/torchrelay are
+read if they exist: `config.json` (yours; any setting but the token, by its field's name) and, below it,
+`credentials.json` (written by `torchrelay up`: url, token, public_keys). A token from `credentials.json` is
+for the gateway named beside it: with another URL from elsewhere it is not used, so that it cannot leak to
+another host. Loopback names (localhost, 127.0.0.1, ::1) count as one host.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import os
+import stat
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from ..compiler.errors import SettingsError
+
+Mode = Literal["off", "cache", "remote", "require"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+CREDENTIALS_FILE = "credentials.json"
+CONFIG_FILE = "config.json"
+
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_RAW_KEY_BYTES = 32
+
+
+class CredentialsWarning(UserWarning):
+    """The credentials file was ignored, or a token travels unencrypted."""
+
+
+class ClientSettings(Struct, frozen=True, kw_only=True):
+    """Everything the client can be told. Seconds and bytes unless said otherwise."""
+
+    url: str = ""
+    """Gateway's base URL; '' when none is known (nothing is contacted)."""
+    token: str = ""
+    public_keys: tuple[str, ...] = ()
+    """Trusted signers: raw Ed25519 public keys in base64."""
+    mode: Mode = "remote"
+    cache_dir: Path
+    deadline: float = 900.0
+    """The longest a graph may take from request to artifact."""
+    connect_timeout: float = 3.0
+    idle_timeout: float = 20.0
+    """No byte for this long (the gateway keeps its streams alive every 5 s) means a dead gateway."""
+    disk_cache_bytes: int = 8 << 30
+    """Limit of this machine's artifact cache; 0 keeps nothing on disk."""
+    max_response_bytes: int = 1 << 30
+    """An answer of the gateway larger than this is refused."""
+    report: Path | None = None
+    """Where to write the run's report as JSON at exit; `{pid}` stands for the process id."""
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the gateway is on this machine."""
+        return is_loopback(self.url)
+
+
+class InvalidValue(ValueError):
+    """A value outside what a setting allows; the text says what is allowed."""
+
+
+def is_loopback(url: str) -> bool:
+    return (urlsplit(url).hostname or "") in _LOOPBACK
+
+
+def config_dir() -> Path:
+    """$XDG_CONFIG_HOME/torchrelay, or ~/.config/torchrelay."""
+    return _xdg("XDG_CONFIG_HOME", ".config")
+
+
+def credentials_path() -> Path:
+    return config_dir() / CREDENTIALS_FILE
+
+
+def load_settings(**overrides: Any) -> ClientSettings:
+    """The settings of this process, read now. An override that is None counts as not given.
+
+    Raises SettingsError, which names the argument, variable or file and the values it allows.
+    """
+    unknown = sorted(set(overrides) - set(_PARSERS))
+    if unknown:
+        raise SettingsError(f"unknown setting {unknown[0]!r}", hint=f"Settings are {', '.join(_PARSERS)}")
+    layers = [
+        _from_arguments(overrides),
+        _from_environment(os.environ),
+        _from_config(config_dir() / CONFIG_FILE),
+    ]
+    values: dict[str, Any] = {}
+    for layer in reversed(layers):
+        values |= layer
+    values = _with_credentials(values, _from_credentials(credentials_path()))
+    if "cache_dir" not in values:
+        values["cache_dir"] = _xdg("XDG_CACHE_HOME", ".cache")
+    return ClientSettings(**values)
+
+
+# --- values ----------------------------------------------------------------------------------------------
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or any(not c.isprintable() for c in value):
+        raise InvalidValue("one line of text")
+    return value.strip()
+
+
+def _url(value: Any) -> str:
+    text = _text(value).rstrip("/")
+    if not text:
+        return ""
+    allowed = "http://HOST[:PORT] or https://HOST[:PORT], without user, query or fragment"
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise InvalidValue(allowed) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise InvalidValue(allowed)
+    if parts.username is not None or parts.query or parts.fragment:
+        raise InvalidValue(allowed)
+    return text
+
+
+def _token(value: Any) -> str:
+    text = _text(value)
+    if not text.isascii() or " " in text:
+        raise InvalidValue("visible ASCII characters without spaces")
+    return text
+
+
+def _public_keys(value: Any) -> tuple[str, ...]:
+    items = value.replace(",", " ").split() if isinstance(value, str) else value
+    if not isinstance(items, list | tuple):
+        raise InvalidValue("raw Ed25519 public keys in base64, separated by commas")
+    for item in items:
+        try:
+            size = len(base64.b64decode(item, validate=True))
+        except (binascii.Error, TypeError, ValueError):
+            size = -1
+        if size != _RAW_KEY_BYTES:
+            raise InvalidValue("raw Ed25519 public keys (32 bytes each) in base64, separated by commas")
+    return tuple(items)
+
+
+def _mode(value: Any) -> Mode:
+    for mode in MODES:
+        if value == mode:
+            return mode
+    raise InvalidValue(", ".join(MODES))
+
+
+def _path(value: Any) -> Path:
+    if isinstance(value, Path):
+        return value.absolute()
+    text = _text(value)
+    if not text:
+        raise InvalidValue("a path")
+    path = Path(text)
+    if text.startswith("~"):
+        try:
+            path = path.expanduser()
+        except RuntimeError:
+            raise InvalidValue("a path; there is no home directory for '~'") from None
+    return path.absolute()
+
+
+def _seconds(value: Any) -> float:
+    allowed = "a number of seconds above 0"
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise InvalidValue(allowed)
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise InvalidValue(allowed) from None
+    if not math.isfinite(number) or number <= 0:
+        raise InvalidValue(allowed)
+    return number
+
+
+def _bytes(value: Any) -> int:
+    allowed = "a whole number of bytes, 0 or more"
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise InvalidValue(allowed)
+    try:
+        number = int(value)
+    except ValueError:
+        raise InvalidValue(allowed) from None
+    if number < 0:
+        raise InvalidValue(allowed)
+    return number
+
+
+_PARSERS: Mapping[str, Callable[[Any], Any]] = {
+    "url": _url,
+    "token": _token,
+    "public_keys": _public_keys,
+    "mode": _mode,
+    "cache_dir": _path,
+    "deadline": _seconds,
+    "connect_timeout": _seconds,
+    "idle_timeout": _seconds,
+    "disk_cache_bytes": _bytes,
+    "max_response_bytes": _bytes,
+    "report": _path,
+}
+
+
+def _parse(name: str, value: Any, origin: str) -> Any:
+    try:
+        return _PARSERS[name](value)
+    except InvalidValue as error:
+        shown = "(hidden)" if name == "token" else repr(value)[:80]
+        raise SettingsError(f"{origin} is {shown}", hint=f"Allowed: {error}") from None
+
+
+# --- sources ---------------------------------------------------------------------------------------------
+
+
+def _from_arguments(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _parse(k, v, f"argument {k!r}") for k, v in overrides.items() if v is not None}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """TORCHRELAY_<FIELD>; a variable set to nothing counts as not set."""
+    found: dict[str, Any] = {}
+    for name in _PARSERS:
+        variable = f"TORCHRELAY_{name.upper()}"
+        if text := environ.get(variable, "").strip():
+            found[name] = _parse(name, text, variable)
+    return found
+
+
+def _from_config(path: Path) -> dict[str, Any]:
+    found = _read_object(path)
+    for name in found:
+        if name not in _PARSERS or name == "token":
+            allowed = ", ".join(n for n in _PARSERS if n != "token")
+            raise SettingsError(
+                f"{path} holds {name!r}, which is no setting of this file", hint=f"Allowed: {allowed}"
+            )
+    return {name: _parse(name, value, f"{name!r} in {path}") for name, value in found.items()}
+
+
+def _from_credentials(path: Path) -> dict[str, Any]:
+    """url, token and public_keys; fields of a later version are left alone."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return {}
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        warnings.warn(
+            f"torchrelay: {path} is open to other users and was ignored. Run `chmod 600 {path}`",
+            CredentialsWarning,
+            stacklevel=3,
+        )
+        return {}
+    found = _read_object(path)
+    names = [name for name in ("url", "token", "public_keys") if name in found]
+    return {name: _parse(name, found[name], f"{name!r} in {path}") for name in names}
+
+
+def _with_credentials(values: dict[str, Any], credentials: dict[str, Any]) -> dict[str, Any]:
+    """Fill in what `values` lacks; the credentials' token only for the credentials' own gateway."""
+    merged = credentials | values
+    if "token" not in values and _origin(merged.get("url", "")) != _origin(credentials.get("url", "")):
+        merged.pop("token", None)
+    return merged
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    parts = urlsplit(url)
+    host = "loopback" if is_loopback(url) else parts.hostname or ""
+    return parts.scheme, host, parts.port
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise SettingsError(f"{path} is not a JSON object: {error}") from None
+
+
+def _xdg(variable: str, fallback: str) -> Path:
+    """The XDG base directory's torchrelay folder; a relative value is ignored, as the specification asks."""
+    base = os.environ.get(variable, "")
+    if Path(base).is_absolute():
+        return Path(base) / "torchrelay"
+    try:
+        return Path.home() / fallback / "torchrelay"
+    except RuntimeError:
+        raise SettingsError("this user has no home directory", hint=f"Set {variable} or HOME") from None
