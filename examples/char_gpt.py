@@ -1,7 +1,7 @@
 """A character-level GPT that learns to write Python, from the standard library's own sources.
 
-    python examples/char_gpt.py --backend inductor     # local torch.compile
-    python examples/char_gpt.py --backend torchrelay   # the one word that changes
+python examples/char_gpt.py --backend inductor     # local torch.compile
+python examples/char_gpt.py --backend torchrelay   # the one word that changes
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A convolutional network with batch norm and dropout on scikit-learn's handwritten digits (8 by 8).
 
-    python examples/digits_cnn.py --backend inductor     # local torch.compile
-    python examples/digits_cnn.py --backend torchrelay   # the one word that changes
+python examples/digits_cnn.py --backend inductor     # local torch.compile
+python examples/digits_cnn.py --backend torchrelay   # the one word that changes
 """
 
 from __future__ import annotations

@@ -60,9 +60,10 @@ class Stopwatch:
         """Everything measured; with torchrelay's own report when it was the back end."""
         report = None
         if backend == "torchrelay":
+            import msgspec
             import torchrelay
 
-            report = torchrelay.report()
+            report = msgspec.to_builtins(torchrelay.report())
         return {
             "backend": backend,
             "seconds_to_first_step": self._first,
