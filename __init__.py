@@ -1,0 +1,52 @@
+"""torchrelay: compile PyTorch programs once, on a shared service, and hand the result to everyone.
+
+    model = torch.compile(model, backend="torchrelay")
+
+The names below load what they need when first used: importing torchrelay imports neither torch nor a server
+library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .clients.backend import compile, disable, enable
+    from .clients.report import FallbackWarning, Report, report
+    from .compiler import errors
+    from .compiler.errors import RelayError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FallbackWarning",
+    "RelayError",
+    "Report",
+    "__version__",
+    "compile",
+    "disable",
+    "enable",
+    "errors",
+    "report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The imports stand inside so that each name costs only what it needs.
+    if name in ("compile", "enable", "disable"):
+        from .clients import backend
+
+        return getattr(backend, name)
+    if name in ("report", "Report", "FallbackWarning"):
+        from .clients import report
+
+        return getattr(report, name)
+    if name in ("errors", "RelayError"):
+        from .compiler import errors
+
+        return errors if name == "errors" else errors.RelayError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import ipaddress
 import math
 import os
 import stat
@@ -31,7 +32,6 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 CREDENTIALS_FILE = "credentials.json"
 CONFIG_FILE = "config.json"
 
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _RAW_KEY_BYTES = 32
 
 
@@ -72,7 +72,12 @@ class InvalidValue(ValueError):
 
 
 def is_loopback(url: str) -> bool:
-    return (urlsplit(url).hostname or "") in _LOOPBACK
+    """Whether the URL's host is this machine, by name or by a loopback address."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def config_dir() -> Path:
