@@ -39,86 +39,86 @@ class _Arg(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 # --- values in args and kwargs ---------------------------------------------------------------------------
 
 
-class Ref(_Arg, tag="n"):
+class Ref(_Arg, frozen=True, tag="n"):
     """The value of an earlier node of the same graph, by position."""
 
     index: int
 
 
-class Const(_Arg, tag="k"):
+class Const(_Arg, frozen=True, tag="k"):
     """A tensor constant of the request, by position in `GraphRequest.constants`."""
 
     index: int
 
 
-class Subgraph(_Arg, tag="g"):
+class Subgraph(_Arg, frozen=True, tag="g"):
     """A subgraph of a higher-order operator, by position in `Graph.subgraphs`."""
 
     index: int
 
 
-class ListArg(_Arg, tag="l"):
+class ListArg(_Arg, frozen=True, tag="l"):
     items: list[Arg]
 
 
-class TupleArg(_Arg, tag="t"):
+class TupleArg(_Arg, frozen=True, tag="t"):
     items: list[Arg]
 
 
-class DictArg(_Arg, tag="d"):
+class DictArg(_Arg, frozen=True, tag="d"):
     """A dict, in the program's own order (order can reach an operator's outputs)."""
 
     items: list[tuple[Arg, Arg]]
 
 
-class SliceArg(_Arg, tag="s"):
+class SliceArg(_Arg, frozen=True, tag="s"):
     start: Arg
     stop: Arg
     step: Arg
 
 
-class EllipsisArg(_Arg, tag="e"):
+class EllipsisArg(_Arg, frozen=True, tag="e"):
     pass
 
 
-class DType(_Arg, tag="dt"):
+class DType(_Arg, frozen=True, tag="dt"):
     """torch.<name>, e.g. float32."""
 
     name: str
 
 
-class Device(_Arg, tag="dv"):
+class Device(_Arg, frozen=True, tag="dv"):
     """A device type; the index is not sent: a graph lives on one device of each type."""
 
     kind: str
 
 
-class MemoryFormat(_Arg, tag="mf"):
+class MemoryFormat(_Arg, frozen=True, tag="mf"):
     name: str
 
 
-class Layout(_Arg, tag="ly"):
+class Layout(_Arg, frozen=True, tag="ly"):
     name: str
 
 
-class Complex(_Arg, tag="c"):
+class Complex(_Arg, frozen=True, tag="c"):
     re: float
     im: float
 
 
-class BigInt(_Arg, tag="bi"):
+class BigInt(_Arg, frozen=True, tag="bi"):
     """An integer past 64 bits, in decimal."""
 
     text: str
 
 
-class Sym(_Arg, tag="sy"):
+class Sym(_Arg, frozen=True, tag="sy"):
     """A symbolic integer, as an expression of compiler/expr.py over `GraphRequest.symbols`."""
 
     expr: str
 
 
-class Callee(_Arg, tag="f"):
+class Callee(_Arg, frozen=True, tag="f"):
     """A function passed as a value: a target of the closed table."""
 
     target: str
@@ -151,7 +151,7 @@ Arg = (
 # --- the graph -------------------------------------------------------------------------------------------
 
 
-class Node(_Wire):
+class Node(_Wire, frozen=True):
     """One FX node. `target`: closed-table name (call_function), method name (call_method), '' otherwise.
 
     placeholder: args empty. get_attr: one Const or Subgraph in args. output: one value in args.
@@ -163,12 +163,12 @@ class Node(_Wire):
     kwargs: list[tuple[str, Arg]] = []
 
 
-class Graph(_Wire):
+class Graph(_Wire, frozen=True):
     nodes: list[Node]
     subgraphs: list[Graph] = []
 
 
-class Constant(_Wire):
+class Constant(_Wire, frozen=True):
     """A small tensor the graph holds: contiguous little-endian bytes of `shape` elements."""
 
     dtype: str
@@ -184,7 +184,7 @@ Size = int | str
 """A size: an integer, or an expression over symbols."""
 
 
-class TensorInput(_Wire, tag="tensor"):
+class TensorInput(_Wire, frozen=True, tag="tensor"):
     """One tensor placeholder. `storage` numbers inputs that share memory; -1 shares with none."""
 
     shape: list[Size]
@@ -201,11 +201,11 @@ class TensorInput(_Wire, tag="tensor"):
     dynamic_dims: list[int] = []
 
 
-class SymIntInput(_Wire, tag="symint"):
+class SymIntInput(_Wire, frozen=True, tag="symint"):
     expr: str
 
 
-class ScalarInput(_Wire, tag="scalar"):
+class ScalarInput(_Wire, frozen=True, tag="scalar"):
     """A Python number or None that Dynamo passes as an input without a symbol."""
 
     value: None | bool | int | float
@@ -214,7 +214,7 @@ class ScalarInput(_Wire, tag="scalar"):
 Input = TensorInput | SymIntInput | ScalarInput
 
 
-class Symbol(_Wire):
+class Symbol(_Wire, frozen=True):
     """A symbolic integer: its name in expressions (canonical: s0, s1, ...), example value and range."""
 
     name: str
@@ -227,13 +227,13 @@ class Symbol(_Wire):
 # --- surroundings ----------------------------------------------------------------------------------------
 
 
-class Autocast(_Wire):
+class Autocast(_Wire, frozen=True):
     device: str
     dtype: str
     cache: bool
 
 
-class Ambient(_Wire):
+class Ambient(_Wire, frozen=True):
     """Process state that changes what a graph compiles to."""
 
     grad: bool
@@ -249,7 +249,7 @@ class Ambient(_Wire):
     """Sorted (name, value): cudnn, tf32, reduced-precision reduction, SDPA back ends; names in graph.AMBIENT_FLAGS."""
 
 
-class Toolchain(_Wire):
+class Toolchain(_Wire, frozen=True):
     """What built, and must load, an artifact."""
 
     python: str
@@ -264,7 +264,7 @@ class Toolchain(_Wire):
     """e.g. linux-x86_64."""
 
 
-class Target(_Wire):
+class Target(_Wire, frozen=True):
     """The device the code is for."""
 
     kind: Literal["cpu", "cuda"]
@@ -281,7 +281,7 @@ class Target(_Wire):
 OptionValue = None | bool | int | float | str | list[None | bool | int | float | str]
 
 
-class GraphRequest(_Wire):
+class GraphRequest(_Wire, frozen=True):
     schema: int
     graph: Graph
     inputs: list[Input]
@@ -301,7 +301,7 @@ class GraphRequest(_Wire):
 # --- artifact --------------------------------------------------------------------------------------------
 
 
-class Member(_Wire):
+class Member(_Wire, frozen=True):
     """One file of an artifact. `size` in bytes, before compression."""
 
     name: str
@@ -309,7 +309,7 @@ class Member(_Wire):
     sha256: str
 
 
-class Verification(_Wire):
+class Verification(_Wire, frozen=True):
     """How the worker compared compiled with eager."""
 
     status: Literal["passed", "skipped"]
@@ -320,7 +320,7 @@ class Verification(_Wire):
     seconds: float
 
 
-class Measurement(_Wire):
+class Measurement(_Wire, frozen=True):
     """A tuning winner (max-autotune): the problem, the choice, its time and how many were compared."""
 
     problem: str
@@ -329,7 +329,7 @@ class Measurement(_Wire):
     candidates: int
 
 
-class Manifest(_Wire):
+class Manifest(_Wire, frozen=True):
     """What is signed. `stages` are (stage, seconds) in order: aot, inductor, autotune, verify, publish."""
 
     schema: int
@@ -355,7 +355,7 @@ class Manifest(_Wire):
 Stage = Literal["queued", "aot", "inductor", "autotune", "verify", "publish", "done", "failed"]
 
 
-class Progress(_Wire):
+class Progress(_Wire, frozen=True):
     """One event of a compile. `seconds`: since the compile was queued."""
 
     stage: Stage
@@ -363,13 +363,13 @@ class Progress(_Wire):
     detail: str = ""
 
 
-class ErrorBody(_Wire):
+class ErrorBody(_Wire, frozen=True):
     code: str
     message: str
     hint: str = ""
 
 
-class CompileStatus(_Wire):
+class CompileStatus(_Wire, frozen=True):
     """Answer of `202 POST /v1/compile` and of `GET /v1/compiles/{key}`."""
 
     key: str
@@ -383,7 +383,7 @@ class CompileStatus(_Wire):
     history: list[Progress] = []
 
 
-class WorkerInfo(_Wire):
+class WorkerInfo(_Wire, frozen=True):
     id: str
     toolchain: Toolchain
     target: Target
