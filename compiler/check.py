@@ -1,0 +1,358 @@
+"""Stage 2, at the gate: structural check of a request from anyone, torch-free; returns None or raises RelayError.
+
+Run by the gateway before a worker sees the graph, and again by the worker. The work is linear in the request's
+size: each node is visited once, each distinct expression parsed once, and nesting is bounded. It also holds the
+request to its canonical form (tables sorted, constants and subgraphs numbered by first use, nothing unused), so
+that one computation has one key.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+from . import expr, names, table, wire
+from .errors import BadOption, ForbiddenTarget, LimitExceeded, MalformedRequest, SchemaMismatch
+
+MAX_TEXT = 1024
+"""Characters of one string argument."""
+MAX_DIMENSIONS = 64
+MAX_EXPRESSION_TEXT = 1 << 20
+"""Characters of all distinct expressions together."""
+
+_INT64 = range(-(1 << 63), 1 << 63)
+_BIG_INT = re.compile(r"-?[1-9][0-9]{0,99}", re.ASCII)
+_KEYWORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
+_VERSION = re.compile(r"[A-Za-z0-9_.+\-]{0,64}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9_.+\-/()\[\] ]{0,128}", re.ASCII)
+_CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}[a-z]?", re.ASCII)
+_PRIORITY = re.compile(r"[0-9](,[0-9]){0,7}", re.ASCII)
+
+
+def check(request: wire.GraphRequest, limits: wire.Limits) -> None:
+    """Raise the RelayError that names what is wrong with `request`; return if nothing is.
+
+    SchemaMismatch, LimitExceeded, ForbiddenTarget, BadExpression, BadOption, Unsupported (no table for this
+    torch), or MalformedRequest for whatever breaks the form.
+    """
+    if request.schema != wire.SCHEMA:
+        raise SchemaMismatch(f"request has schema {request.schema}, this side speaks {wire.SCHEMA}")
+    _toolchain(request.toolchain)
+    _target(request.target)
+    ops = table.load(request.toolchain.torch)
+    _Check(request, limits, ops).run()
+
+
+class _Check:
+    """One request's check: what its parts share (symbols, expressions seen, nodes counted) is kept here."""
+
+    def __init__(self, request: wire.GraphRequest, limits: wire.Limits, ops: table.OpTable) -> None:
+        self._request = request
+        self._limits = limits
+        self._ops = ops
+        self._symbols = {f"s{index}" for index in range(len(request.symbols))}
+        self._devices = {"cpu", "meta", request.target.kind}
+        self._expressions: set[str] = set()
+        self._expression_text = 0
+        self._nodes = 0
+        self._constants_used = 0
+
+    def run(self) -> None:
+        request, limits = self._request, self._limits
+        if len(request.inputs) > limits.inputs:
+            raise LimitExceeded(f"{len(request.inputs)} inputs, {limits.inputs} allowed")
+        if len(request.symbols) + len(request.relations) > limits.inputs:
+            raise LimitExceeded(f"more than {limits.inputs} symbols and relations")
+        for index, symbol in enumerate(request.symbols):
+            self._symbol(index, symbol)
+        for relation in request.relations:
+            self._expression(relation)
+        for index, item in enumerate(request.inputs):
+            self._input(index, item)
+        self._constants(request.constants)
+        self._graph(request.graph, 1)
+        if self._constants_used != len(request.constants):
+            raise MalformedRequest(f"{len(request.constants) - self._constants_used} constants are not used")
+        placeholders = sum(node.op == "placeholder" for node in request.graph.nodes)
+        if placeholders != len(request.inputs):
+            raise MalformedRequest(
+                f"the graph takes {placeholders} inputs, {len(request.inputs)} are described"
+            )
+        self._ambient(request.ambient)
+        _options(request.options, self._ops.options, "option")
+        _options(request.aot_options, self._ops.aot_options, "AOT option")
+
+    # --- expressions, symbols, inputs ---------------------------------------------------------------------
+
+    def _expression(self, text: str) -> None:
+        if text in self._expressions:
+            return
+        self._expression_text += len(text)
+        if self._expression_text > MAX_EXPRESSION_TEXT:
+            raise LimitExceeded(f"expressions of more than {MAX_EXPRESSION_TEXT} characters together")
+        expr.check(text, self._symbols)
+        self._expressions.add(text)
+
+    def _size(self, value: wire.Size) -> None:
+        if isinstance(value, str):
+            self._expression(value)
+        elif not 0 <= value < 1 << 62:
+            raise MalformedRequest(f"size {value} is out of range")
+
+    def _symbol(self, index: int, symbol: wire.Symbol) -> None:
+        if symbol.name != f"s{index}":
+            raise MalformedRequest(f"symbol {index} is named {symbol.name[:40]!r}, not 's{index}'")
+        upper = math.inf if symbol.upper is None else symbol.upper
+        if not symbol.lower <= symbol.hint <= upper:
+            raise MalformedRequest(f"symbol {symbol.name} has hint {symbol.hint} outside its range")
+
+    def _input(self, index: int, item: wire.Input) -> None:
+        match item:
+            case wire.SymIntInput(expr=text):
+                self._expression(text)
+            case wire.TensorInput():
+                _dtype(item.dtype)
+                self._device(item.device)
+                rank = len(item.shape)
+                if rank > MAX_DIMENSIONS or len(item.stride) != rank:
+                    raise MalformedRequest(f"input {index} has {rank} sizes and {len(item.stride)} strides")
+                for size in (*item.shape, *item.stride, item.offset, item.storage_bytes):
+                    self._size(size)
+                if item.dynamic_dims != sorted({dim for dim in item.dynamic_dims if 0 <= dim < rank}):
+                    raise MalformedRequest(
+                        f"input {index} names dynamic dimensions that it lacks, or out of order"
+                    )
+                if not -1 <= item.storage < len(self._request.inputs):
+                    raise MalformedRequest(f"input {index} shares storage {item.storage}, out of range")
+                if item.requires_grad and item.dtype not in names.DIFFERENTIABLE:
+                    raise MalformedRequest(f"input {index} of {item.dtype} cannot require gradients")
+
+    def _device(self, kind: str) -> None:
+        if kind not in names.DEVICES:
+            raise MalformedRequest(f"device {kind[:40]!r} is not known")
+        if kind not in self._devices:
+            raise MalformedRequest(f"the graph uses {kind}, the target is {self._request.target.kind}")
+
+    # --- constants ----------------------------------------------------------------------------------------
+
+    def _constants(self, constants: list[wire.Constant]) -> None:
+        total = 0
+        for index, constant in enumerate(constants):
+            _dtype(constant.dtype)
+            self._device(constant.device)
+            if constant.device == "meta":
+                raise MalformedRequest(f"constant {index} is on the meta device")
+            if len(constant.shape) > MAX_DIMENSIONS or any(
+                not 0 <= size < 1 << 40 for size in constant.shape
+            ):
+                raise MalformedRequest(f"constant {index} has a shape out of range")
+            expected = math.prod(constant.shape) * names.DTYPE_BYTES[constant.dtype]
+            if expected != len(constant.data):
+                raise MalformedRequest(
+                    f"constant {index} has {len(constant.data)} bytes, its shape needs {expected}"
+                )
+            if constant.requires_grad and constant.dtype not in names.DIFFERENTIABLE:
+                raise MalformedRequest(f"constant {index} of {constant.dtype} cannot require gradients")
+            total += len(constant.data)
+            if total > self._limits.constant_bytes:
+                raise LimitExceeded(f"constants of more than {self._limits.constant_bytes} bytes")
+
+    # --- graphs -------------------------------------------------------------------------------------------
+
+    def _graph(self, graph: wire.Graph, depth: int) -> None:
+        if depth > self._limits.depth:
+            raise LimitExceeded(f"subgraphs are nested deeper than {self._limits.depth}")
+        self._nodes += len(graph.nodes)
+        if self._nodes > self._limits.nodes:
+            raise LimitExceeded(f"more than {self._limits.nodes} nodes")
+        if not graph.nodes or graph.nodes[-1].op != "output":
+            raise MalformedRequest("a graph does not end with its output")
+        modules: set[int] = set()  # positions of nodes whose value is a subgraph
+        seen = 0
+        for position, node in enumerate(graph.nodes):
+            if node.op == "output" and position != len(graph.nodes) - 1:
+                raise MalformedRequest("a graph has two outputs")
+            if node.op != "get_attr":
+                self._node(node, position, modules)
+                continue
+            if node.target or node.kwargs or len(node.args) != 1:
+                raise MalformedRequest(f"node {position} (get_attr) must hold one constant or subgraph")
+            match node.args[0]:
+                case wire.Subgraph(index) if 0 <= index <= seen and index < len(graph.subgraphs):
+                    if index == seen:
+                        seen += 1
+                        self._graph(graph.subgraphs[index], depth + 1)
+                    modules.add(position)
+                case wire.Const(index) if 0 <= index <= self._constants_used and index < len(
+                    self._request.constants
+                ):
+                    self._constants_used = max(self._constants_used, index + 1)
+                case _:
+                    raise MalformedRequest(f"node {position} (get_attr) holds nothing known, or out of order")
+        if seen != len(graph.subgraphs):
+            raise MalformedRequest(f"{len(graph.subgraphs) - seen} subgraphs are not used")
+
+    def _node(self, node: wire.Node, position: int, modules: set[int]) -> None:
+        where = f"node {position} ({node.op})"
+        higher_order = False
+        match node.op:
+            case "placeholder":
+                if node.target or node.args or node.kwargs:
+                    raise MalformedRequest(f"{where} must be empty")
+                return
+            case "output":
+                if node.target or node.kwargs or len(node.args) != 1:
+                    raise MalformedRequest(f"{where} must hold one value")
+            case "call_function":
+                higher_order = node.target in self._ops.hops
+                if not higher_order and node.target not in self._ops.functions:
+                    raise ForbiddenTarget(
+                        f"operator {node.target[:200]!r} is not in the table for torch {self._ops.torch}"
+                    )
+                if node.target == "builtins.getattr":
+                    _attribute(node, where)
+            case "call_method":
+                if node.target not in self._ops.methods:
+                    raise ForbiddenTarget(
+                        f"method {node.target[:200]!r} is not in the table for torch {self._ops.torch}"
+                    )
+                if not node.args or not isinstance(node.args[0], wire.Ref):
+                    raise MalformedRequest(f"{where} must be called on a node's value")
+        if [name for name, _ in node.kwargs] != sorted({name for name, _ in node.kwargs}):
+            raise MalformedRequest(f"{where} has keyword arguments twice or out of order")
+        for name, _ in node.kwargs:
+            if not _KEYWORD.fullmatch(name):
+                raise MalformedRequest(f"{where} has keyword {name[:40]!r}")
+        self._values(
+            [*node.args, *(value for _, value in node.kwargs)], where, position, modules, higher_order
+        )
+
+    def _values(
+        self, values: list[wire.Arg], where: str, position: int, modules: set[int], higher_order: bool
+    ) -> None:
+        todo: list[tuple[wire.Arg, int]] = [(value, 1) for value in values]
+        while todo:
+            value, depth = todo.pop()
+            if depth > self._limits.depth:
+                raise LimitExceeded(f"{where} has arguments nested deeper than {self._limits.depth}")
+            match value:
+                case None | bool() | int() | float():
+                    pass
+                case str():
+                    if len(value) > MAX_TEXT:
+                        raise LimitExceeded(
+                            f"{where} has a text of {len(value)} characters, {MAX_TEXT} allowed"
+                        )
+                case wire.Ref(index):
+                    if not 0 <= index < position:
+                        raise MalformedRequest(f"{where} uses node {index}, which is not before it")
+                    # A subgraph is no value: only a higher-order operator may take it.
+                    if index in modules and not higher_order:
+                        raise MalformedRequest(
+                            f"{where} takes subgraph node {index}, but is not higher-order"
+                        )
+                case wire.ListArg(items) | wire.TupleArg(items):
+                    todo += [(item, depth + 1) for item in items]
+                case wire.DictArg(pairs):
+                    for key, item in pairs:
+                        if not isinstance(key, (str, int)):
+                            raise MalformedRequest(f"{where} has a dict key that is neither text nor integer")
+                        todo += [(key, depth + 1), (item, depth + 1)]
+                    if len({key for key, _ in pairs}) != len(pairs):
+                        raise MalformedRequest(f"{where} has a dict with one key twice")
+                case wire.SliceArg(start, stop, step):
+                    todo += [(start, depth + 1), (stop, depth + 1), (step, depth + 1)]
+                case wire.EllipsisArg() | wire.Complex():
+                    pass
+                case wire.DType(name):
+                    _dtype(name)
+                case wire.Device(kind):
+                    self._device(kind)
+                case wire.MemoryFormat(name):
+                    _member(name, names.MEMORY_FORMATS, "memory format")
+                case wire.Layout(name):
+                    _member(name, names.LAYOUTS, "layout")
+                case wire.BigInt(text):
+                    if not _BIG_INT.fullmatch(text) or int(text) in _INT64:
+                        raise MalformedRequest(f"{where} has {text[:40]!r} for an integer past 64 bits")
+                case wire.Sym(text):
+                    self._expression(text)
+                case wire.Callee(target):
+                    if not higher_order or target not in self._ops.functions:
+                        raise ForbiddenTarget(f"{where} takes {target[:200]!r} as a value")
+                case _:
+                    raise MalformedRequest(f"{where} has a constant or subgraph outside a get_attr node")
+
+    # --- surroundings -------------------------------------------------------------------------------------
+
+    def _ambient(self, ambient: wire.Ambient) -> None:
+        _dtype(ambient.default_dtype)
+        _member(ambient.matmul_precision, names.MATMUL_PRECISIONS, "matmul precision")
+        if not 0 < ambient.threads <= 4096:
+            raise MalformedRequest(f"{ambient.threads} threads")
+        if len(ambient.autocast) > len(names.DEVICES):
+            raise MalformedRequest("more autocast states than device types")
+        for state in ambient.autocast:
+            _member(state.device, names.DEVICES, "device")
+            _dtype(state.dtype)
+        _sorted((state.device for state in ambient.autocast), "autocast states")
+        _sorted((name for name, _ in ambient.flags), "ambient flags")
+        for name, value in ambient.flags:
+            if name not in names.AMBIENT_FLAGS or type(value) is not names.AMBIENT_FLAGS[name]:
+                raise MalformedRequest(f"ambient flag {name[:60]!r} is unknown or of the wrong type")
+            if isinstance(value, str) and value not in names.FLAG_TEXT and not _PRIORITY.fullmatch(value):
+                raise MalformedRequest(f"ambient flag {name} has value {value[:40]!r}")
+
+
+def _toolchain(toolchain: wire.Toolchain) -> None:
+    for field in toolchain.__struct_fields__:
+        if not _VERSION.fullmatch(getattr(toolchain, field)):
+            raise MalformedRequest(f"toolchain.{field} is not a version")
+
+
+def _target(target: wire.Target) -> None:
+    if not _NAME.fullmatch(target.name) or not 0 <= target.units <= 100_000:
+        raise MalformedRequest("target.name or target.units is out of range")
+    if target.kind == "cpu":
+        if target.name or target.capability or target.units:
+            raise MalformedRequest("a CPU target has no name, capability or units")
+    elif not _CAPABILITY.fullmatch(target.capability):
+        raise MalformedRequest("target.capability is not a compute capability")
+    if len(target.cpu) > 256 or not all(0 < len(name) <= 40 and _NAME.fullmatch(name) for name in target.cpu):
+        raise MalformedRequest("target.cpu holds something else than instruction-set names")
+    _sorted(target.cpu, "instruction sets")
+
+
+def _attribute(node: wire.Node, where: str) -> None:
+    """getattr's second argument is code to Python; here it is one of a closed set of names."""
+    if node.kwargs or len(node.args) != 2 or not isinstance(node.args[0], wire.Ref):
+        raise MalformedRequest(f"{where}: getattr takes a node's value and an attribute's name")
+    name = node.args[1]
+    if not isinstance(name, str) or name not in names.ATTRIBUTES:
+        raise ForbiddenTarget(f"attribute {str(name)[:60]!r} is not in the table")
+
+
+def _options(given: list[tuple[str, wire.OptionValue]], known: dict[str, table.Option], what: str) -> None:
+    _sorted((name for name, _ in given), f"{what}s")
+    for name, value in given:
+        option = known.get(name)
+        if option is None:
+            raise BadOption(f"{what} {name[:100]!r} is not one the service takes")
+        if not option.accepts(value):
+            raise BadOption(f"{what} {name} cannot be {str(value)[:100]!r}")
+
+
+def _sorted(items: Iterable[str], what: str) -> None:
+    listed = list(items)
+    if listed != sorted(set(listed)):
+        raise MalformedRequest(f"{what} are given twice or out of order")
+
+
+def _dtype(name: str) -> None:
+    _member(name, names.DTYPE_BYTES, "dtype")
+
+
+def _member(name: str, allowed: Iterable[str], what: str) -> None:
+    if name not in allowed:
+        raise MalformedRequest(f"{what} {name[:40]!r} is not known")

@@ -1,0 +1,80 @@
+"""Stage 2: small closed sets of names that a request may hold besides operators; torch-free data.
+
+Values of torch's own enumerations change with its versions; a name that a version lacks fails when the worker
+decodes it, as an Unsupported request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "bool": 1,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+}
+"""dtype name (torch.<name>) -> bytes of an element."""
+
+DIFFERENTIABLE = frozenset(
+    name
+    for name in DTYPE_BYTES
+    if name.startswith(("float", "bfloat", "complex")) and name != "float8_e8m0fnu"
+)
+"""dtypes whose tensors may require gradients."""
+
+DEVICES = frozenset({"cpu", "cuda", "meta"})
+MEMORY_FORMATS = frozenset({"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"})
+LAYOUTS = frozenset({"strided"})
+
+ATTRIBUTES = frozenset(
+    "H T data device dtype grad imag is_cpu is_cuda is_leaf is_sparse itemsize layout mH mT nbytes ndim real "
+    "requires_grad shape".split()
+)
+"""What `builtins.getattr` in a graph may read, of a node's value. No dunder, no method, nothing that leads on."""
+
+MATMUL_PRECISIONS = frozenset({"highest", "high", "medium"})
+
+AMBIENT_FLAGS: Mapping[str, type] = {
+    "cuda.matmul.allow_bf16_reduced_precision_reduction": bool,
+    "cuda.matmul.allow_fp16_reduced_precision_reduction": bool,
+    "cuda.matmul.allow_tf32": bool,
+    "cuda.preferred_blas_library": str,
+    "cuda.preferred_linalg_library": str,
+    "cudnn.allow_tf32": bool,
+    "cudnn.benchmark": bool,
+    "cudnn.deterministic": bool,
+    "cudnn.enabled": bool,
+    "mkldnn.enabled": bool,
+    "mkldnn.matmul.fp32_precision": str,
+    "mkldnn.conv.fp32_precision": str,
+    "sdp.cudnn": bool,
+    "sdp.flash": bool,
+    "sdp.math": bool,
+    "sdp.math_reduced_precision": bool,
+    "sdp.mem_efficient": bool,
+    "sdp.priority": str,
+}
+"""Names and types of `Ambient.flags`."""
+
+FLAG_TEXT = frozenset(
+    {"", "none", "default", "ieee", "tf32", "bf16", "cublas", "cublaslt", "ck", "cusolver", "magma"}
+)
+"""Texts an ambient flag may hold, besides the digits and commas of sdp.priority."""
