@@ -1,0 +1,90 @@
+"""Stage 10: a signed artifact in; a callable, forward and backward, out.
+
+The order matters: signature, key, digests, toolchain, target; then, and only then, is anything in the artifact
+unpickled, imported or mapped. The C++ libraries are written to this machine's cache under their digests and
+loaded from there; no compiler is called.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from ..compiler import artifact, expr, members, torch_internals, wire
+from ..compiler.errors import ArtifactError, SignatureError, ToolchainMismatch
+from .capture import Captured
+
+
+def trusted_keys(encoded: Sequence[str]) -> list[Ed25519PublicKey]:
+    """Public keys from their base64 raw form. Raises SignatureError for one that is none."""
+    try:
+        return [Ed25519PublicKey.from_public_bytes(base64.b64decode(text, validate=True)) for text in encoded]
+    except ValueError as error:
+        raise SignatureError(f"a trusted public key cannot be read: {error}") from None
+
+
+def verify(data: bytes, keys: Sequence[Ed25519PublicKey], *, key: str, request: wire.GraphRequest) -> artifact.Artifact:
+    """Open an artifact that answers `request`. Raises SignatureError, ArtifactError or ToolchainMismatch."""
+    opened = artifact.verify(data, keys, key=key)
+    if opened.manifest.toolchain != request.toolchain:
+        raise ToolchainMismatch(f"artifact is for {opened.manifest.toolchain}, this process is {request.toolchain}")
+    if opened.manifest.target != request.target:
+        raise ToolchainMismatch(f"artifact is for {opened.manifest.target}, this process is {request.target}")
+    return opened
+
+
+def load(
+    opened: artifact.Artifact, captured: Captured, inputs: Sequence[Any], cache_dir: Path
+) -> Callable[..., Any]:
+    """Make a verified artifact callable on this process' device.
+
+    Guards that the compile added on symbolic sizes become guards of Dynamo's own shape environment, so that a
+    size which breaks one recompiles. Raises ArtifactError if a guard does not hold for the example sizes.
+    """
+    for guard in opened.manifest.guards:
+        if not bool(expr.evaluate(guard, captured.symints)):
+            raise ArtifactError(f"the artifact assumes {guard}, which does not hold here")
+    libraries = _libraries(opened, cache_dir / "lib")
+    index = captured.device_index
+    return torch_internals.deserialize(
+        opened.members[members.BUNDLE],
+        libraries,
+        inputs,
+        cudagraphs=captured.cudagraphs,
+        device_index=index or 0,
+    )
+
+
+def _libraries(opened: artifact.Artifact, folder: Path) -> dict[tuple[tuple[str, ...], str], Path]:
+    """Write the artifact's C++ libraries where they can be mapped; what generated code asks for -> file."""
+    index = msgspec.msgpack.decode(
+        opened.members[members.LIBRARIES], type=list[tuple[list[str], str, str]]
+    )
+    files = {name: _place(opened.members[name], folder) for name in {name for _, _, name in index}}
+    return {(tuple(argtypes), source): files[name] for argtypes, source, name in index}
+
+
+def _place(binary: bytes, folder: Path) -> Path:
+    """A file with exactly these bytes, named by their digest; written whole or not at all."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"{hashlib.sha256(binary).hexdigest()}.so"
+    if path.is_file() and path.stat().st_size == len(binary) and path.read_bytes() == binary:
+        return path
+    handle, temporary = tempfile.mkstemp(dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(binary)
+        os.chmod(temporary, 0o700)  # noqa: PTH101 (a file descriptor's temporary name)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path

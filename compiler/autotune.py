@@ -1,0 +1,22 @@
+"""Stage 9: a compiled bundle and the kernels that ran in; the bundle with each kernel's winner alone out.
+
+Inductor measures a Triton kernel's candidates when it first runs, so a client that loads all candidates would
+measure them again, and near-ties would flip. The worker has run the graph (verify.py): its winners go into the
+artifact with their binaries and their measurements, and losers stay behind.
+"""
+
+from __future__ import annotations
+
+from . import torch_internals, wire
+
+
+def fix_winners(bundle: bytes, kernels: torch_internals.TritonKernels) -> tuple[bytes, list[wire.Measurement]]:
+    """Keep winners in `bundle` (made by this process); measurements of the kernels that had several candidates."""
+    if not kernels.live:
+        return bundle, []
+    kept = torch_internals.keep_winners(bundle, kernels)
+    tuning = [
+        wire.Measurement(problem=name, winner=winner, milliseconds=milliseconds, candidates=candidates)
+        for name, winner, milliseconds, candidates in torch_internals.measurements(kernels)
+    ]
+    return kept, tuning

@@ -1,0 +1,122 @@
+"""Stage 8: a rebuilt program in; a serialized callable, its libraries and the guards it rests on out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import sympy
+import torch
+from msgspec import Struct
+
+from . import expr, torch_internals, wire
+from . import target as targets
+from .aot import Program, ambient
+from .errors import CompileFailed, Unsupported
+
+
+class Library(Struct, frozen=True):
+    """A built C++ kernel: how generated code asks for it, and its bytes."""
+
+    argtypes: list[str]
+    source: str
+    binary: bytes
+
+
+class Compiled(Struct, frozen=True):
+    """What one compile gives. `run` is the live callable (for verification); the rest goes into the artifact."""
+
+    run: Callable[..., Any]
+    bundle: bytes
+    libraries: list[Library]
+    guards: list[str]
+
+
+def options_of(request: wire.GraphRequest, threads: int) -> dict[str, Any]:
+    """Inductor's configuration for a request: its mode, its options, and what the target fixes."""
+    return {
+        **torch_internals.mode_options(request.mode),
+        **dict(request.options),
+        "cpp.threads": request.ambient.threads,
+        "compile_threads": threads,
+        "fx_graph_cache": True,
+        "fx_graph_remote_cache": False,
+        "autotune_local_cache": True,
+        "autotune_remote_cache": False,
+        "bundle_triton_into_fx_graph_cache": True,
+        "use_static_triton_launcher": True,
+        "force_disable_caches": False,
+    }
+
+
+def compile_program(
+    program: Program, request: wire.GraphRequest, *, threads: int, progress: Callable[[wire.Stage, str], None]
+) -> Compiled:
+    """Compile forward and backward and collect everything built.
+
+    threads: parallel g++ and Triton compilers. Raises CompileFailed with the compiler's own message.
+    """
+    cpu = request.target.cpu
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch._functorch.config.patch(dict(torch_internals.AOT_SERIALIZABLE)))
+        stack.enter_context(torch._functorch.config.patch(dict(request.aot_options)))
+        stack.enter_context(
+            torch_internals.cpu_target(
+                targets.vector_sets(cpu), targets.compiler_flags(cpu), "avx512_bf16" in cpu
+            )
+        )
+        built = stack.enter_context(torch_internals.recording_libraries())
+        stack.enter_context(torch_internals.tracing(program.fake_mode))
+        stack.enter_context(ambient(request.ambient))
+        options = options_of(request, threads)
+        try:
+            run = torch_internals.inductor_compile(
+                program.gm,
+                program.inputs,
+                options,
+                on_lowering=lambda backward: progress("inductor", "backward" if backward else "forward"),
+            )
+            bundle = torch_internals.serialize(run)
+        except TypeError as error:
+            raise Unsupported(f"the compiled graph cannot be saved: {error}") from error
+        except Exception as error:
+            raise CompileFailed(f"{type(error).__name__}: {error}") from error
+    libraries = [
+        Library(list(argtypes), source, path().read_bytes()) for (argtypes, source), path in built.items()
+    ]
+    return Compiled(run, bundle, libraries, guards_of(program))
+
+
+def guards_of(program: Program) -> list[str]:
+    """The assumptions on symbolic sizes, as expressions over the request's symbols.
+
+    A guard over a symbol that the compile itself made (data-dependent) concerns no input and is left out.
+    """
+    env = program.fake_mode.shape_env
+    if env is None or not program.symbols:
+        return []
+    symbols: dict[sympy.Symbol, str] = {
+        value.node._expr: name
+        for name, value in program.symbols.items()
+        if isinstance(value, torch.SymInt) and isinstance(value.node._expr, sympy.Symbol)
+    }
+    found: list[str] = []
+    for guard in torch_internals.guard_expressions(env):
+        if guard.free_symbols <= symbols.keys():
+            text = expr.render(guard, symbols)
+            if text not in found:
+                found.append(text)
+    return found
+
+
+def encode_libraries(libraries: list[Library]) -> tuple[bytes, dict[str, bytes]]:
+    """The libraries' index member, and one member for each distinct binary."""
+    members: dict[str, bytes] = {}
+    index: list[tuple[list[str], str, str]] = []
+    for library in libraries:
+        name = f"cpp/{len(members)}.so"
+        members[name] = library.binary
+        index.append((library.argtypes, library.source, name))
+    return msgspec.msgpack.encode(index), members

@@ -1,0 +1,8 @@
+"""Names of an artifact's members, as the worker writes them and the client reads them."""
+
+BUNDLE = "bundle.pickle"
+"""The serialized callable: PyTorch's own run-time metadata, generated Python, Triton binaries. A pickle: read
+only after the signature holds."""
+
+LIBRARIES = "libraries.msgpack"
+"""[(argument types, C++ source, member name), ...]: which library answers which request of generated code."""

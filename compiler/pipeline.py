@@ -1,0 +1,125 @@
+"""Stages 7 to 9, as one function that reads like the list: a checked request in; an unsigned artifact out.
+
+Runs in a fresh process of its own (workers/compile_child.py): it changes the process' ambient state and
+Inductor's configuration and leaves them so.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec import Struct
+
+from . import aot, artifact, autotune, inductor, members, torch_internals, verify, wire
+from . import target as targets
+from .toolchain import local_target
+
+
+class PipelineSettings(Struct, frozen=True, kw_only=True):
+    threads: int = 0
+    """Parallel C++ and Triton compilers; 0: as many as the process may use cores."""
+    verify: verify.VerifySettings = verify.VerifySettings()
+
+
+def preload() -> None:
+    """Import all that a compile needs; never touches a GPU. What a fork server calls before it forks."""
+    torch_internals.preload_compiler()
+
+
+def compile_request(
+    request: wire.GraphRequest,
+    *,
+    key: str,
+    worker: str,
+    workdir: Path,
+    progress: Callable[[wire.Stage, str], None],
+    settings: PipelineSettings = PipelineSettings(),
+) -> bytes:
+    """Compile a request that check.check has passed; returns an unsigned artifact file (artifact.pack).
+
+    workdir: a folder of this job alone. progress: told each stage as it begins, with a detail.
+    Raises CompileFailed, Unsupported, VerifyFailed.
+    """
+    clock = _Clock(progress)
+    threads = settings.threads or len(os.sched_getaffinity(0))
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(workdir / "inductor"), "TRITON_CACHE_DIR": str(workdir / "triton")}
+    with (
+        torch_internals.environment(**caches),
+        _kernel_processes(request, threads),
+        torch_internals.recording_kernels() as kernels,
+    ):
+        clock.enter("aot", "")
+        program = aot.rebuild(request)
+        compiled = inductor.compile_program(program, request, threads=threads, progress=clock.enter)
+        clock.enter("verify", "")
+        verification = verify.verify(request, compiled.run, settings.verify, runnable=_why_not_runnable(request))
+        clock.enter("autotune", "")
+        bundle, tuning = autotune.fix_winners(compiled.bundle, kernels)
+        clock.enter("publish", "")
+    index, binaries = inductor.encode_libraries(compiled.libraries)
+    files = {members.BUNDLE: bundle, members.LIBRARIES: index, **binaries}
+    manifest = wire.Manifest(
+        schema=wire.SCHEMA,
+        key=key,
+        toolchain=request.toolchain,
+        target=request.target,
+        members=[artifact.member(name, data) for name, data in files.items()],
+        guards=compiled.guards,
+        stages=clock.seconds(),
+        verification=verification,
+        tuning=tuning,
+        kernels=len(binaries) + len(kernels.live),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        worker=worker,
+    )
+    return artifact.pack(manifest, files)
+
+
+@contextmanager
+def _kernel_processes(request: wire.GraphRequest, threads: int) -> Iterator[None]:
+    """For GPU targets, Triton's compilers: forked before the GPU is touched, gone with the job."""
+    if request.target.kind != "cuda" or threads <= 1:
+        yield
+        return
+    torch_internals.start_kernel_processes(threads)
+    try:
+        yield
+    finally:
+        torch_internals.stop_kernel_processes()
+
+
+def _why_not_runnable(request: wire.GraphRequest) -> str:
+    """'' if this host can run code for the request's CPU, else what it lacks."""
+    missing = sorted(set(request.target.cpu) - set(local_target("cpu").cpu))
+    vectors = targets.vector_sets(request.target.cpu)
+    return f"this worker's CPU lacks {', '.join(missing)} ({vectors})" if missing else ""
+
+
+class _Clock:
+    """Tells progress and keeps each stage's seconds; a stage entered again adds up."""
+
+    def __init__(self, progress: Callable[[wire.Stage, str], None]) -> None:
+        self._progress = progress
+        self._seconds: dict[str, float] = {}
+        self._stage = ""
+        self._since = 0.0
+
+    def enter(self, stage: wire.Stage, detail: str) -> None:
+        self._leave()
+        self._stage, self._since = stage, time.perf_counter()
+        self._progress(stage, detail)
+
+    def seconds(self) -> list[tuple[str, float]]:
+        self._leave()
+        return [(stage, round(seconds, 6)) for stage, seconds in self._seconds.items()]
+
+    def _leave(self) -> None:
+        if self._stage:
+            spent = time.perf_counter() - self._since
+            self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + spent
+            self._stage = ""

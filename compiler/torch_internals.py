@@ -1,0 +1,618 @@
+"""The only file that touches private PyTorch APIs: one function for each, with its upstream home.
+
+Written against torch 2.11 to 2.13. A function that stops working on a new version is mended here and nowhere
+else. `torch` is imported at the top: a module that must not import torch must not import this one.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import dataclasses
+import functools
+import os
+import pickle
+import re
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+AOT_SERIALIZABLE: dict[str, Any] = {
+    "strict_autograd_cache": True,
+    "bundled_autograd_cache": True,
+    "force_non_lazy_backward_lowering": True,
+    "bypass_autograd_cache_key": True,
+    "enable_autograd_cache": True,
+}
+"""torch._functorch.config under which compile_fx returns a callable that can be serialized, backward included
+(as torch/_dynamo/aot_compile.py sets them; the cache key is ours, so theirs may be a nonce)."""
+
+
+# --- compile side ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def tracing(fake_mode: Any) -> Iterator[Any]:
+    """torch._guards: a TracingContext and a CompileContext, as Dynamo has them around a back end."""
+    from torch._guards import CompileContext, CompileId, TracingContext, compile_context
+    from torch._guards import tracing as upstream
+
+    context = TracingContext(fake_mode)
+    compile_id = CompileId(frame_id=0, frame_compile_id=0)
+    with compile_context(CompileContext(compile_id)), upstream(context):
+        yield context
+
+
+def new_shape_env() -> ShapeEnv:
+    """torch.fx.experimental.symbolic_shapes.ShapeEnv without duck shaping: the client did it already."""
+    return ShapeEnv(duck_shape=False)
+
+
+def new_symint(env: ShapeEnv, name: str, hint: int, lower: int, upper: int | None) -> torch.SymInt:
+    """A backed symbolic integer of `env` with that hint and range (ShapeEnv.create_symbol, create_symintnode)."""
+    from torch._dynamo.source import LocalSource
+    from torch.utils._sympy.numbers import int_oo
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    source = LocalSource(name)
+    symbol = env.create_symbol(
+        hint,
+        source,
+        dynamic_dim=DimDynamic.DYNAMIC,
+        positive=True if lower > 0 else None,
+        do_not_specialize_zero_one=True,
+    )
+    if isinstance(symbol, sympy.Symbol):
+        env.var_to_range[symbol] = ValueRanges(lower, int_oo if upper is None else upper)
+    node = env.create_symintnode(symbol, hint=hint, source=source)
+    assert isinstance(node, torch.SymInt)
+    return node
+
+
+def symint_of(env: ShapeEnv, symbol: sympy.Symbol) -> torch.SymInt:
+    """The symbolic integer that stands for a symbol `env` already has (ShapeEnv.create_symintnode)."""
+    node = env.create_symintnode(symbol, hint=symbol_hint(env, symbol))
+    assert isinstance(node, torch.SymInt)
+    return node
+
+
+def symbol_hint(env: ShapeEnv, symbol: sympy.Symbol) -> int | None:
+    """The example value of a backed symbol, None for an unbacked one (ShapeEnv.backed_var_to_val, var_to_val)."""
+    table = getattr(env, "backed_var_to_val", None)
+    if table is None:
+        table = env.var_to_val
+    value = table.get(symbol)
+    return None if value is None else int(value)
+
+
+def symbol_range(env: ShapeEnv, symbol: sympy.Symbol) -> tuple[int, int | None]:
+    """(lower, upper) of a symbol; upper None means unbounded (ShapeEnv.var_to_range)."""
+    bounds = env.var_to_range[symbol]
+    limit = 1 << 62
+    lower = int(bounds.lower) if bounds.lower.is_finite and abs(bounds.lower) < limit else -limit
+    upper = int(bounds.upper) if bounds.upper.is_finite and bounds.upper < limit else None
+    return lower, upper
+
+
+def guard_expressions(env: ShapeEnv) -> list[sympy.Expr]:
+    """What a shape environment has assumed so far, in order (ShapeEnv.guards)."""
+    return [guard.expr for guard in env.guards]
+
+
+def set_item_memo(tensor: torch.Tensor, value: Any) -> None:
+    """FakeTensor.item_memo: what `.item()` of a fake scalar answers."""
+    tensor.item_memo = value  # type: ignore[attr-defined]
+
+
+def inductor_compile(
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    patches: Mapping[str, Any],
+    *,
+    on_lowering: Callable[[bool], None] | None = None,
+) -> Callable[..., Any]:
+    """torch._inductor.compile_fx.compile_fx: AOTAutograd, lowering and code generation.
+
+    on_lowering(is_backward) is called as each half leaves AOTAutograd and enters Inductor.
+    """
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    if on_lowering is None:
+        compiled = compile_fx(gm, list(inputs), config_patches=dict(patches))
+    else:
+
+        @functools.wraps(compile_fx_inner)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            on_lowering(bool(kwargs.get("is_backward")))
+            return compile_fx_inner(*args, **kwargs)
+
+        compiled = compile_fx(gm, list(inputs), inner_compile=inner, config_patches=dict(patches))
+    assert callable(compiled)
+    return compiled
+
+
+def mode_options(mode: str, dynamic: bool | None = None) -> dict[str, Any]:
+    """torch._inductor.list_mode_options: what a `mode=` stands for, as Inductor options."""
+    from torch._inductor import list_mode_options
+
+    return {} if mode == "default" else dict(list_mode_options(mode, dynamic))
+
+
+def check_options(mode: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Refuse unknown modes and options as Inductor does (torch._TorchCompileInductorWrapper); the merged options."""
+    wrapper = torch._TorchCompileInductorWrapper(mode, dict(options), None)
+    return dict(wrapper.config)
+
+
+def serialize(compiled: Any) -> bytes:
+    """Pickle of a compiled callable (BundledAOTAutogradSerializableCallable); TypeError if it cannot be."""
+    from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable as Serializable
+
+    if getattr(compiled, "serialize", None) is None:
+        raise TypeError("the compiled graph has no serialized form")
+    return Serializable.serialize_compile_artifacts(Serializable(compiled))
+
+
+@contextlib.contextmanager
+def cpu_target(vector_sets: Collection[str], flags: Sequence[str], avx512_bf16: bool) -> Iterator[None]:
+    """Make Inductor generate C++ for a given CPU instead of this one.
+
+    Replaces torch._inductor.cpu_vec_isa.valid_vec_isa_list and the -march part of
+    torch._inductor.cpp_builder._get_optimization_cflags.
+    """
+    from torch._inductor import cpp_builder, cpu_vec_isa
+
+    chosen = []
+    for isa in cpu_vec_isa.supported_vec_isa_list:
+        if str(isa).split() and set(str(isa).split()) <= set(vector_sets):
+            if isinstance(isa, cpu_vec_isa.VecAVX512):
+                isa._is_avx512_bf16_supported = avx512_bf16
+            chosen.append(isa)
+    original = cpp_builder._get_optimization_cflags
+
+    @functools.wraps(original)
+    def optimization_flags(*args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
+        cflags, ldflags = original(*args, **kwargs)
+        kept = [flag for flag in cflags if not flag.startswith(("march=", "mcpu="))]
+        return kept + list(flags), ldflags
+
+    with _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: chosen), _replaced(
+        cpp_builder, "_get_optimization_cflags", optimization_flags
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@contextlib.contextmanager
+def recording_libraries() -> Iterator[dict[tuple[tuple[str, ...], str], Callable[[], Path]]]:
+    """Record every C++ kernel library built inside the block: (argument types, source) -> its file, once built.
+
+    Wraps torch._inductor.async_compile.AsyncCompile.cpp_pybinding.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+
+    built: dict[tuple[tuple[str, ...], str], Callable[[], Path]] = {}
+    original = AsyncCompile.cpp_pybinding
+
+    def cpp_pybinding(self: Any, argtypes: Sequence[str], source_code: str) -> Any:
+        result = original(self, argtypes, source_code)
+
+        def library() -> Path:
+            kernel = result.result() if hasattr(result, "result") else result
+            return Path(kernel.__self__.__file__)
+
+        built[tuple(argtypes), source_code] = library
+        return result
+
+    with _replaced(AsyncCompile, "cpp_pybinding", cpp_pybinding):
+        yield built
+
+
+def preload_compiler() -> None:
+    """Import everything that a compile needs, without creating Inductor's process pool or touching a GPU."""
+    with environment(TORCH_WARM_POOL="0"):
+        import torch._inductor.async_compile
+        import torch._inductor.codegen.cpp
+        import torch._inductor.codegen.cpp_wrapper_cpu
+        import torch._inductor.codegen.wrapper
+        import torch._inductor.compile_fx
+        import torch._inductor.fx_passes.joint_graph
+        import torch._inductor.fx_passes.post_grad
+        import torch._inductor.fx_passes.pre_grad
+        import torch._inductor.kernel.conv
+        import torch._inductor.kernel.mm
+        import torch._inductor.lowering
+        import torch._inductor.scheduler  # noqa: F401
+
+    from torch._inductor.compile_fx import select_decomp_table
+
+    select_decomp_table()
+
+
+def start_kernel_processes(count: int) -> None:
+    """Fork Inductor's pool of Triton compilers now, before this process touches a GPU (AsyncCompile.warm_pool)."""
+    from torch._inductor import config
+    from torch._inductor.async_compile import AsyncCompile
+
+    config.compile_threads = count
+    config.worker_start_method = "fork"
+    AsyncCompile.process_pool.cache_clear()
+    AsyncCompile.warm_pool()
+    AsyncCompile.wait_pool_ready()
+
+
+def stop_kernel_processes() -> None:
+    """torch._inductor.async_compile.shutdown_compile_workers."""
+    from torch._inductor.async_compile import shutdown_compile_workers
+
+    shutdown_compile_workers()
+
+
+@contextlib.contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Set environment variables that PyTorch reads at import, and put back what was there."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class TritonKernels:
+    """The Triton kernels that a compile made: live autotuners by bundle key, late candidates, timings."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, Any] = {}
+        self.late: dict[int, list[Any]] = {}
+        self.timings: dict[int, tuple[str, float, int]] = {}
+
+
+@contextlib.contextmanager
+def recording_kernels() -> Iterator[TritonKernels]:
+    """Record every statically launchable Triton kernel compiled inside the block.
+
+    Wraps torch._inductor.triton_bundler.TritonBundler.put_static_autotuner, and CachingAutotuner's
+    _precompile_config (candidates added after the bundle was made: scaled reductions, coordinate descent) and
+    benchmark_all_configs.
+    """
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    from torch._inductor.triton_bundler import TritonBundler
+
+    kernels = TritonKernels()
+    put = TritonBundler.put_static_autotuner
+    precompile = CachingAutotuner._precompile_config
+    benchmark = CachingAutotuner.benchmark_all_configs
+
+    def put_static_autotuner(cls: Any, key: str, kernel: Any) -> None:
+        kernels.live[key] = kernel
+        put(key, kernel)
+
+    def precompile_config(self: Any, cfg: Any) -> Any:
+        result = precompile(self, cfg)
+        kernels.late.setdefault(id(self), []).append(_copied(result))
+        return result
+
+    def benchmark_all_configs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        timings = benchmark(self, *args, **kwargs)
+        best = min(timings, key=timings.get)
+        kernels.timings[id(self)] = (str(best.config), float(timings[best]), len(timings))
+        return timings
+
+    with (
+        _replaced(TritonBundler, "put_static_autotuner", classmethod(put_static_autotuner)),
+        _replaced(CachingAutotuner, "_precompile_config", precompile_config),
+        _replaced(CachingAutotuner, "benchmark_all_configs", benchmark_all_configs),
+    ):
+        yield kernels
+
+
+def _copied(result: Any) -> Any:
+    """A compile result as it was before it is loaded into the device (StaticTritonCompileResult)."""
+    if not hasattr(getattr(result, "kernel", None), "cubin_raw"):
+        return result
+    copied = copy.copy(result)
+    copied.kernel = copy.copy(result.kernel)
+    return copied
+
+
+def keep_winners(bundle: bytes, kernels: TritonKernels) -> bytes:
+    """Rewrite a bundle so that each kernel that ran keeps its winner alone, binary inside.
+
+    UNPICKLES `bundle`: only the process that made it calls this (TritonBundle.static_autotuners).
+    """
+    entry, side_table, constant_args = pickle.loads(bundle)
+    for part in (entry.compiled_fw, entry.compiled_bw):
+        graph = getattr(part, "result", None)
+        triton_bundle = getattr(graph, "_triton_bundle", None)
+        if graph is None or triton_bundle is None:
+            continue
+        inside: set[str] = set()
+        for static in triton_bundle.static_autotuners:
+            live = kernels.live.get(static.cache_key)
+            _keep_winner(static.kernel, live, kernels.late.get(id(live), []))
+            inside |= _embed_binaries(static.kernel)
+        rest = [a for a in triton_bundle.kernel_artifacts if a.kernel_hash not in inside]
+        graph._triton_bundle = dataclasses.replace(triton_bundle, kernel_artifacts=rest)
+    return pickle.dumps((entry, side_table, constant_args))
+
+
+def _keep_winner(stored: Any, live: Any, late: Sequence[Any]) -> None:
+    from torch._inductor.runtime.triton_heuristics import triton_config_to_hashable
+
+    if live is None or len(live.launchers) != 1:
+        return
+    winner = triton_config_to_hashable(live.launchers[0].config)
+    for result in (*stored.compile_results, *late):
+        if triton_config_to_hashable(result.config) == winner:
+            result.config = live.launchers[0].config
+            stored.compile_results = [result]
+            stored.inductor_meta["dynamic_scale_rblock"] = False
+            return
+
+
+def _embed_binaries(stored: Any) -> set[str]:
+    """Put each candidate's binary into the pickle itself; the Triton hashes (as paths) that are now inside."""
+    from torch._inductor.runtime.runtime_utils import triton_cache_dir, triton_hash_to_path_key
+
+    inside: set[str] = set()
+    for result in stored.compile_results:
+        path_key = triton_hash_to_path_key(result.kernel.hash)
+        folder = Path(triton_cache_dir(result.compile_meta.get("device", 0) or 0)) / path_key
+        binary = folder / f"{result.kernel.name}.cubin"
+        result.kernel.cubin_raw = binary.read_bytes()
+        result.kernel.cubin_path = None
+        result.kernel.function = None
+        inside.add(path_key)
+    return inside
+
+
+def measurements(kernels: TritonKernels) -> list[tuple[str, str, float, int]]:
+    """(kernel, winning configuration, milliseconds, candidates) of each kernel that was measured."""
+    return [
+        (str(live.inductor_meta.get("kernel_name", "")), *kernels.timings[id(live)])
+        for live in kernels.live.values()
+        if id(live) in kernels.timings
+    ]
+
+
+# --- load side -------------------------------------------------------------------------------------------
+
+
+class _Libraries(threading.local):
+    """The prebuilt C++ libraries of the artifact that this thread is loading."""
+
+    table: Mapping[tuple[tuple[str, ...], str], Path] | None = None
+
+
+_loading = _Libraries()
+
+
+def _install_library_lookup() -> None:
+    """Make AsyncCompile.cpp_pybinding ask the artifact being loaded by this thread first; else as before."""
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    original = AsyncCompile.cpp_pybinding
+    if getattr(original, "_torchrelay", False):
+        return
+
+    @functools.wraps(original)
+    def cpp_pybinding(self: Any, argtypes: Sequence[str], source_code: str) -> Any:
+        path = (_loading.table or {}).get((tuple(argtypes), source_code))
+        if path is None:
+            return original(self, argtypes, source_code)
+        module = CppPythonBindingsCodeCache._load_library(str(path), path.stem)
+        return getattr(module, CppPythonBindingsCodeCache.entry_function)
+
+    cpp_pybinding._torchrelay = True  # type: ignore[attr-defined]
+    AsyncCompile.cpp_pybinding = cpp_pybinding  # type: ignore[method-assign]
+
+
+def deserialize(
+    bundle: bytes,
+    libraries: Mapping[tuple[tuple[str, ...], str], Path],
+    inputs: Sequence[Any],
+    *,
+    cudagraphs: bool,
+    device_index: int = 0,
+) -> Callable[..., Any]:
+    """A serialized callable back into one that runs, forward and backward.
+
+    UNPICKLES `bundle`: call it only with bytes whose signature holds. Follows
+    torch/_functorch/_aot_autograd/aot_autograd_result.py: deserialize_bundled_cache_entry, but gives the real
+    inputs and the caller's CUDA-graph choice, and leaves guards to the caller.
+
+    inputs: the example inputs Dynamo gave. device_index: the GPU to run on; artifacts are compiled for GPU 0.
+    """
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+    from torch._inductor.utils import BoxedBool
+
+    entry, kernels, constant_args = pickle.loads(bundle)
+    if kernels or constant_args:
+        raise TypeError("the artifact refers to user-written Triton kernels")
+    entry.guards_expr = None
+    if device_index:
+        for part in (entry.compiled_fw, entry.compiled_bw):
+            _move_to_device(getattr(part, "result", None), device_index)
+    _install_library_lookup()
+    _loading.table = libraries
+    try:
+        compiled = entry.wrap_post_compile(
+            list(inputs),
+            entry.sanitized_aot_config,
+            {"cudagraphs": BoxedBool(cudagraphs), "boxed_forward_device_index": BoxedDeviceIndex(None)},
+        )
+    finally:
+        _loading.table = None
+
+    @functools.wraps(compiled)
+    def call(*args: Any) -> Any:
+        return compiled(list(args))
+
+    return call
+
+
+_DEVICE_SPELLINGS = (
+    (re.compile(r"(_DeviceGuard\()0\)"), r"\g<1>{})"),
+    (re.compile(r"(set_device\()0\)"), r"\g<1>{})"),
+    (re.compile(r"(get_raw_stream\()0\)"), r"\g<1>{})"),
+    (re.compile(r"(type='cuda', index=)0\b"), r"\g<1>{}"),
+    (re.compile(r"(cuda:)0\b"), r"\g<1>{}"),
+)
+"""How Inductor's generated Python spells GPU 0."""
+
+
+def _move_to_device(graph: Any, index: int) -> None:
+    """Rewrite a CompiledFxGraph compiled for GPU 0 so that it runs on GPU `index`.
+
+    The Triton kernels' own sources are part of the text: their cached binaries are found by the new text's key.
+    """
+    from torch._inductor.async_compile import CompiledTritonKernels
+
+    if graph is None or not getattr(graph, "source_code", None):
+        return
+    before = graph.source_code
+    graph.source_code = _for_device(before, index)
+    graph.device_idxs = type(graph.device_idxs)(index if i == 0 else i for i in graph.device_idxs)
+    graph.cache_key = f"{graph.cache_key}_{index}"
+    bundle = graph._triton_bundle
+    if bundle is None:
+        return
+    renamed = {
+        CompiledTritonKernels.key(source): CompiledTritonKernels.key(_for_device(source, index))
+        for source in _kernel_sources(before)
+    }
+    for static in bundle.static_autotuners:
+        static.cache_key = renamed.get(static.cache_key, static.cache_key)
+        static.kernel.triton_meta["device"] = index
+        static.kernel.device_props = static.kernel.device_props._replace(index=index)
+        for result in static.kernel.compile_results:
+            result.compile_meta["device"] = index
+
+
+def _for_device(source: str, index: int) -> str:
+    for pattern, replacement in _DEVICE_SPELLINGS:
+        source = pattern.sub(replacement.format(index), source)
+    return source
+
+
+def _kernel_sources(generated: str) -> Iterator[str]:
+    """The Triton sources that generated Python passes to `async_compile.triton(name, source, ...)`."""
+    for node in ast.walk(ast.parse(generated)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "triton":
+            for argument in node.args[1:2]:
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    yield argument.value
+
+
+def preload_loader() -> None:
+    """Import what loading an artifact needs, without creating Inductor's process pool."""
+    with environment(TORCH_WARM_POOL="0"):
+        import torch._dynamo.aot_compile_types
+        import torch._functorch._aot_autograd.aot_autograd_result
+        import torch._functorch.aot_autograd
+        import torch._inductor.async_compile
+        import torch._inductor.codecache
+        import torch._inductor.compile_fx
+        import torch._inductor.output_code  # noqa: F401
+
+
+# --- Dynamo side -----------------------------------------------------------------------------------------
+
+
+def static_input_type(node: torch.fx.Node) -> str:
+    """Dynamo's mark on a placeholder whose address does not change: '', 'guarded' or 'unguarded'."""
+    return str(node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type", "") or "")
+
+
+def codegen_threads() -> int:
+    """Threads that Inductor compiles CPU kernels for (torch._inductor.codegen.cpp_utils.parallel_num_threads)."""
+    from torch._inductor import config
+
+    return config.cpp.threads if config.cpp.threads > 0 else torch.get_num_threads()
+
+
+def changed_options() -> dict[str, Any]:
+    """Entries of torch._inductor.config that this process or its environment changed."""
+    from torch._inductor import config
+
+    return _changed(config)
+
+
+def changed_aot_options() -> dict[str, Any]:
+    """Entries of torch._functorch.config that this process or its environment changed."""
+    from torch._functorch import config
+
+    return _changed(config)
+
+
+def _changed(config: Any) -> dict[str, Any]:
+    return {name: value for name, value in config.get_config_copy().items() if not config._is_default(name)}
+
+
+def option_reaches_code(name: str) -> bool:
+    """Whether an Inductor option outside the closed table can change the compiled code.
+
+    Those that only say where and how to compile, cache or log do not.
+    """
+    return not name.startswith(_LOCAL_OPTIONS)
+
+
+_LOCAL_OPTIONS = (
+    "compile_threads",
+    "worker_",
+    "fx_graph_",
+    "autotune_local_cache",
+    "autotune_remote_cache",
+    "bundled_autotune",
+    "bundle_triton",
+    "force_disable_caches",
+    "trace.",
+    "verbose_progress",
+    "debug",
+    "profile",
+    "cpp_cache",
+    "quiesce",
+    "autotune_in_subproc",
+    "use_static_",
+    "strict_static_",
+    "cpp.threads",
+    "is_nightly",
+    "unsafe_skip_cache",
+)
+
+
+def user_error(error: Exception) -> Exception:
+    """The same error, made so that Dynamo hands it to the user as it is (torch._dynamo.exc.ShortenTraceback).
+
+    The result is an instance of the error's own class, so `except` clauses see the typed error.
+    """
+    from torch._dynamo.exc import ShortenTraceback
+
+    kind = type(error)
+    both = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__})
+    result: Exception = both.__new__(both)
+    result.args = error.args
+    result.__dict__.update(error.__dict__)
+    result.first_useful_frame = None  # type: ignore[attr-defined]
+    return result

@@ -1,0 +1,227 @@
+"""Before publishing: the compiled graph and its request in; agreement with eager on random inputs out, or VerifyFailed.
+
+Forward outputs, in-place changes of inputs, and gradients are compared, once, on inputs of the request's own
+shapes (symbols at their example values). The measure is the largest difference of a tensor relative to its
+largest magnitude; the tolerance follows the lowest precision at work. What cannot be compared is skipped, and
+the manifest says why: graphs that draw random numbers (Inductor's streams are its own), graphs past the memory
+limit, and graphs that eager itself refuses on random inputs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from msgspec import Struct
+
+from . import aot, graph, wire
+from .errors import VerifyFailed
+
+TOLERANCE: dict[torch.dtype, float] = {
+    torch.float64: 1e-6,
+    torch.complex128: 1e-6,
+    torch.float32: 5e-3,
+    torch.complex64: 5e-3,
+    torch.float16: 3e-2,
+    torch.bfloat16: 6e-2,
+}
+"""Largest relative difference allowed when this is the lowest precision in the graph."""
+
+
+class VerifySettings(Struct, frozen=True, kw_only=True):
+    memory_bytes: int = 4 << 30
+    """Inputs larger than this, all together, are not verified."""
+
+
+class _Outcome(Struct):
+    outputs: list[Any]
+    mutated: list[torch.Tensor]
+    gradients: list[torch.Tensor | None]
+
+
+def verify(
+    request: wire.GraphRequest,
+    compiled: Callable[..., Any],
+    settings: VerifySettings,
+    *,
+    runnable: str = "",
+) -> wire.Verification:
+    """Compare `compiled` with eager. `runnable`: why this worker cannot run the code at all, '' if it can.
+
+    Raises VerifyFailed with the name of the first value that differs.
+    """
+    start = time.perf_counter()
+
+    def skipped(reason: str) -> wire.Verification:
+        return wire.Verification("skipped", reason, 0.0, time.perf_counter() - start)
+
+    symbols = {s.name: s.hint for s in request.symbols}
+    need = sum(_bytes(spec, symbols) for spec in request.inputs if isinstance(spec, wire.TensorInput))
+    if runnable:
+        return skipped(runnable)
+    if need > settings.memory_bytes:
+        return skipped(f"inputs need {need} bytes, limit {settings.memory_bytes}")
+    gm = graph.decode_graph(request.graph, request.constants, device_index={"cuda": 0}, symbols=symbols)
+    if name := _random_node(gm):
+        return skipped(f"the graph draws random numbers ({name})")
+    try:
+        expected = _run(request, gm, symbols)
+    except Exception as error:  # eager's own refusal of random inputs: indices out of range and the like
+        return skipped(f"eager cannot run on random inputs: {type(error).__name__}: {str(error)[:200]}")
+    found = _run(request, compiled, symbols)
+    tolerance = _tolerance(request, gm, expected)
+    worst = 0.0
+    for name, want, have in _pairs(expected, found):
+        difference = _difference(name, want, have)
+        worst = max(worst, difference[1])
+        if not difference[0] <= tolerance:
+            raise VerifyFailed(
+                f"{name} differs from eager by {difference[0]:.3g} of its magnitude, tolerance {tolerance:g}"
+            )
+    return wire.Verification("passed", "", worst, time.perf_counter() - start)
+
+
+def _bytes(spec: wire.TensorInput, symbols: dict[str, int]) -> int:
+    elements = math.prod(int(aot.size(s, symbols)) for s in spec.shape)
+    return elements * getattr(torch, spec.dtype).itemsize
+
+
+def _random_node(gm: torch.fx.GraphModule) -> str:
+    """The name of the first node that draws random numbers, '' if none does: told by running on fake tensors."""
+    for module in gm.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                if node.op in ("call_function", "call_method") and _draws(node):
+                    return str(node)
+    return ""
+
+
+_RANDOM_WORDS = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_", "rrelu")
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else graph.target_name(node.target)
+    name = name.rpartition("ops.")[2].lower()
+    if "scaled_dot_product" in name or "dropout" in name:
+        return not _dropout_off(node)
+    return any(word in name for word in _RANDOM_WORDS)
+
+
+def _dropout_off(node: torch.fx.Node) -> bool:
+    """Whether a dropout or attention node's probability is zero or its training flag is False."""
+    name = node.target if isinstance(node.target, str) else graph.target_name(node.target)
+    attention = "scaled_dot_product" in name
+    position = 4 if attention else 1
+    default = 0.0 if attention else 0.5
+    p = node.args[position] if len(node.args) > position else node.kwargs.get("dropout_p" if attention else "p", default)
+    training = True
+    if not attention:
+        training = node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)  # type: ignore[assignment]
+    return p == 0 or training is False
+
+
+def _random_inputs(request: wire.GraphRequest, symbols: dict[str, int]) -> list[Any]:
+    generator: dict[str, torch.Generator] = {}
+
+    def make(spec: wire.TensorInput, shape: list[int], stride: list[int]) -> torch.Tensor:
+        value = torch.empty_strided(shape, stride, dtype=getattr(torch, spec.dtype), device=spec.device)
+        draw = generator.setdefault(spec.device, torch.Generator(spec.device).manual_seed(0))
+        return _fill(value, draw)
+
+    return aot.make_inputs(request, symbols, make)
+
+
+def _fill(value: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
+    """Floats around zero with spread 0.5 (positive where a scale or variance may be); integers 0 or 1."""
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        wide = torch.float32 if not value.dtype.is_complex else torch.complex64
+        noise = torch.randn(value.shape, generator=draw, device=value.device, dtype=wide)
+        if value.dim() <= 1 and not value.dtype.is_complex:
+            noise = noise.abs()
+        return value.copy_(noise * 0.5)
+    return value.copy_(torch.randint(0, 2, value.shape, generator=draw, device=value.device))
+
+
+def _run(request: wire.GraphRequest, function: Callable[..., Any], symbols: dict[str, int]) -> _Outcome:
+    inputs = _random_inputs(request, symbols)
+    with aot.ambient(request.ambient):
+        result = function(*inputs)
+    outputs = list(result) if isinstance(result, tuple | list) else [result]
+    leaves = [
+        value
+        for spec, value in zip(request.inputs, inputs, strict=True)
+        if isinstance(spec, wire.TensorInput) and spec.requires_grad and spec.is_leaf
+    ]
+    gradients: list[torch.Tensor | None] = []
+    differentiable = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
+    if differentiable and leaves:
+        seeds = [
+            torch.ones_like(o) * (1.0 / max(1, o.numel()) ** 0.5) if o.numel() else torch.ones_like(o)
+            for o in differentiable
+        ]
+        gradients = list(torch.autograd.grad(differentiable, leaves, seeds, allow_unused=True))
+    mutated = [value.detach() for value in inputs if isinstance(value, torch.Tensor)]
+    return _Outcome([_detached(o) for o in outputs], mutated, gradients)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _pairs(want: _Outcome, have: _Outcome) -> Iterable[tuple[str, Any, Any]]:
+    if len(want.outputs) != len(have.outputs) or len(want.gradients) != len(have.gradients):
+        raise VerifyFailed(f"{len(have.outputs)} outputs where eager gives {len(want.outputs)}")
+    for kind, left, right in (
+        ("output", want.outputs, have.outputs),
+        ("input after the call", want.mutated, have.mutated),
+        ("gradient", want.gradients, have.gradients),
+    ):
+        for position, (a, b) in enumerate(zip(left, right, strict=True)):
+            yield f"{kind} {position}", a, b
+
+
+def _difference(name: str, want: Any, have: Any) -> tuple[float, float]:
+    """(largest difference relative to the largest magnitude, largest difference)."""
+    if not isinstance(want, torch.Tensor) or not isinstance(have, torch.Tensor):
+        if want is None or have is None or isinstance(want, torch.Tensor) != isinstance(have, torch.Tensor):
+            same = want is have or (want is None and _is_zero(have)) or (have is None and _is_zero(want))
+        else:
+            same = want == have or (isinstance(want, float) and math.isclose(want, have, rel_tol=1e-3))
+        return (0.0, 0.0) if same else (math.inf, math.inf)
+    if want.shape != have.shape or want.dtype != have.dtype:
+        raise VerifyFailed(f"{name} has {tuple(have.shape)} {have.dtype}, eager {tuple(want.shape)} {want.dtype}")
+    if want.numel() == 0:
+        return 0.0, 0.0
+    if not (want.dtype.is_floating_point or want.dtype.is_complex):
+        wrong = (want != have).sum().item() / want.numel()
+        return (0.0, 0.0) if wrong <= 1e-3 else (math.inf, math.inf)
+    wide = torch.complex128 if want.dtype.is_complex else torch.float64
+    a, b = want.to(wide), have.to(wide)
+    finite = torch.isfinite(a.abs()) & torch.isfinite(b.abs())
+    if not torch.equal(torch.isnan(a), torch.isnan(b)) and want.dtype not in (torch.float16, torch.bfloat16):
+        return math.inf, math.inf
+    if not bool(finite.any()):
+        return 0.0, 0.0
+    gap = float((a - b)[finite].abs().max())
+    return gap / max(float(a[finite].abs().max()), 1e-3), gap
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not bool(value.count_nonzero())
+
+
+def _tolerance(request: wire.GraphRequest, gm: torch.fx.GraphModule, outcome: _Outcome) -> float:
+    """By the lowest precision of inputs, outputs, autocast and casts inside the graph."""
+    dtypes = {getattr(torch, s.dtype) for s in request.inputs if isinstance(s, wire.TensorInput)}
+    dtypes |= {o.dtype for o in outcome.outputs if isinstance(o, torch.Tensor)}
+    dtypes |= {getattr(torch, cast.dtype) for cast in request.ambient.autocast}
+    for module in gm.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                dtypes |= {a for a in (*node.args, *node.kwargs.values()) if isinstance(a, torch.dtype)}
+                if node.op == "call_method" and node.target in ("half", "bfloat16"):
+                    dtypes.add(torch.float16 if node.target == "half" else torch.bfloat16)
+    return max((TOLERANCE.get(dtype, 0.0) for dtype in dtypes), default=5e-3) or 5e-3
