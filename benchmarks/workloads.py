@@ -1,0 +1,78 @@
+"""The models that are timed: in: a name and a device, out: a model, its inputs and a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model in training mode with one batch; `loss(callable)` runs forward on the (compiled) callable."""
+
+    model: nn.Module
+    loss: Callable[[Callable[..., Any]], Tensor]
+    optimizer: torch.optim.Optimizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", torch.optim.AdamW(self.model.parameters(), lr=1e-4))
+
+    def step(self, callable_: Callable[..., Any]) -> Tensor:
+        """Forward, backward, optimizer; returns the loss, still on the device."""
+        loss = self.loss(callable_)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def _gpt2(device: torch.device, *, batch: int, length: int, **shape: int) -> Workload:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(use_cache=False, **shape)
+    model = GPT2LMHeadModel(config).to(device).train()
+    text = torch.randint(config.vocab_size, (batch, length), device=device)
+    return Workload(model, lambda f: f(input_ids=text, labels=text).loss)
+
+
+def _gpt2_small(device: torch.device) -> Workload:
+    return _gpt2(
+        device, batch=4, length=128, n_layer=4, n_embd=256, n_head=4, vocab_size=8192, n_positions=256
+    )
+
+
+def _gpt2_base(device: torch.device) -> Workload:
+    return _gpt2(device, batch=8, length=512, n_layer=12, n_embd=768, n_head=12)
+
+
+def _resnet50(device: torch.device) -> Workload:
+    import timm
+
+    model = timm.create_model("resnet50").to(device).train()
+    images = torch.randn(64, 3, 224, 224, device=device)
+    labels = torch.randint(1000, (64,), device=device)
+    return Workload(model, lambda f: nn.functional.cross_entropy(f(images), labels))
+
+
+WORKLOADS: dict[str, Callable[[torch.device], Workload]] = {
+    "gpt2-4x256": _gpt2_small,
+    "gpt2-12x768": _gpt2_base,
+    "resnet50": _resnet50,
+}
+NEEDS = {"gpt2-4x256": "transformers", "gpt2-12x768": "transformers", "resnet50": "timm"}
+"""The library that each model comes from."""
+
+
+def build(name: str, device: torch.device, seed: int = 0) -> Workload:
+    torch.manual_seed(seed)
+    return WORKLOADS[name](device)
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done all it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
