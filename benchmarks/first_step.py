@@ -172,7 +172,7 @@ def is_installed(model: str) -> bool:
     return True
 
 
-def names(known: dict[str, object], text: str) -> list[str]:
+def names(known: list[str], text: str) -> list[str]:
     chosen = [name.strip() for name in text.split(",") if name.strip()]
     if unknown := [name for name in chosen if name not in known]:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(known)}")
@@ -181,10 +181,10 @@ def names(known: dict[str, object], text: str) -> list[str]:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--models", type=lambda t: names(dict(WORKLOADS), t), help=", ".join(WORKLOADS))
+    parser.add_argument("--models", type=lambda text: names(list(WORKLOADS), text), help=", ".join(WORKLOADS))
     parser.add_argument(
         "--variants",
-        type=lambda t: names(dict(VARIANTS), t),
+        type=lambda text: names(list(VARIANTS), text),
         default=list(VARIANTS),
         help=", ".join(VARIANTS),
     )

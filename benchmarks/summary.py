@@ -94,8 +94,8 @@ def as_json(
     return {
         **about,
         "measured": (
-            "first_step: seconds from just before torch.compile (torch and the model's library imported, model "
-            "and batch on the device) to the end of the first forward, backward and optimizer step; "
+            "first_step: seconds from just before torch.compile (torch and the model's library imported, "
+            "model and batch on the device) to the end of the first forward, backward and optimizer step; "
             "from_process_start: the same end, from the start of the process"
         ),
         "bars": [asdict(bar) | {"passed": bar.passed} for bar in conclusions],

@@ -78,12 +78,8 @@ def inductor_reuse() -> dict[str, int]:
     from torch._dynamo.utils import counters
 
     kept = ("autograd_cache_hit", "autograd_cache_miss", "fxgraph_cache_hit", "fxgraph_cache_miss")
-    return {
-        name: n
-        for group in ("aot_autograd", "inductor")
-        for name, n in counters[group].items()
-        if name in kept
-    }
+    both = counters["aot_autograd"] + counters["inductor"]
+    return {name: both[name] for name in kept}
 
 
 def relay_reuse() -> dict[str, Any]:
