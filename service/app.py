@@ -1,0 +1,118 @@
+"""The gateway: settings in, an ASGI app out. Wiring only; no torch is imported here or below."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+import structlog
+import uvicorn
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from ..compiler import wire
+from . import gateway as parts
+from . import logs, problems
+from .dispatch import CompilePool
+from .observe import Observe
+from .routes import artifacts, compile, health, progress, status
+from .settings import ServiceSettings
+from .stats import StatsReply
+
+log = structlog.get_logger(__name__)
+
+SHUTDOWN_SECONDS = 5
+"""How long answers in progress may take once the gateway is told to stop."""
+
+_SCHEMAS = (
+    wire.CompileStatus,
+    wire.WorkerInfo,
+    problems.ErrorReply,
+    StatsReply,
+    status.InfoReply,
+    status.FallbackReport,
+    health.ReadyReply,
+)
+
+
+def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> FastAPI:
+    """The gateway as an ASGI app. `pool` replaces the Ray workers that the settings describe."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        logs.configure(settings)
+        gateway = parts.build(settings, pool or parts.worker_pool(settings))
+        app.state.gateway = gateway
+        tasks = [
+            asyncio.create_task(gateway.events.listen(), name="wake-ups"),
+            asyncio.create_task(parts.start_pool(gateway), name="start workers"),
+        ]
+        log.info("gateway_started", version=version("torchrelay"), state_dir=str(settings.state_dir))
+        try:
+            yield
+        finally:
+            gateway.state.stopping = True
+            await gateway.dispatcher.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await gateway.pool.close()
+            await gateway.redis.aclose()
+            log.info("gateway_stopped")
+
+    app = FastAPI(
+        title="torchrelay",
+        version=version("torchrelay"),
+        summary="Compile PyTorch graphs once, and hand the artifact to everyone",
+        lifespan=lifespan,
+    )
+    for module in (compile, progress, artifacts, status, health):
+        app.include_router(module.router)
+    problems.install(app, retry_after_seconds=settings.retry_after_seconds)
+    app.add_middleware(Observe)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+class GatewayServer(uvicorn.Server):
+    """Uvicorn waits for open answers before it stops the app; event streams end first, so that it can."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        gateway: parts.Gateway = self._app.state.gateway
+        gateway.state.stopping = True
+        gateway.events.wake_all()
+        await super().shutdown(sockets)
+
+
+def create_server(settings: ServiceSettings, pool: CompilePool | None = None) -> GatewayServer:
+    """The app under uvicorn; `serve()` it, or `run()`."""
+    app = create_app(settings, pool)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
+    return GatewayServer(config, app)
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document, with the schemas of the msgspec structs that the routes answer with."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+        _, found = msgspec.json.schema_components(_SCHEMAS, ref_template="#/components/schemas/{name}")
+        document.setdefault("components", {}).setdefault("schemas", {}).update(found)
+        app.openapi_schema = document
+    return app.openapi_schema

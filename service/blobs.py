@@ -1,0 +1,91 @@
+"""Where artifacts' bytes lie: Redis for small ones, an obstore store (local folder, S3, GCS, Azure) for others."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.exceptions import BaseError as StoreError
+from obstore.store import LocalStore, ObjectStore, from_url
+from redis.asyncio import Redis
+
+from ..compiler.errors import Unavailable
+from .scripts import Keys
+
+Place = Literal["redis", "store"]
+
+_ORPHAN_MS = 3_600_000
+"""A blob in Redis that nothing published lives this long."""
+_INLINE_HASH_BYTES = 1 << 20
+"""Longer blobs are hashed in a thread: about a millisecond of the event loop."""
+
+
+async def sha256(data: bytes) -> str:
+    """Hex digest, without holding the event loop for long."""
+    if len(data) <= _INLINE_HASH_BYTES:
+        return hashlib.sha256(data).hexdigest()
+    return await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
+
+
+def open_store(location: str) -> ObjectStore:
+    """The store at a URL. A local folder is made if needed, with mode 0700.
+
+    Raises ValueError or StoreError for a URL that names no store.
+    """
+    parts = urlsplit(location)
+    if parts.scheme != "file":
+        return from_url(location)
+    folder = Path(unquote(parts.path))
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return LocalStore(folder)
+
+
+class Blobs:
+    """Bytes by (key, digest). A blob is written whole or not at all, and is checked when it is read."""
+
+    def __init__(self, redis: Redis, keys: Keys, store: ObjectStore, *, inline_bytes: int) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._store = store
+        self._inline_bytes = inline_bytes
+
+    async def put(self, key: str, digest: str, data: bytes) -> Place:
+        """Store, before the index offers it. Raises Unavailable when the store refuses (disk full, say)."""
+        if len(data) <= self._inline_bytes:
+            await self._redis.set(self._keys.blob(digest), data, px=_ORPHAN_MS)
+            return "redis"
+        try:
+            await obstore.put_async(self._store, _path(key, digest), data)
+        except (StoreError, OSError) as error:
+            raise Unavailable(f"the blob store refused an artifact of {len(data)} bytes: {error}") from error
+        return "store"
+
+    async def get(self, key: str, digest: str) -> bytes | None:
+        """The bytes from the store, unchecked; None when they are gone. Raises Unavailable."""
+        try:
+            found = await obstore.get_async(self._store, _path(key, digest))
+            return bytes(await found.bytes_async())
+        except FileNotFoundError:
+            return None
+        except (StoreError, OSError) as error:
+            raise Unavailable(f"the blob store cannot be read: {error}") from error
+
+    async def delete(self, key: str, digest: str, place: Place) -> None:
+        """Forget a blob that the index no longer offers; fine if it is gone already. Raises Unavailable."""
+        if place == "redis":
+            await self._redis.delete(self._keys.blob(digest))
+            return
+        try:
+            await obstore.delete_async(self._store, _path(key, digest))
+        except FileNotFoundError:
+            return
+        except (StoreError, OSError) as error:
+            raise Unavailable(f"the blob store cannot delete: {error}") from error
+
+
+def _path(key: str, digest: str) -> str:
+    return f"artifacts/{key[:2]}/{key}/{digest}"

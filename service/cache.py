@@ -1,0 +1,156 @@
+"""Stage 5: the cache. A key in; a published artifact's bytes out, or None. Index in Redis, bytes in blobs.py.
+
+The blob is written before the index offers it, and leaves after the index has forgotten it, so that whoever
+finds an entry normally finds its bytes; where they are lost or damaged all the same, the entry is dropped and
+the key is a miss again. Publishing is one Lua script: the first artifact of a key wins.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import structlog
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from ..compiler.errors import Unavailable
+from .blobs import Blobs, Place, sha256
+from .leases import Lease
+from .metrics import Metrics
+from .scripts import Keys, Scripts
+
+NAMESPACE = "default"
+_EVICT_BATCH = 64
+_PUTS = 2
+"""A restart of Redis can fall between an artifact's write and its publication, once."""
+
+log = structlog.get_logger(__name__)
+
+Use = Literal["hit", "fetch"]
+"""What a lookup counts as: an answer to a request for a compile, or a plain download."""
+
+
+class Offer(Struct, frozen=True):
+    """A signed artifact on its way into the cache. `seconds`: what its compile took on a worker."""
+
+    key: str
+    digest: str
+    data: bytes
+    seconds: float
+    components: dict[str, str]
+
+
+class Cache:
+    def __init__(
+        self,
+        redis: Redis,
+        keys: Keys,
+        scripts: Scripts,
+        blobs: Blobs,
+        metrics: Metrics,
+        *,
+        limit_bytes: int,
+        progress_ttl_seconds: float,
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._scripts = scripts
+        self._blobs = blobs
+        self._metrics = metrics
+        self._limit_bytes = limit_bytes
+        self._ttl_ms = int(progress_ttl_seconds * 1000)
+
+    async def lookup(self, key: str, use: Use) -> bytes | None:
+        """The artifact of `key`, its digest checked, its last use noted; None when there is none."""
+        keys = self._keys
+        found = await self._scripts.lookup(
+            keys=[keys.index(key), keys.lru, keys.stats], args=[key, keys.blob_prefix, use]
+        )
+        if found is None:
+            return None
+        digest, size, place, blob = found
+        data = blob if place == b"redis" else await self._blobs.get(key, digest.decode())
+        if data is not None and len(data) == int(size) and await sha256(data) == digest.decode():
+            return data
+        log.warning("blob_lost", key=key, place=place.decode(), damaged=data is not None)
+        self._metrics.damaged_blobs.inc()
+        await self._scripts.drop(
+            keys=[keys.index(key), keys.lru, keys.sizes, keys.total, keys.stats], args=[key, digest, use]
+        )
+        return None
+
+    async def exists(self, key: str) -> bool:
+        return bool(await self._redis.exists(self._keys.index(key)))
+
+    async def publish(self, lease: Lease, offer: Offer) -> bool:
+        """Offer an artifact under a lease; true once the index holds exactly this one.
+
+        False: the lease is not ours any more, or another artifact was first; ours is deleted again.
+        Raises Unavailable (blob store) and RedisError; both leave nothing half-published.
+        """
+        for _ in range(_PUTS):
+            place = await self._blobs.put(offer.key, offer.digest, offer.data)
+            answer = await self._offer(lease, offer, place)
+            if answer == b"published":
+                return True
+            if answer != b"blobless":
+                await self._blobs.delete(offer.key, offer.digest, place)
+                return False
+        raise Unavailable("Redis lost the artifact between its write and its publication")
+
+    async def _offer(self, lease: Lease, offer: Offer, place: Place) -> bytes:
+        keys, key = self._keys, offer.key
+        answer = await self._scripts.publish(
+            keys=[
+                keys.index(key),
+                keys.lease(key),
+                keys.lru,
+                keys.sizes,
+                keys.total,
+                keys.events(key),
+                keys.run(key),
+                keys.request(key),
+                keys.active,
+                keys.waiters(key),
+                keys.stats,
+            ],
+            args=[
+                key,
+                lease.token,
+                offer.digest,
+                len(offer.data),
+                place,
+                NAMESPACE,
+                f"{offer.seconds:.6f}",
+                msgspec.json.encode(offer.components),
+                self._ttl_ms,
+                keys.wake,
+                keys.blob(offer.digest),
+            ],
+        )
+        return answer[0]
+
+    async def trim(self) -> int:
+        """Evict the least recently used artifacts until the rest fits; returns how many went."""
+        keys, gone = self._keys, 0
+        while True:
+            flat = await self._scripts.evict(
+                keys=[keys.lru, keys.sizes, keys.total, keys.stats],
+                args=[self._limit_bytes, keys.index_prefix, _EVICT_BATCH],
+            )
+            for i in range(0, len(flat), 3):
+                key, digest, place = (part.decode() for part in flat[i : i + 3])
+                await self._blobs.delete(key, digest, "redis" if place == "redis" else "store")
+                log.info("evicted", key=key)
+            gone += len(flat) // 3
+            if len(flat) < 3 * _EVICT_BATCH:
+                return gone
+
+    async def size(self) -> tuple[int, int]:
+        """(entries, bytes) that the index offers."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.zcard(self._keys.lru)
+            pipe.get(self._keys.total)
+            entries, total = await pipe.execute()
+        return int(entries), int(total or 0)

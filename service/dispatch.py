@@ -1,0 +1,315 @@
+"""Stage 6: miss -> worker. A key and its request in; a signed, published artifact (or a failed compile) out.
+
+One flight for each lease this gateway holds. A flight runs in two tasks: one keeps the lease, the other
+compiles, signs and publishes. Whichever ends first ends the other. Clients never wait on a flight: they wait
+on its events in Redis, which any gateway can serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import structlog
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from redis.exceptions import RedisError
+
+from ..compiler import artifact, wire
+from ..compiler.errors import (
+    ArtifactError,
+    BadOption,
+    CompileFailed,
+    CompileKilled,
+    CompileTimeout,
+    ForbiddenTarget,
+    RelayError,
+    ServiceError,
+    Unavailable,
+    Unsupported,
+    VerifyFailed,
+)
+from .blobs import sha256
+from .cache import Cache, Offer
+from .intake import Ask, Intake
+from .leases import Granted, Leases
+from .metrics import Metrics
+from .settings import ServiceSettings
+
+log = structlog.get_logger(__name__)
+
+ATTEMPTS = 2
+"""A worker that dies (its node went away, say) gets one more try, on another worker if there is one."""
+REPEATABLE = (CompileFailed, VerifyFailed, Unsupported, ForbiddenTarget, BadOption)
+"""Errors that the same request would meet again, so they are remembered for a while."""
+_POOL_GRACE_SECONDS = 15.0
+"""The pool enforces the deadline; past this much more, the flight stops waiting for it."""
+_RETRY_SECONDS = 0.5
+
+
+class CompilePool(Protocol):
+    """What the gateway needs of workers/pool.py's WorkerPool."""
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+    def ready(self) -> bool: ...
+    def workers(self) -> list[wire.WorkerInfo]: ...
+    async def compile(
+        self,
+        request_bytes: bytes,
+        *,
+        key: str,
+        toolchain: wire.Toolchain,
+        target: wire.Target,
+        deadline_seconds: float,
+        on_progress: Callable[[wire.Stage, str], None],
+    ) -> bytes: ...
+
+
+class Flight:
+    """One compile under one lease. `granted` changes when the lease is taken again under a new fence."""
+
+    def __init__(self, granted: Granted, ask: Ask | None, *, finish: bool) -> None:
+        self.granted = granted
+        self.ask = ask
+        self.finish = finish
+        self.began = time.monotonic()
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        leases: Leases,
+        cache: Cache,
+        intake: Intake,
+        pool: CompilePool,
+        signer: Ed25519PrivateKey,
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._leases = leases
+        self._cache = cache
+        self._intake = intake
+        self._pool = pool
+        self._signer = signer
+        self._metrics = metrics
+        self._flights: dict[asyncio.Task[None], Flight] = {}
+
+    async def ask(self, ask: Ask, body: bytes, *, finish: bool) -> Literal["hit", "wait"]:
+        """Make sure that somebody compiles this. "hit": it was published a moment ago.
+
+        Raises Overloaded, the remembered error of a compile that just failed, RedisError.
+        """
+        for flight in self._flights_of(ask.key):
+            # Redis may have lost our lease a moment ago: have it back before someone is given a new one.
+            _, flight.granted = await self._leases.renew(flight.granted, finish=flight.finish)
+        answer = await self._leases.ask(ask.key, body, finish=finish)
+        if not isinstance(answer, Granted):
+            return answer
+        self._launch(Flight(answer, ask, finish=finish))
+        return "wait"
+
+    async def take_over(self, key: str) -> bool:
+        """Go on with a compile whose holder died; false if it lives, is over, or is not known."""
+        if self._flights_of(key):
+            return False  # its keeper takes the lease again by itself
+        granted = await self._leases.take_over(key)
+        if granted is None:
+            return False
+        log.warning("compile_taken_over", key=key)
+        self._metrics.takeovers.inc()
+        self._launch(Flight(granted, None, finish=False))
+        return True
+
+    def holds(self, key: str) -> bool:
+        """Whether this gateway is compiling `key`."""
+        return bool(self._flights_of(key))
+
+    def _flights_of(self, key: str) -> list[Flight]:
+        return [flight for flight in self._flights.values() if flight.granted.lease.key == key]
+
+    async def close(self) -> None:
+        """Stop all flights and give their leases back."""
+        flights = list(self._flights)
+        for task in flights:
+            task.cancel()
+        await asyncio.gather(*flights, return_exceptions=True)
+
+    def _launch(self, flight: Flight) -> None:
+        key = flight.granted.lease.key
+        task = asyncio.create_task(self._fly(flight), name=f"compile {key[:12]}")
+        self._flights[task] = flight
+        self._metrics.compiles_here.inc()
+
+        def landed(done: asyncio.Task[None]) -> None:
+            self._metrics.compiles_here.dec()
+            del self._flights[done]
+            if not done.cancelled() and (error := done.exception()) is not None:
+                log.error("flight_broke", key=key, exc_info=error)
+
+        task.add_done_callback(landed)
+
+    async def _fly(self, flight: Flight) -> None:
+        key = flight.granted.lease.key
+        keeper = asyncio.create_task(self._keep_lease(flight))
+        worker = asyncio.create_task(self._compile(flight))
+        try:
+            await asyncio.wait({keeper, worker}, return_when=asyncio.FIRST_COMPLETED)
+            if not worker.done():
+                await _stop(worker)
+                verdict = keeper.result()
+                log.info("compile_stopped", key=key, verdict=verdict)
+                if verdict == "abandoned":
+                    error = CompileKilled("nobody waits for this compile any more", hint="Ask again")
+                    await self._leases.fail(flight.granted.lease, error, remember_seconds=0)
+                return
+            await _stop(keeper)
+            await self._land(flight, worker)
+        except asyncio.CancelledError:
+            await _stop(worker)
+            await _stop(keeper)
+            try:
+                await self._leases.release(flight.granted.lease)
+            except RedisError as error:
+                log.warning("lease_not_released", key=key, error=str(error))  # it expires by itself
+            raise
+
+    async def _keep_lease(self, flight: Flight) -> Literal["lost", "published", "abandoned"]:
+        """Renew until somebody else has the lease, or nobody wants the compile; wait out outages of Redis."""
+        while True:
+            await asyncio.sleep(self._settings.lease_seconds / 3)
+            try:
+                renewal, flight.granted = await self._leases.renew(flight.granted, finish=flight.finish)
+            except RedisError as error:
+                log.warning("lease_not_renewed", key=flight.granted.lease.key, error=str(error))
+                continue
+            match renewal:
+                case "lost" | "published" | "abandoned":
+                    return renewal
+                case "retaken":
+                    log.warning("lease_retaken", key=flight.granted.lease.key)
+
+    async def _compile(self, flight: Flight) -> None:
+        ask = flight.ask or await self._intake.parse(flight.granted.body)
+        data = await self._run(flight, ask)
+        await self._leases.progress(flight.granted.lease, "publish", "")
+        signed, seconds = await asyncio.to_thread(self._sign, data, ask.key)
+        offer = Offer(ask.key, await sha256(signed), signed, seconds, ask.components)
+        if await self._publish(flight, offer):
+            took = time.monotonic() - flight.began
+            self._metrics.compile_seconds.observe(took)
+            log.info("published", key=ask.key, bytes=len(signed), seconds=round(took, 3))
+            await self._trim()
+
+    async def _trim(self) -> None:
+        try:
+            await self._cache.trim()
+        except (RedisError, Unavailable) as error:
+            log.warning("cache_not_trimmed", error=str(error))  # the next publish tries again
+
+    async def _run(self, flight: Flight, ask: Ask) -> bytes:
+        """The artifact from a worker; its progress goes to the compile's events on the way."""
+        loop = asyncio.get_running_loop()
+        steps: asyncio.Queue[tuple[wire.Stage, str] | None] = asyncio.Queue()
+
+        def on_progress(stage: wire.Stage, detail: str) -> None:  # from any thread
+            loop.call_soon_threadsafe(steps.put_nowait, (stage, detail))
+
+        reporter = asyncio.create_task(self._report(flight, steps))
+        try:
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    return await self._ask_pool(ask, on_progress)
+                except CompileKilled as error:
+                    if attempt == ATTEMPTS:
+                        raise
+                    log.warning("compile_retried", key=ask.key, error=error.message)
+                    on_progress("queued", f"trying again: {error.message}")
+            raise AssertionError("unreachable: the last attempt returns or raises")
+        finally:
+            loop.call_soon(steps.put_nowait, None)  # after what on_progress has scheduled
+            await reporter
+
+    async def _ask_pool(self, ask: Ask, on_progress: Callable[[wire.Stage, str], None]) -> bytes:
+        deadline = self._settings.compile_deadline_seconds
+        try:
+            async with asyncio.timeout(deadline + _POOL_GRACE_SECONDS):
+                return await self._pool.compile(
+                    ask.canonical,
+                    key=ask.key,
+                    toolchain=ask.toolchain,
+                    target=ask.target,
+                    deadline_seconds=deadline,
+                    on_progress=on_progress,
+                )
+        except TimeoutError:
+            raise CompileTimeout(f"the compile took longer than {deadline:g} s") from None
+
+    async def _report(self, flight: Flight, steps: asyncio.Queue[tuple[wire.Stage, str] | None]) -> None:
+        """Progress is for people: an event that Redis did not take is logged, and the compile goes on."""
+        while (step := await steps.get()) is not None:
+            stage, detail = step
+            try:
+                await self._leases.progress(flight.granted.lease, stage, detail)
+            except RedisError as error:
+                log.warning("progress_lost", key=flight.granted.lease.key, stage=stage, error=str(error))
+
+    def _sign(self, data: bytes, key: str) -> tuple[bytes, float]:
+        signed = artifact.sign(data, self._signer, key=key)
+        return signed, sum(seconds for _, seconds in artifact.read_manifest(signed).stages)
+
+    async def _publish(self, flight: Flight, offer: Offer) -> bool:
+        """Publish, waiting out a restart of Redis. False: somebody else's artifact or lease stands."""
+        until = time.monotonic() + self._settings.publish_retry_seconds
+        while True:
+            try:
+                if await self._cache.publish(flight.granted.lease, offer):
+                    return True
+                renewal, flight.granted = await self._leases.renew(flight.granted, finish=flight.finish)
+                if renewal in ("lost", "published"):
+                    log.warning("late_publish_refused", key=offer.key, verdict=renewal)
+                    return False
+            except RedisError as error:
+                if time.monotonic() > until:
+                    raise
+                log.warning("publish_delayed", key=offer.key, error=str(error))
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _land(self, flight: Flight, worker: asyncio.Task[None]) -> None:
+        """Turn a failed compile into its failed event; a published one needs nothing more."""
+        failure = worker.exception()
+        if failure is None:
+            return
+        key = flight.granted.lease.key
+        error = _as_relay_error(failure)
+        log.error("compile_failed", key=key, code=error.code, error=error.message, exc_info=failure)
+        self._metrics.compile_errors.labels(error.code).inc()
+        remember = self._settings.negative_ttl_seconds if isinstance(error, REPEATABLE) else 0.0
+        until = time.monotonic() + self._settings.publish_retry_seconds
+        while True:
+            try:
+                await self._leases.fail(flight.granted.lease, error, remember_seconds=remember)
+                return
+            except RedisError as outage:
+                if time.monotonic() > until:
+                    raise
+                log.warning("failure_not_told", key=key, error=str(outage))
+                await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _as_relay_error(failure: BaseException) -> RelayError:
+    """What clients are told. Only our own errors' texts reach them; the rest is in the log."""
+    if isinstance(failure, ArtifactError):
+        return ServiceError(f"the worker returned an artifact that cannot be signed: {failure.message}")
+    if isinstance(failure, RelayError):
+        return failure
+    if isinstance(failure, RedisError):
+        return Unavailable("Redis could not be reached while the compile was published")
+    return ServiceError(f"the service failed with {type(failure).__name__}; its log says more")
+
+
+async def _stop(task: asyncio.Task[object]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

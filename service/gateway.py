@@ -1,0 +1,141 @@
+"""The gateway's parts, made once for each app and handed to the routes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from fastapi import Request
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialWithJitterBackoff
+
+from ..compiler.errors import RelayError
+from . import signing
+from .auth import Tokens
+from .blobs import Blobs, open_store
+from .cache import Cache
+from .dispatch import CompilePool, Dispatcher
+from .events import Events
+from .intake import Intake
+from .leases import Leases
+from .metrics import Metrics
+from .scripts import Keys, Scripts
+from .settings import ServiceSettings
+from .stats import Stats
+
+log = structlog.get_logger(__name__)
+
+_REDIS_CONNECTIONS = 64
+_REDIS_RETRIES = 3
+_POOL_RESTART_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gateway:
+    """Everything a route may use."""
+
+    settings: ServiceSettings
+    redis: Redis
+    tokens: Tokens
+    intake: Intake
+    cache: Cache
+    events: Events
+    dispatcher: Dispatcher
+    pool: CompilePool
+    signer: Ed25519PrivateKey
+    stats: Stats
+    metrics: Metrics
+    state: GatewayState
+
+
+@dataclass
+class GatewayState:
+    """What changes while a gateway runs. `pool_error`: why the workers could not be started, or ''."""
+
+    pool_started: bool = False
+    pool_error: str = ""
+    stopping: bool = False
+
+
+def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
+    """Wire the parts together; opens no connection yet. Raises SettingsError, OSError."""
+    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    redis = connect(settings)
+    keys, scripts, metrics = Keys(settings.redis_prefix), Scripts(redis), Metrics()
+    signer = signing.load_or_create(settings.signing_key_path)
+    blobs = Blobs(redis, keys, open_store(settings.blob_location), inline_bytes=settings.blob_inline_bytes)
+    cache = Cache(
+        redis,
+        keys,
+        scripts,
+        blobs,
+        metrics,
+        limit_bytes=settings.cache_limit_bytes,
+        progress_ttl_seconds=settings.progress_ttl_seconds,
+    )
+    intake = Intake(settings.limits, body_timeout_seconds=settings.body_timeout_seconds)
+    leases = Leases(redis, keys, scripts, settings)
+    return Gateway(
+        settings=settings,
+        redis=redis,
+        tokens=Tokens(redis, keys, settings),
+        intake=intake,
+        cache=cache,
+        events=Events(redis, keys),
+        dispatcher=Dispatcher(settings, leases, cache, intake, pool, signer, metrics),
+        pool=pool,
+        signer=signer,
+        stats=Stats(redis, keys),
+        metrics=metrics,
+        state=GatewayState(),
+    )
+
+
+def connect(settings: ServiceSettings) -> Redis:
+    """A client that reconnects by itself; no answer is waited for longer than `redis_timeout_seconds`."""
+    pool = BlockingConnectionPool.from_url(
+        settings.redis_url,
+        max_connections=_REDIS_CONNECTIONS,
+        timeout=settings.redis_timeout_seconds,
+        socket_timeout=settings.redis_timeout_seconds,
+        socket_connect_timeout=settings.redis_timeout_seconds,
+        retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.25), _REDIS_RETRIES),
+    )
+    return Redis.from_pool(pool)
+
+
+def worker_pool(settings: ServiceSettings) -> CompilePool:
+    """The Ray workers that the settings describe. Imported here: a gateway with another pool needs no Ray."""
+    from ..workers.pool import PoolSettings, WorkerPool
+
+    return WorkerPool(
+        PoolSettings(
+            ray_address=settings.ray_address,
+            ray_token=settings.ray_token.get_secret_value() if settings.ray_token else None,
+            cpu_slots=settings.cpu_slots,
+            gpu_slots_per_gpu=settings.gpu_slots_per_gpu,
+            memory_limit_bytes=settings.worker_memory_limit_bytes,
+        )
+    )
+
+
+async def start_pool(gateway: Gateway) -> None:
+    """Start the workers beside the gateway, which answers hits meanwhile; try again until it works."""
+    state = gateway.state
+    while not state.pool_started:
+        try:
+            await gateway.pool.start()
+            state.pool_started, state.pool_error = True, ""
+        except (RelayError, OSError, RuntimeError) as error:
+            state.pool_error = str(error)
+            log.error("workers_not_started", error=str(error), exc_info=True)
+            await asyncio.sleep(_POOL_RESTART_SECONDS)
+
+
+def gateway_of(request: Request) -> Gateway:
+    """The FastAPI dependency behind every route."""
+    gateway: Gateway = request.app.state.gateway
+    return gateway

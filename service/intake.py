@@ -1,0 +1,167 @@
+"""Stage 4: an HTTP body -> a checked request with its key. Nothing from the wire gets past here unchecked.
+
+Decoding holds the interpreter's lock, 40 ms for each MiB of nodes, so the work is done where it cannot stall
+the event loop: small bodies in place, middling ones in a thread, large ones in a child process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import OrderedDict
+
+import msgspec
+from fastapi import Request
+from msgspec import Struct
+
+from ..compiler import check, key, wire
+from ..compiler.errors import LimitExceeded, MalformedRequest, RelayError, Unavailable, from_code
+from .blobs import sha256
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+_INLINE_BYTES = 32 << 10
+_THREAD_BYTES = 1 << 20
+_REMEMBERED = 4096
+_CHILDREN = 2
+_CHILD_SECONDS = 60.0
+_DRAIN_SECONDS = 2.0
+
+
+class Ask(Struct, frozen=True):
+    """A request that may be compiled. `canonical`: wire.encode_request's bytes; `key`: their digest."""
+
+    key: str
+    canonical: bytes
+    toolchain: wire.Toolchain
+    target: wire.Target
+    components: dict[str, str]
+
+
+class ChildInput(Struct, frozen=True):
+    body: bytes
+    limits: wire.Limits
+
+
+def parse(body: bytes, limits: wire.Limits) -> Ask:
+    """Decode, check and name a request. Raises RequestError's children, nothing else."""
+    request = wire.unpack_request(body, limits)
+    check.check(request, limits)
+    canonical = wire.encode_request(request)
+    return Ask(
+        key.key_of_bytes(canonical), canonical, request.toolchain, request.target, key.components(request)
+    )
+
+
+class Intake:
+    """Bodies in, Asks out; remembers which bytes had which key, so that known bodies are not parsed again."""
+
+    def __init__(self, limits: wire.Limits, *, body_timeout_seconds: float) -> None:
+        self._limits = limits
+        self._body_timeout_seconds = body_timeout_seconds
+        self._known: OrderedDict[str, str] = OrderedDict()
+        self._children = asyncio.Semaphore(_CHILDREN)
+
+    async def read(self, request: Request) -> bytes:
+        """The body, never more than the limit in memory. Raises LimitExceeded, MalformedRequest."""
+        limit = self._limits.body_bytes
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > limit:
+            await _drain(request, limit)
+            raise LimitExceeded(f"body has {declared} bytes, limit {limit}")
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._body_timeout_seconds):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > limit:
+                        break
+                    parts.append(part)
+        except TimeoutError:
+            raise MalformedRequest(
+                f"the body did not arrive within {self._body_timeout_seconds:g} s"
+            ) from None
+        if size > limit:
+            await _drain(request, limit)
+            raise LimitExceeded(f"body has more than {limit} bytes")
+        return b"".join(parts)
+
+    async def key_of(self, body: bytes) -> tuple[str, Ask | None]:
+        """The body's key; with the Ask, unless these very bytes were parsed before."""
+        name = await sha256(body)
+        known = self._known.get(name)
+        if known is not None:
+            self._known.move_to_end(name)
+            return known, None
+        ask = await self.parse(body)
+        self._known[name] = ask.key
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return ask.key, ask
+
+    async def parse(self, body: bytes) -> Ask:
+        """`parse`, off the event loop where that matters. Raises RequestError's children, Unavailable."""
+        try:
+            size = zstd.get_frame_info(body).decompressed_size
+        except zstd.ZstdError as error:
+            raise MalformedRequest(f"body is not a zstd frame: {error}") from None
+        if size is not None and size <= _INLINE_BYTES:
+            return parse(body, self._limits)
+        if size is not None and size <= _THREAD_BYTES:
+            return await asyncio.to_thread(parse, body, self._limits)
+        async with self._children:
+            return await _parse_in_child(body, self._limits)
+
+
+async def _parse_in_child(body: bytes, limits: wire.Limits) -> Ask:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",
+        "-m",
+        f"{__package__}.intake_child",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(_CHILD_SECONDS):
+            out, _ = await child.communicate(msgspec.msgpack.encode(ChildInput(body, limits)))
+    except TimeoutError:
+        raise LimitExceeded(f"the request could not be checked within {_CHILD_SECONDS:g} s") from None
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode != 0:
+        raise Unavailable(f"the process that checks large requests ended with {child.returncode}")
+    return decode_result(out)
+
+
+def encode_result(result: Ask | RelayError) -> bytes:
+    """What the child writes: a flag and the Ask, or a flag and the error."""
+    if isinstance(result, RelayError):
+        return b"e" + msgspec.msgpack.encode(wire.ErrorBody(result.code, result.message, result.advice))
+    return b"a" + msgspec.msgpack.encode(result)
+
+
+def decode_result(data: bytes) -> Ask:
+    if data[:1] == b"a":
+        return msgspec.msgpack.decode(data[1:], type=Ask)
+    error = msgspec.msgpack.decode(data[1:], type=wire.ErrorBody)
+    raise from_code(error.code, error.message, error.hint)
+
+
+async def _drain(request: Request, limit: int) -> None:
+    """Read on for a little and throw it away: a client that is still sending would miss the answer."""
+    size = 0
+    try:
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    return
+    except TimeoutError:
+        return

@@ -1,0 +1,198 @@
+"""Single flight: leases with fences and each compile's events, in Redis; a key in, who compiles it out.
+
+A lease is `owner:fence` under a key with an expiry. Only its holder writes events, fails or publishes. It
+renews in time, or someone who waits takes over; a fence never comes twice, so what an old holder still sends
+is refused. All of it is in service/lua/, so that every step is one atomic script.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from ..compiler import wire
+from ..compiler.errors import Overloaded, RelayError, from_code
+from .scripts import Keys, Scripts
+from .settings import ServiceSettings
+
+
+class Lease(Struct, frozen=True):
+    """The right to compile `key`. `fence` rises with every lease given out."""
+
+    key: str
+    owner: str
+    fence: str
+
+    @property
+    def token(self) -> str:
+        return f"{self.owner}:{self.fence}"
+
+
+class Granted(Struct, frozen=True):
+    """The lease is ours; `body` is the request to compile."""
+
+    lease: Lease
+    body: bytes
+
+
+Renewal = Literal["held", "retaken", "lost", "published", "abandoned"]
+
+
+class Leases:
+    def __init__(self, redis: Redis, keys: Keys, scripts: Scripts, settings: ServiceSettings) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._scripts = scripts
+        self._lease_ms = int(settings.lease_seconds * 1000)
+        self._ttl_ms = int((settings.progress_ttl_seconds + settings.compile_deadline_seconds) * 1000)
+        self._abandon_ms = int(settings.abandon_seconds * 1000)
+        self._max_queued = settings.max_queued
+
+    async def ask(self, key: str, body: bytes, *, finish: bool) -> Granted | Literal["hit", "wait"]:
+        """Take the lease of `key`, or join who holds it ("wait"), or learn that it is cached by now ("hit").
+
+        Raises Overloaded when too many compiles wait, and the remembered error of a compile that just failed.
+        """
+        answer = await self._acquire(key, body, finish=finish, mode="ask")
+        match answer[0]:
+            case b"lease":
+                return answer[1]
+            case b"hit":
+                return "hit"
+            case b"failed":
+                raise decode_error(answer[1])
+            case b"overloaded":
+                raise Overloaded(f"{self._max_queued} compiles are queued already")
+        return "wait"
+
+    async def take_over(self, key: str) -> Granted | None:
+        """Take the lease of a compile whose holder died; None if it lives, is over, or is not known."""
+        answer = await self._acquire(key, b"", finish=False, mode="takeover")
+        return answer[1] if answer[0] == b"lease" else None
+
+    async def _acquire(
+        self, key: str, body: bytes, *, finish: bool, mode: Literal["ask", "takeover"]
+    ) -> tuple[bytes, Granted] | list[bytes]:
+        keys, owner = self._keys, uuid.uuid4().hex
+        answer = await self._scripts.acquire(
+            keys=[
+                keys.index(key),
+                keys.failed(key),
+                keys.lease(key),
+                keys.fence,
+                keys.active,
+                keys.events(key),
+                keys.request(key),
+                keys.run(key),
+                keys.waiters(key),
+                keys.stats,
+            ],
+            args=[
+                key,
+                owner,
+                self._lease_ms,
+                self._max_queued,
+                body,
+                self._ttl_ms,
+                int(finish),
+                mode,
+                keys.wake,
+                self._abandon_ms,
+            ],
+        )
+        if answer[0] == b"lease":
+            return b"lease", Granted(Lease(key, owner, answer[1].decode()), answer[2])
+        return answer
+
+    async def renew(self, granted: Granted, *, finish: bool) -> tuple[Renewal, Granted]:
+        """Keep the lease; what became of it, and the lease to go on with ("retaken" has a new fence)."""
+        keys, lease = self._keys, granted.lease
+        key = lease.key
+        answer = await self._scripts.renew(
+            keys=[
+                keys.index(key),
+                keys.lease(key),
+                keys.fence,
+                keys.active,
+                keys.events(key),
+                keys.request(key),
+                keys.run(key),
+                keys.waiters(key),
+            ],
+            args=[
+                key,
+                lease.owner,
+                self._lease_ms,
+                granted.body,
+                self._ttl_ms,
+                int(finish),
+                keys.wake,
+                self._abandon_ms,
+            ],
+        )
+        match answer:
+            case [b"lost"]:
+                return "lost", granted
+            case [b"published"]:
+                return "published", granted
+        fresh = Granted(msgspec.structs.replace(lease, fence=answer[1].decode()), granted.body)
+        if answer[0] == b"retaken":
+            return "retaken", fresh
+        return ("held" if answer[2] else "abandoned"), fresh
+
+    async def progress(self, lease: Lease, stage: wire.Stage, detail: str) -> bool:
+        """Append an event; false when the lease is not ours any more."""
+        keys, key = self._keys, lease.key
+        return bool(
+            await self._scripts.progress(
+                keys=[keys.lease(key), keys.events(key), keys.run(key)],
+                args=[key, lease.token, stage, detail, self._ttl_ms, keys.wake],
+            )
+        )
+
+    async def fail(self, lease: Lease, error: RelayError, *, remember_seconds: float) -> bool:
+        """End the compile with an error; false when the lease is not ours any more."""
+        keys, key = self._keys, lease.key
+        return bool(
+            await self._scripts.fail(
+                keys=[
+                    keys.lease(key),
+                    keys.events(key),
+                    keys.run(key),
+                    keys.request(key),
+                    keys.active,
+                    keys.waiters(key),
+                    keys.failed(key),
+                    keys.stats,
+                ],
+                args=[
+                    key,
+                    lease.token,
+                    encode_error(error),
+                    error.message,
+                    int(remember_seconds * 1000),
+                    self._ttl_ms,
+                    keys.wake,
+                ],
+            )
+        )
+
+    async def release(self, lease: Lease) -> None:
+        """Give the lease back unfinished, so that someone who waits takes over at once."""
+        keys = self._keys
+        await self._scripts.release(
+            keys=[keys.lease(lease.key), keys.active], args=[lease.key, lease.token, keys.wake]
+        )
+
+
+def encode_error(error: RelayError) -> bytes:
+    return wire.to_json(wire.ErrorBody(error.code, error.message, error.advice))
+
+
+def decode_error(data: bytes) -> RelayError:
+    body = msgspec.json.decode(data, type=wire.ErrorBody)
+    return from_code(body.code, body.message, body.hint)

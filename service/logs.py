@@ -1,0 +1,31 @@
+"""Logs: one event a line, on standard error, for people or (log_format=json) for machines."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+from .settings import ServiceSettings
+
+
+def configure(settings: ServiceSettings) -> None:
+    """Set up structlog for this process. Tokens and bodies are never logged; keys and digests are."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if settings.log_format == "json":
+        shared += [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    else:
+        shared += [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    structlog.configure(
+        processors=shared,
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[settings.log_level.upper()]
+        ),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )

@@ -1,0 +1,23 @@
+-- Take out an index entry whose blob is lost or damaged, and take back what lookup.lua counted.
+-- KEYS: index, lru, sizes, total, stats. ARGV: key, digest, 'hit' or 'fetch'.
+-- Returns 1 if this call dropped it: an entry published since, with another digest, stays.
+local entry = redis.call('HMGET', KEYS[1], 'digest', 'size', 'seconds')
+if ARGV[3] == 'hit' then
+  redis.call('HINCRBY', KEYS[5], 'requests', -1)
+  redis.call('HINCRBY', KEYS[5], 'hits', -1)
+else
+  redis.call('HINCRBY', KEYS[5], 'fetches', -1)
+end
+if entry[1] ~= ARGV[2] then
+  return 0
+end
+if ARGV[3] == 'hit' then
+  redis.call('HINCRBYFLOAT', KEYS[5], 'seconds_saved', '-' .. entry[3])
+end
+redis.call('HINCRBY', KEYS[5], 'bytes_served', -entry[2])
+redis.call('HINCRBY', KEYS[5], 'damaged', 1)
+redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('DECRBY', KEYS[4], redis.call('HGET', KEYS[3], ARGV[1]) or 0)
+redis.call('HDEL', KEYS[3], ARGV[1])
+return 1

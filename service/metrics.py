@@ -1,0 +1,70 @@
+"""What Prometheus reads: this gateway's own measurements, and the installation's counters from Redis."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import generate_latest
+
+from .stats import Snapshot
+
+_LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_COMPILE_BUCKETS = (0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
+
+
+class Metrics:
+    """One registry for each app, so that several gateways can live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.http_requests = Counter(
+            "torchrelay_http_requests",
+            "HTTP requests by route and status",
+            ["method", "route", "status"],
+            registry=self.registry,
+        )
+        self.http_seconds = Histogram(
+            "torchrelay_http_seconds",
+            "Seconds from a request's head to its answer's last byte",
+            ["route"],
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.compile_seconds = Histogram(
+            "torchrelay_compile_seconds",
+            "Seconds a compile took from its lease to its publication",
+            buckets=_COMPILE_BUCKETS,
+            registry=self.registry,
+        )
+        self.compiles_here = Gauge(
+            "torchrelay_compiles_in_progress",
+            "Compiles whose lease this gateway holds",
+            registry=self.registry,
+        )
+        self.compile_errors = Counter(
+            "torchrelay_compile_errors", "Failed compiles by code", ["code"], registry=self.registry
+        )
+        self.takeovers = Counter(
+            "torchrelay_takeovers", "Compiles taken over from a dead holder", registry=self.registry
+        )
+        self.damaged_blobs = Counter(
+            "torchrelay_damaged_blobs",
+            "Artifacts found lost or damaged when they were asked for",
+            registry=self.registry,
+        )
+        self.streams = Gauge("torchrelay_event_streams", "Open event streams", registry=self.registry)
+
+    def render(self, shared: Snapshot | None) -> bytes:
+        """The text format; `shared` is None while Redis cannot be asked."""
+        return generate_latest(self.registry) + (_shared_text(shared) if shared is not None else b"")
+
+
+def _shared_text(shared: Snapshot) -> bytes:
+    registry = CollectorRegistry()
+    for name, value in shared.counters.items():
+        Gauge(f"torchrelay_shared_{name}", f"{name}, over all gateways", registry=registry).set(value)
+    fallbacks = Gauge(
+        "torchrelay_shared_fallbacks", "Clients' local compiles by reason", ["reason"], registry=registry
+    )
+    for code, count in shared.fallbacks.items():
+        fallbacks.labels(code).set(count)
+    return generate_latest(registry)

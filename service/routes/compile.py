@@ -1,0 +1,78 @@
+"""POST /v1/compile: a graph in; its artifact (hit), or where to follow its compile (miss)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from ...compiler import wire
+from ...compiler.errors import MalformedRequest, NotFound, Unavailable
+from ..auth import Grant, requires
+from ..gateway import Gateway, gateway_of
+from ..problems import documented, reply
+from .progress import status_of
+
+router = APIRouter(tags=["compile"])
+
+KEY_HEADER = "X-Torchrelay-Key"
+CACHE_HEADER = "X-Torchrelay-Cache"
+_LOOKS = 3
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_KEY_SCHEMA = {"description": "The request's cache key, 64 hex digits", "schema": {"type": "string"}}
+
+
+@router.post(
+    "/v1/compile",
+    summary="Compile a graph, or fetch what it compiled to before",
+    responses={
+        **documented(404, 413, 415, 422, 429),
+        200: {
+            "description": "A hit: the signed artifact",
+            "content": {wire.ARTIFACT_MEDIA_TYPE: _BINARY},
+            "headers": {KEY_HEADER: _KEY_SCHEMA},
+        },
+        202: {
+            "description": "A miss: a compile runs; follow its events",
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/CompileStatus"}}},
+            "headers": {KEY_HEADER: _KEY_SCHEMA},
+        },
+    },
+    response_class=Response,
+    openapi_extra={"requestBody": {"required": True, "content": {wire.GRAPH_MEDIA_TYPE: _BINARY}}},
+)
+async def compile_graph(
+    request: Request,
+    gateway: Annotated[Gateway, Depends(gateway_of)],
+    _: Annotated[Grant, Depends(requires("compile"))],
+    wait: Annotated[
+        Literal["", "cache"], Query(description="`cache`: only look; 404 instead of a compile")
+    ] = "",
+    finish: Annotated[
+        Literal[0, 1], Query(description="0: stop the compile when nobody waits for it any more")
+    ] = 1,
+) -> Response:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != wire.GRAPH_MEDIA_TYPE:
+        wrong = MalformedRequest(f"content type is {media_type or 'missing'}, not {wire.GRAPH_MEDIA_TYPE}")
+        return reply(wrong, retry_after_seconds=gateway.settings.retry_after_seconds, status=415)
+    body = await gateway.intake.read(request)
+    key, ask = await gateway.intake.key_of(body)
+    for _look in range(_LOOKS):
+        data = await gateway.cache.lookup(key, "hit")
+        if data is not None:
+            return Response(
+                data, media_type=wire.ARTIFACT_MEDIA_TYPE, headers={KEY_HEADER: key, CACHE_HEADER: "hit"}
+            )
+        if wait == "cache":
+            await gateway.stats.count_miss()
+            raise NotFound("nobody has compiled this graph yet", hint="Ask without wait=cache")
+        ask = ask or await gateway.intake.parse(body)
+        if await gateway.dispatcher.ask(ask, body, finish=bool(finish)) == "wait":
+            return Response(
+                wire.to_json(await status_of(gateway, key)),
+                202,
+                {KEY_HEADER: key, CACHE_HEADER: "miss", "Cache-Control": "no-store"},
+                "application/json",
+            )
+    raise Unavailable("the cache offers this artifact but does not hold it", hint="Ask again")

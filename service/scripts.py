@@ -1,0 +1,90 @@
+"""Redis: the names of all keys, and the Lua scripts of service/lua/ as callables."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from importlib import resources
+from typing import Any
+
+from redis.asyncio import Redis
+
+NAMES = ("lookup", "drop", "evict", "acquire", "renew", "progress", "publish", "fail", "release")
+
+
+class Keys:
+    """Every Redis key of one installation. All lie under one prefix; `key` is a request's cache key."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.lru = f"{prefix}lru"
+        """Sorted set: cache key by last use, ms."""
+        self.sizes = f"{prefix}sizes"
+        """Hash: cache key to artifact bytes."""
+        self.total = f"{prefix}total"
+        """Sum of sizes."""
+        self.fence = f"{prefix}fence"
+        """The highest fence given out."""
+        self.active = f"{prefix}active"
+        """Sorted set: keys in compile by their lease's expiry, ms."""
+        self.stats = f"{prefix}stats"
+        self.fallbacks = f"{prefix}fallbacks"
+        """Hash: error code to the number of clients' fallbacks."""
+        self.tokens = f"{prefix}tokens"
+        """Hash: digest of a token to its record, JSON."""
+        self.wake = f"{prefix}wake"
+        """Channel: a cache key whose events or lease changed."""
+        self.index_prefix = f"{prefix}index:"
+        self.blob_prefix = f"{prefix}blob:"
+
+    def index(self, key: str) -> str:
+        """Hash: digest, size, place, namespace, seconds, components, created."""
+        return self.index_prefix + key
+
+    def blob(self, digest: str) -> str:
+        return self.blob_prefix + digest
+
+    def lease(self, key: str) -> str:
+        """`owner:fence`, expires with the lease."""
+        return f"{self.prefix}lease:{key}"
+
+    def failed(self, key: str) -> str:
+        """ErrorBody JSON of a failure that would happen again."""
+        return f"{self.prefix}failed:{key}"
+
+    def events(self, key: str) -> str:
+        """Stream: stage, seconds, detail, error."""
+        return f"{self.prefix}events:{key}"
+
+    def request(self, key: str) -> str:
+        """The body of a compile in progress, for whoever takes it over."""
+        return f"{self.prefix}request:{key}"
+
+    def run(self, key: str) -> str:
+        """Hash: started (ms), joins, finish."""
+        return f"{self.prefix}run:{key}"
+
+    def waiters(self, key: str) -> str:
+        """Sorted set: who waits, by when they are taken for gone, ms."""
+        return f"{self.prefix}waiters:{key}"
+
+
+Script = Callable[..., Awaitable[Any]]
+
+
+class Scripts:
+    """The Lua scripts, bound to a client; each is loaded again by itself when Redis has forgotten it."""
+
+    lookup: Script
+    drop: Script
+    evict: Script
+    acquire: Script
+    renew: Script
+    progress: Script
+    publish: Script
+    fail: Script
+    release: Script
+
+    def __init__(self, redis: Redis) -> None:
+        folder = resources.files(__package__) / "lua"
+        for name in NAMES:
+            setattr(self, name, redis.register_script((folder / f"{name}.lua").read_text("utf-8")))

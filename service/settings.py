@@ -1,0 +1,116 @@
+"""Every setting of the service: environment `TORCHRELAY_SERVICE_*` in, one frozen object out.
+
+Times are in seconds and sizes in bytes, as the names say. Nothing else in service/ reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from ..compiler import wire
+
+Seconds = Annotated[float, Field(gt=0)]
+Bytes = Annotated[int, Field(gt=0)]
+
+
+def default_state_dir() -> Path:
+    """`$XDG_STATE_HOME/torchrelay`; a relative XDG_STATE_HOME is ignored, as the XDG specification asks."""
+    root = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (root if root.is_absolute() else Path.home() / ".local" / "state") / "torchrelay"
+
+
+class ServiceSettings(BaseSettings):
+    """What `create_app` needs. Every field can be set as `TORCHRELAY_SERVICE_<NAME>`."""
+
+    model_config = SettingsConfigDict(env_prefix="TORCHRELAY_SERVICE_", frozen=True, extra="forbid")
+
+    # where
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8642
+    state_dir: Path = Field(default_factory=default_state_dir)
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    """`redis://`, `rediss://` or `unix:///path?db=0`."""
+    redis_prefix: str = "torchrelay:"
+    """Stands before every Redis key, so that one Redis can serve several installations."""
+    blob_url: str = ""
+    """Store of large artifacts: '' is a folder under state_dir, else `file:///`, `s3://`, `gs://`, `az://`."""
+    signing_key_file: Path | None = None
+    """Ed25519 private key, PEM, mode 0600, made on the first start; default `state_dir/signing.pem`."""
+
+    # who
+    token: SecretStr | None = Field(default=None, min_length=32)
+    """A token with every role. Other tokens are records in Redis (service/auth.py)."""
+
+    # how much
+    body_bytes: Bytes = wire.Limits().body_bytes
+    """Compressed request."""
+    request_bytes: Bytes = wire.Limits().request_bytes
+    """Decompressed request."""
+    request_nodes: Annotated[int, Field(gt=0)] = wire.Limits().nodes
+    request_depth: Annotated[int, Field(gt=0)] = wire.Limits().depth
+    request_constant_bytes: Bytes = wire.Limits().constant_bytes
+    request_inputs: Annotated[int, Field(gt=0)] = wire.Limits().inputs
+    max_queued: Annotated[int, Field(gt=0)] = 256
+    """Distinct compiles that run or wait, over all gateways; past it a request gets 429."""
+    blob_inline_bytes: Annotated[int, Field(ge=0)] = 256 << 10
+    """Artifacts up to this size live in Redis, larger ones in the blob store."""
+    cache_limit_bytes: Bytes = 20 << 30
+    """All artifacts together; past it the least recently used go."""
+
+    # how long
+    body_timeout_seconds: Seconds = 60
+    """A request's body must have arrived after this."""
+    compile_deadline_seconds: Seconds = 840
+    lease_seconds: Seconds = 10
+    """A compile's holder renews every third of this; a dead one is replaced within two periods."""
+    abandon_seconds: Seconds = 10
+    """A compile asked for with `finish=0` is cancelled when nobody has waited for this long."""
+    publish_retry_seconds: Seconds = 120
+    """How long a finished artifact waits for Redis to come back."""
+    keepalive_seconds: Seconds = 5
+    """Silence on an event stream after which a comment is sent."""
+    progress_ttl_seconds: Seconds = 3600
+    """How long a compile's events, and the request of a compile in progress, are kept."""
+    negative_ttl_seconds: Annotated[float, Field(ge=0)] = 60
+    """How long a failure that would happen again is remembered; 0 forgets at once."""
+    retry_after_seconds: Annotated[int, Field(gt=0)] = 5
+    """The Retry-After of a 429 or 503."""
+    redis_timeout_seconds: Seconds = 5
+
+    # workers (workers/pool.py)
+    ray_address: str | None = None
+    """None starts a local Ray with the gateway."""
+    ray_token: SecretStr | None = None
+    cpu_slots: Annotated[int, Field(ge=0)] = 1
+    """Compiles at once for CPU targets, on the local Ray."""
+    gpu_slots_per_gpu: Annotated[int, Field(ge=0)] = 1
+    worker_memory_limit_bytes: Bytes = 16 << 30
+    """Address space of one compile child."""
+
+    # logs
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["console", "json"] = "console"
+
+    @property
+    def limits(self) -> wire.Limits:
+        return wire.Limits(
+            body_bytes=self.body_bytes,
+            request_bytes=self.request_bytes,
+            nodes=self.request_nodes,
+            depth=self.request_depth,
+            constant_bytes=self.request_constant_bytes,
+            inputs=self.request_inputs,
+        )
+
+    @property
+    def signing_key_path(self) -> Path:
+        return self.signing_key_file or self.state_dir / "signing.pem"
+
+    @property
+    def blob_location(self) -> str:
+        return self.blob_url or (self.state_dir / "blobs").absolute().as_uri()
