@@ -1,0 +1,127 @@
+"""An engine for the fork server whose requests say how to behave: each test gets the failure that it is about."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from torchrelay.compiler import wire
+from torchrelay.compiler.errors import VerifyFailed
+
+TOOLCHAIN = wire.Toolchain(python="cp311", torch="0.0.0", triton="", cuda="", platform="linux-x86_64")
+TARGET = wire.Target(kind="cpu", name="", capability="", units=0, cpu=["avx2"])
+
+
+def preload():
+    pass
+
+
+def describe(kind):
+    assert kind == "cpu"
+    return TOOLCHAIN, TARGET
+
+
+def compile_graph(request, *, key, worker, workdir, limits, progress):
+    order = msgspec.json.decode(request)
+    return globals()[order.pop("do")](workdir=workdir, progress=progress, **order)
+
+
+def answer(workdir, progress, text="artifact", sleep=0.0):
+    progress("aot", "first")
+    time.sleep(sleep)
+    progress("inductor", "second")
+    return text.encode()
+
+
+def surroundings(workdir, progress):
+    """What a job can see: environment, directories, limits, pid."""
+    return msgspec.json.encode(
+        {
+            "pid": os.getpid(),
+            "session": os.getsid(0),
+            "environment": dict(os.environ),
+            "cwd": str(Path.cwd()),
+            "temporary": tempfile.gettempdir(),
+            "workdir": str(workdir),
+            "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
+            "descriptors": [os.readlink(f"/proc/self/fd/{fd}") for fd in _descriptors()],
+        }
+    )
+
+
+def _descriptors():
+    return [int(p.name) for p in Path("/proc/self/fd").iterdir() if p.is_symlink()]
+
+
+def hang(workdir, progress, pids):
+    """Sleep for ever beside a grandchild in a session of its own and one that was orphaned."""
+    escaped = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    orphan = subprocess.run(
+        ["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    Path(pids).write_text(f"{os.getpid()} {escaped.pid} {orphan.stdout.strip()}")
+    progress("inductor", "hanging")
+    time.sleep(1000)
+
+
+def leave_behind(workdir, progress, pids):
+    """Answer, and leave a process running."""
+    escaped = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    Path(pids).write_text(f"{os.getpid()} {escaped.pid}")
+    return b"artifact"
+
+
+def crash(workdir, progress, signal):
+    os.kill(os.getpid(), signal)
+    time.sleep(10)
+
+
+def leave(workdir, progress, status):
+    os._exit(status)
+
+
+def hog(workdir, progress):
+    """Take memory in a grandchild, 16 MiB at a time, and hold it."""
+    code = "import time; held = []\nwhile True: held.append(bytearray(b'x' * (16 << 20))); time.sleep(0.01)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def swarm(workdir, progress):
+    for _ in range(1000):
+        subprocess.Popen(["sleep", "1000"])
+    time.sleep(1000)
+
+
+def garbage(workdir, progress):
+    """Write to every descriptor above standard error: one of them is the pipe to the server."""
+    for fd in _descriptors():
+        if fd > 2:
+            try:
+                os.write(fd, b"\x04\x00\x00\x00\xff\xff\xff\xffnonsense" * 10)
+            except OSError:
+                continue
+    time.sleep(1000)
+
+
+def refuse(workdir, progress):
+    raise VerifyFailed("outputs differ by 3.0", hint="do this")
+
+
+def blunder(workdir, progress):
+    raise ZeroDivisionError("one line\nand another")
+
+
+def fill(workdir, progress):
+    (Path(tempfile.gettempdir()) / "left").write_text("x")
+    (workdir / "left").write_text("x")
+    return b"artifact"

@@ -1,0 +1,290 @@
+"""A slot's fork server survives whatever a job's child does, and leaves none of it behind. Real processes, no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from torchrelay.compiler import wire
+from torchrelay.compiler.errors import CompileFailed, CompileKilled, CompileTimeout, VerifyFailed
+from torchrelay.workers.actor import CompileSlot
+from torchrelay.workers.messages import Done, Event, Failed, Ready, decode_answer
+from torchrelay.workers.settings import JobLimits, SlotSettings
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def engine_on_the_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+
+
+def settings(tmp_path, **limits):
+    return SlotSettings(
+        worker=f"w-{os.getpid()}",
+        kind="cpu",
+        engine="engine",
+        jobs_root=str(tmp_path),
+        limits=JobLimits(**limits),
+    )
+
+
+@contextlib.asynccontextmanager
+async def warm_slot(tmp_path, **limits):
+    slot = CompileSlot(settings(tmp_path, **limits))
+    ready = decode_answer(await slot.start())
+    assert isinstance(ready, Ready), ready
+    try:
+        yield slot, ready
+    finally:
+        await slot.close()
+        assert list(tmp_path.glob("torchrelay-jobs-*")) == []
+
+
+async def run(slot, do, seconds=20.0, job_id="j", **order):
+    """The events of a job, and its artifact; raises its error."""
+    events = []
+    request = msgspec.json.encode({"do": do, **order})
+    async for body in slot.compile(job_id, request, "key", seconds):
+        message = decode_answer(body)
+        if isinstance(message, Event):
+            events.append((message.stage, message.detail))
+        elif isinstance(message, Failed):
+            raise message.error()
+        else:
+            assert isinstance(message, Done)
+            return events, message.artifact
+    raise AssertionError("no answer")
+
+
+async def still_works(slot):
+    assert (await run(slot, "answer", text="fine"))[1] == b"fine"
+
+
+async def appears(path):
+    while not path.exists() or not path.read_text():
+        await asyncio.sleep(0.02)
+    return [int(pid) for pid in path.read_text().split()]
+
+
+def alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_a_job_answers_with_its_artifact_and_its_events_in_order(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, _):
+            events, artifact = await run(slot, "answer", text="x" * 5_000_000)
+            assert events == [("aot", "first"), ("inductor", "second")]
+            assert artifact == b"x" * 5_000_000
+
+    asyncio.run(scenario())
+
+
+def test_events_arrive_while_the_job_runs(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, _):
+            stamps = []
+            async for _body in slot.compile("j", b'{"do":"answer","sleep":1.0}', "key", 20):
+                stamps.append(time.monotonic())
+            assert stamps[1] - stamps[0] > 0.9
+
+    asyncio.run(scenario())
+
+
+def test_the_engines_own_error_keeps_its_code_message_and_hint(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, _):
+            with pytest.raises(VerifyFailed) as caught:
+                await run(slot, "refuse")
+            assert (caught.value.message, caught.value.advice) == ("outputs differ by 3.0", "do this")
+            with pytest.raises(CompileFailed) as caught:
+                await run(slot, "blunder")
+            assert caught.value.message == "ZeroDivisionError: one line"
+            await still_works(slot)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("do", "order", "words"),
+    [
+        ("crash", {"signal": int(signal.SIGSEGV)}, "SIGSEGV"),
+        ("crash", {"signal": int(signal.SIGKILL)}, "SIGKILL"),
+        ("leave", {"status": 3}, "exit status 3"),
+        ("leave", {"status": 0}, "no answer"),
+        ("garbage", {}, "no message"),
+    ],
+)
+def test_a_child_that_dies_or_talks_nonsense_is_reported_and_the_server_serves_on(tmp_path, do, order, words):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, ready):
+            with pytest.raises(CompileKilled, match=words):
+                await run(slot, do, **order)
+            await still_works(slot)
+            assert decode_answer(await slot.start()).pid == ready.pid
+
+    asyncio.run(scenario())
+
+
+def test_at_the_deadline_the_whole_tree_dies_even_what_left_the_session(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, ready):
+            began = time.monotonic()
+            with pytest.raises(CompileTimeout, match="deadline"):
+                await run(slot, "hang", seconds=1.5, pids=str(tmp_path / "pids"))
+            assert time.monotonic() - began < 4
+            assert not any(alive(pid) for pid in await appears(tmp_path / "pids"))
+            await still_works(slot)
+            assert decode_answer(await slot.start()).pid == ready.pid
+
+    asyncio.run(scenario())
+
+
+def test_a_finished_job_leaves_no_process(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, _):
+            await run(slot, "leave_behind", pids=str(tmp_path / "pids"))
+            assert not any(alive(pid) for pid in await appears(tmp_path / "pids"))
+
+    asyncio.run(scenario())
+
+
+def test_memory_over_the_limit_kills_the_job_grandchildren_counted(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path, memory_bytes=300 << 20) as (slot, _):
+            with pytest.raises(CompileKilled, match="limit of 300 MiB"):
+                await run(slot, "hog")
+            await still_works(slot)
+
+    asyncio.run(scenario())
+
+
+def test_too_many_processes_kill_the_job(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path, processes=40) as (slot, _):
+            with pytest.raises(CompileKilled, match="limit of 40"):
+                await run(slot, "swarm")
+            await still_works(slot)
+
+    asyncio.run(scenario())
+
+
+def test_a_cancel_kills_the_job_at_once(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, _):
+            job = asyncio.create_task(run(slot, "hang", pids=str(tmp_path / "pids")))
+            pids = await appears(tmp_path / "pids")
+            await slot.cancel("another job")
+            await asyncio.sleep(0.3)
+            assert all(alive(pid) for pid in pids)
+            await slot.cancel("j")
+            with pytest.raises(CompileKilled, match="cancelled"):
+                await asyncio.wait_for(job, 3)
+            assert not any(alive(pid) for pid in pids)
+            await still_works(slot)
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_fork_server_takes_its_job_with_it_and_another_one_starts(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, ready):
+            job = asyncio.create_task(run(slot, "hang", pids=str(tmp_path / "pids")))
+            pids = await appears(tmp_path / "pids")
+            os.kill(ready.pid, signal.SIGKILL)
+            with pytest.raises(CompileKilled, match="lost its job"):
+                await asyncio.wait_for(job, 5)
+            assert not any(alive(pid) for pid in pids)
+            assert not Path(ready.jobs_dir).exists()
+            again = decode_answer(await slot.start())
+            assert again.pid != ready.pid
+            await still_works(slot)
+
+    asyncio.run(scenario())
+
+
+def test_the_death_of_an_idle_fork_server_is_noticed(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, ready):
+            os.kill(ready.pid, signal.SIGKILL)
+            await asyncio.wait_for(slot.lost(), 5)
+            await slot.start()
+            await still_works(slot)
+
+    asyncio.run(scenario())
+
+
+def test_a_fork_server_without_its_actor_kills_its_job_and_ends(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, ready):
+            job = asyncio.create_task(run(slot, "hang", pids=str(tmp_path / "pids")))
+            pids = await appears(tmp_path / "pids")
+            slot._server._writer.transport.abort()  # what the kernel does when an actor dies
+            with pytest.raises(CompileKilled):
+                await asyncio.wait_for(job, 5)
+            assert not any(alive(pid) for pid in [*pids, ready.pid])
+
+    asyncio.run(scenario())
+
+
+def test_a_job_sees_private_directories_no_secret_and_no_descriptor_of_the_server(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret-of-ray")
+    monkeypatch.setenv("TORCHRELAY_SERVICE_REDIS_URL", "redis://:secret@host")
+    monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, ready):
+            seen = msgspec.json.decode((await run(slot, "surroundings"))[1])
+            environment = seen["environment"]
+            assert "secret" not in str(environment)
+            assert not {"TORCHINDUCTOR_MAX_AUTOTUNE", "OMP_NUM_THREADS"} & set(environment)
+            for name in ("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+                assert environment[name].startswith(ready.jobs_dir)
+            assert seen["temporary"] == environment["TMPDIR"]
+            assert seen["cwd"] == seen["workdir"]
+            assert seen["session"] == seen["pid"]
+            assert seen["core"] == 0
+            assert not [d for d in seen["descriptors"] if d.startswith("socket:")]
+
+    asyncio.run(scenario())
+
+
+def test_the_jobs_directory_goes_with_the_job(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, ready):
+            await run(slot, "fill")
+            assert list(Path(ready.jobs_dir).iterdir()) == []
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_cannot_load_is_said_so(tmp_path):
+    async def scenario():
+        broken = msgspec.structs.replace(settings(tmp_path), engine="no_such_engine")
+        answer = decode_answer(await CompileSlot(broken).start())
+        assert isinstance(answer, Failed)
+        assert "cannot start" in answer.message
+
+    asyncio.run(scenario())
+
+
+def test_ready_names_the_engines_toolchain_and_target(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (_, ready):
+            assert ready.toolchain.torch == "0.0.0"
+            assert ready.target == wire.Target(kind="cpu", name="", capability="", units=0, cpu=["avx2"])
+
+    asyncio.run(scenario())

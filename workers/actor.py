@@ -1,0 +1,230 @@
+"""A slot: what the Ray actor of each slot is, an asyncio object that owns one fork server.
+
+Knows nothing of Ray, so that a test can hold one in its hands. Requests come in as bytes and answers leave as
+encoded messages (workers/messages.py without the length), so that no exception type crosses Ray. torch is
+imported in the fork server, never here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from ..compiler.errors import CompileFailed, CompileKilled, CompileTimeout, RelayError
+from .environment import server_environment, slot_mark
+from .messages import (
+    Answer,
+    BadFrame,
+    Cancel,
+    Event,
+    Failed,
+    Job,
+    Order,
+    Ready,
+    decode_answer,
+    encode,
+    frame_length,
+)
+from .processes import become_subreaper, kill_below
+from .settings import SlotSettings
+
+_WARM_SECONDS = 300.0
+"""Importing torch from a cold, shared disk takes minutes at worst."""
+_GRACE_SECONDS = 15.0
+"""How long past a job's deadline the fork server may take to answer before it counts as hung."""
+
+
+class ServerLost(Exception):
+    """The fork server has died, hung or written garbage."""
+
+
+class _Server:
+    """A running fork server and the socket to it."""
+
+    def __init__(
+        self,
+        settings: SlotSettings,
+        process: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._settings = settings
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self.ready: Ready | None = None
+        self.gone = asyncio.Event()
+
+    @classmethod
+    async def start(cls, settings: SlotSettings) -> _Server:
+        here, there = socket.socketpair()
+        with there:
+            python_path = os.pathsep.join(entry for entry in sys.path if entry)
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "torchrelay.workers.fork_server"),
+                    *("--socket", str(there.fileno())),
+                    *("--settings", msgspec.json.encode(settings).decode()),
+                ],
+                pass_fds=[there.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=server_environment(os.environ, python_path, settings.worker),
+                start_new_session=True,
+            )
+        reader, writer = await asyncio.open_connection(sock=here)
+        return cls(settings, process, reader, writer)
+
+    async def send(self, order: Order) -> None:
+        self._writer.write(encode(order))
+        try:
+            await self._writer.drain()
+        except ConnectionError:
+            raise self._lost() from None
+
+    async def receive(self) -> Answer:
+        try:
+            length = frame_length(await self._reader.readexactly(4))
+            return decode_answer(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise self._lost() from None
+        except BadFrame as error:
+            raise ServerLost(f"the fork server wrote garbage ({error})") from None
+
+    def _lost(self) -> ServerLost:
+        try:
+            code = self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            return ServerLost("the fork server closed its socket")
+        return ServerLost(f"the fork server ended with status {code}")
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """Kill the server and all that it left: once it is dead, what was below it is below this process."""
+        self._writer.close()
+        if self.alive():
+            self._process.kill()
+        self._process.wait()
+        kill_below(os.getpid(), mark=slot_mark(self._settings.worker))
+        if self.ready is not None:
+            shutil.rmtree(self.ready.jobs_dir, ignore_errors=True)
+        self.gone.set()
+
+
+class CompileSlot:
+    """One job at a time, each in a fresh child of a warm fork server."""
+
+    def __init__(self, settings: SlotSettings) -> None:
+        self._settings = settings
+        self._server: _Server | None = None
+        self._starting = asyncio.Lock()
+        self._running: str | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> bytes:
+        """Have a warm fork server, starting one if there is none; return its Ready, or a Failed, encoded."""
+        async with self._starting:
+            if self._server is None:
+                become_subreaper()
+                server = await _Server.start(self._settings)
+                answer = await self._first_answer(server)
+                if not isinstance(answer, Ready):
+                    server.stop()
+                    return msgspec.msgpack.encode(answer)
+                server.ready = answer
+                self._server = server
+                self._watching = asyncio.create_task(self._watch(server))
+            return msgspec.msgpack.encode(self._server.ready)
+
+    @staticmethod
+    async def _first_answer(server: _Server) -> Answer:
+        try:
+            async with asyncio.timeout(_WARM_SECONDS):
+                return await server.receive()
+        except ServerLost as error:
+            return Failed.of(CompileFailed(f"the worker cannot start: {error}", hint="See the worker's log"))
+        except TimeoutError:
+            return Failed.of(CompileTimeout(f"the worker was not warm after {_WARM_SECONDS:.0f} s"))
+
+    async def _watch(self, server: _Server) -> None:
+        """Notice the death of an idle server; a running job notices it by itself."""
+        while server.alive():
+            await asyncio.sleep(0.5)
+        if self._server is server and self._running is None:
+            self._drop(server)
+
+    def _drop(self, server: _Server) -> None:
+        if self._server is server:
+            self._server = None
+        if not server.gone.is_set():
+            server.stop()
+
+    async def lost(self) -> None:
+        """Return once there is no fork server (any more); `start` brings a new one."""
+        if self._server is not None:
+            await self._server.gone.wait()
+
+    async def compile(self, job_id: str, request: bytes, key: str, seconds: float) -> AsyncIterator[bytes]:
+        """Encoded Events, then one encoded Done or Failed."""
+        server = self._server
+        if server is None or self._running is not None:
+            state = "has no fork server" if server is None else "runs another job"
+            yield msgspec.msgpack.encode(Failed.of(CompileKilled(f"worker {self._settings.worker} {state}")))
+            return
+        self._running = job_id
+        answered = False
+        try:
+            async for answer in self._exchange(server, Job(key, request, seconds)):
+                if not isinstance(answer, Event):
+                    answered = True
+                    self._running = (
+                        None  # before the yield: the next job may come before the generator resumes
+                    )
+                yield msgspec.msgpack.encode(answer)
+        except TimeoutError:
+            self._drop(server)
+            error: RelayError = CompileTimeout(
+                f"worker {self._settings.worker} did not answer at the job's deadline"
+            )
+        except ServerLost as lost:
+            self._drop(server)
+            error = CompileKilled(f"worker {self._settings.worker} lost its job: {lost}", hint="Try again")
+        except (GeneratorExit, asyncio.CancelledError):
+            if not answered:
+                self._running = None
+                self._drop(server)  # its answer to this job must not become the next one's
+            raise
+        else:
+            return
+        self._running = None
+        yield msgspec.msgpack.encode(Failed.of(error))
+
+    @staticmethod
+    async def _exchange(server: _Server, job: Job) -> AsyncIterator[Answer]:
+        deadline = asyncio.get_running_loop().time() + job.seconds + _GRACE_SECONDS
+        await server.send(job)
+        answer: Answer = Event("queued")
+        while isinstance(answer, Event):
+            async with asyncio.timeout_at(deadline):
+                answer = await server.receive()
+            if isinstance(answer, Ready):
+                raise ServerLost("the fork server answered a job with another greeting")
+            yield answer
+
+    async def cancel(self, job_id: str) -> None:
+        """Kill job `job_id` if it still runs; its `compile` then ends with a Failed."""
+        if self._running == job_id and self._server is not None:
+            await self._server.send(Cancel())
+
+    async def close(self) -> None:
+        """Stop the fork server and its job."""
+        if self._server is not None:
+            self._drop(self._server)

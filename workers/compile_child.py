@@ -1,0 +1,52 @@
+"""Steps 7 to 9 in one killable process: a request's canonical bytes in, an unsigned artifact out.
+
+This is the engine that a fork server loads: `preload` runs once in the server, before it forks; `describe` and
+`compile_graph` run in children of it. The request was checked by the gateway and is checked again here, on
+the machine that will run the compiler on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ..compiler import wire
+from ..compiler.errors import MalformedRequest
+
+
+def preload() -> None:
+    """Import torch and Inductor, without initialising CUDA."""
+    from ..compiler import check, pipeline  # noqa: F401 (check: so that children need not import it)
+
+    pipeline.preload()
+
+
+def describe(kind: Literal["cpu", "cuda"]) -> tuple[wire.Toolchain, wire.Target]:
+    """What this process builds with, and for. Initialises CUDA for `cuda`."""
+    from ..compiler.toolchain import local_target, local_toolchain
+
+    return local_toolchain(), local_target(kind)
+
+
+def compile_graph(
+    request: bytes,
+    *,
+    key: str,
+    worker: str,
+    workdir: Path,
+    limits: wire.Limits,
+    progress: Callable[[wire.Stage, str], None],
+) -> bytes:
+    """Decode, check against `limits` and compile. Raises RelayError subclasses."""
+    from ..compiler import check
+    from ..compiler.pipeline import compile_request
+
+    try:
+        graph_request = msgspec.msgpack.decode(request, type=wire.GraphRequest)
+    except msgspec.MsgspecError as error:
+        raise MalformedRequest(f"request does not match schema {wire.SCHEMA}: {error}") from None
+    check.check(graph_request, limits)
+    return compile_request(graph_request, key=key, worker=worker, workdir=workdir, progress=progress)

@@ -1,0 +1,67 @@
+"""The environment of a fork server and its children: an allow-list of the worker's own, paths made private.
+
+Settings of Inductor and Triton in a worker's environment would change what it builds without changing the key,
+and tokens and Redis addresses are no business of a compile. So names are let through, never kept out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+_PASSED = frozenset(
+    {
+        "PATH",
+        "LANG",
+        "LC_ALL",
+        "LC_CTYPE",
+        "TZ",
+        "LD_LIBRARY_PATH",
+        "LIBRARY_PATH",
+        "CPATH",
+        "CC",
+        "CXX",
+        "CUDA_HOME",
+        "CUDA_PATH",
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "NVIDIA_VISIBLE_DEVICES",
+        "NVIDIA_DRIVER_CAPABILITIES",
+        "TRITON_PTXAS_PATH",
+        "VIRTUAL_ENV",
+    }
+)
+
+
+def slot_mark(worker: str) -> str:
+    """The environment entry by which a slot knows its processes again after their fork server has died."""
+    return f"TORCHRELAY_SLOT={worker}"
+
+
+def server_environment(current: Mapping[str, str], python_path: str, worker: str) -> dict[str, str]:
+    """What a fork server is started with. `python_path`: where the package was imported from."""
+    mark, _, value = slot_mark(worker).partition("=")
+    return {
+        **{name: value for name, value in current.items() if name in _PASSED},
+        mark: value,
+        "PYTHONPATH": python_path,
+        "PYTHONHASHSEED": "0",
+        # asks the driver instead of initialising CUDA, which a process that forks must not have done
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        # no pool of compile processes at import; the pipeline decides in the child
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
+
+
+def job_environment(server: Mapping[str, str], work: Path) -> dict[str, str]:
+    """What one job sees: the server's, with home, temporary files and every cache below `work`."""
+    return {
+        **server,
+        "HOME": str(work / "home"),
+        "TMPDIR": str(work / "tmp"),
+        "XDG_CACHE_HOME": str(work / "home" / "cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),
+        "TRITON_CACHE_DIR": str(work / "triton"),
+        "TRITON_HOME": str(work / "home"),
+        "CUDA_CACHE_PATH": str(work / "cuda"),
+    }

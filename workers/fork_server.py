@@ -1,0 +1,156 @@
+"""A process with torch and Inductor imported that runs jobs in children of itself, one at a time.
+
+Run as `python -m torchrelay.workers.fork_server --socket FD --settings JSON` by the actor, which speaks
+workers/messages.py over the socket. It is a fresh interpreter rather than a fork of the actor, because Ray's
+threads do not survive a fork. CUDA is never initialised here: a forked child could not use it any more. When
+the socket closes, the running job is killed and the server ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import importlib
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+
+from ..compiler import wire
+from ..compiler.errors import CompileKilled
+from . import child, job
+from .messages import Answer, Cancel, Failed, Frames, Job, Order, Ready, decode_order, encode
+from .processes import become_subreaper, kill_below
+from .settings import SlotSettings
+
+_Description = tuple[wire.Toolchain, wire.Target]
+
+
+class Disconnected(Exception):
+    """The actor has closed the socket, or died."""
+
+
+class ForkServer:
+    """The loop: an order in, a job run, an answer out."""
+
+    def __init__(
+        self, connection: socket.socket, settings: SlotSettings, engine: ModuleType, jobs_dir: Path
+    ) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._engine = engine
+        self._jobs_dir = jobs_dir
+        self._environment = dict(os.environ)
+        self._frames = Frames()
+        self._orders: list[Order] = []
+
+    def serve(self) -> None:
+        """Until the actor goes away."""
+        try:
+            self._send(self._describe())
+            while True:
+                order = self._next_order()
+                if isinstance(order, Job):
+                    self._send(self._run(order))
+                # a Cancel between jobs came too late for the one it meant
+        except Disconnected:
+            return
+
+    def _run(self, order: Job) -> Answer:
+        try:
+            return job.run(
+                order,
+                engine=self._engine,
+                settings=self._settings,
+                jobs_dir=self._jobs_dir,
+                environment=self._environment,
+                on_event=self._send,
+                control=self._connection.fileno(),
+                cancelled=self._told_to_cancel,
+            )
+        except job.Cancelled:
+            return Failed.of(CompileKilled("the compile was cancelled", hint="Nobody waits for it any more"))
+
+    def _describe(self) -> Answer:
+        """Asked in a child, because naming a GPU initialises CUDA."""
+        pid, pipe = child.fork(functools.partial(child.describe, self._engine, self._settings.kind), None)
+        with open(pipe, "rb") as stream:
+            data = stream.read()
+        os.waitpid(pid, 0)
+        try:
+            toolchain, target = msgspec.msgpack.decode(data, type=_Description)
+        except msgspec.MsgspecError:
+            return _description_failure(data)
+        return Ready(os.getpid(), toolchain, target, str(self._jobs_dir))
+
+    def _next_order(self) -> Order:
+        while not self._orders:
+            self._receive()
+        return self._orders.pop(0)
+
+    def _told_to_cancel(self) -> bool:
+        self._receive()
+        if any(isinstance(order, Cancel) for order in self._orders):
+            self._orders.clear()
+            return True
+        return False
+
+    def _receive(self) -> None:
+        try:
+            data = self._connection.recv(1 << 20)
+        except ConnectionError:
+            raise Disconnected from None
+        if not data:
+            raise Disconnected
+        self._orders += [decode_order(body) for body in self._frames.feed(data)]
+
+    def _send(self, message: Answer) -> None:
+        try:
+            self._connection.sendall(encode(message))
+        except ConnectionError:
+            raise Disconnected from None
+
+
+def _description_failure(data: bytes) -> Failed:
+    try:
+        return msgspec.msgpack.decode(data, type=Failed)
+    except msgspec.MsgspecError:
+        return Failed.of(
+            CompileKilled("the process that names this worker's toolchain died", hint="See its log")
+        )
+
+
+def main() -> None:
+    """Entry point. Exits 0 when the actor goes away."""
+    parser = argparse.ArgumentParser(prog="torchrelay.workers.fork_server")
+    parser.add_argument("--socket", type=int, required=True)
+    parser.add_argument("--settings", required=True)
+    arguments = parser.parse_args()
+    settings = msgspec.json.decode(arguments.settings, type=SlotSettings)
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the supervisor; this ends when the actor does
+    become_subreaper()
+    jobs_dir = Path(tempfile.mkdtemp(prefix="torchrelay-jobs-", dir=settings.jobs_root))
+    try:
+        engine = importlib.import_module(settings.engine)
+        engine.preload()
+        gc.collect()
+        gc.freeze()  # children that collect do not touch, and so copy, the server's pages
+        with socket.socket(fileno=arguments.socket) as connection:
+            ForkServer(connection, settings, engine, jobs_dir).serve()
+    finally:
+        kill_below(os.getpid())
+        shutil.rmtree(jobs_dir, ignore_errors=True)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

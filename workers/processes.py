@@ -1,0 +1,125 @@
+"""The processes under one process: find them all, measure them, kill them all. Linux only.
+
+A compile starts g++, which starts cc1plus, as and ld; Inductor may start a pool in a session of its own; ptxas
+hangs now and then. Process groups miss whoever called setsid, so the fork server makes itself a subreaper:
+orphans of its jobs become its children, and everything below it belongs to the one job that it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Survivors(Exception):
+    """Processes that SIGKILL does not end (stuck in the kernel)."""
+
+
+class Usage(NamedTuple):
+    """What a set of processes holds. `memory` in bytes: anonymous and shared-memory pages, not files."""
+
+    processes: int
+    memory: int
+
+
+def become_subreaper() -> None:
+    """Orphans among this process's descendants become its children, whatever session they are in."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
+    """Have the kernel send `sig` to this process when the thread that started it ends; `parent` is its pid."""
+    _prctl(_PR_SET_PDEATHSIG, sig)
+    if os.getppid() != parent:  # it died before the call above
+        os.kill(os.getpid(), sig)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
+
+
+def descendants(root: int) -> list[int]:
+    """All living processes below `root`, zombies left out."""
+    children: dict[int, list[int]] = {}
+    zombies = set()
+    for pid, parent, state in _processes():
+        children.setdefault(parent, []).append(pid)
+        if state == "Z":
+            zombies.add(pid)
+    found = []
+    frontier = [root]
+    while frontier:
+        below = children.get(frontier.pop(), [])
+        frontier += below
+        found += below
+    return [pid for pid in found if pid not in zombies]
+
+
+def _processes() -> Iterator[tuple[int, int, str]]:
+    for entry in os.listdir("/proc"):  # noqa: PTH208 (runs four times a second: no Path per process)
+        if not entry.isdigit():
+            continue
+        try:
+            stat = Path("/proc", entry, "stat").read_bytes()
+        except OSError:  # it has ended meanwhile
+            continue
+        # "pid (name) state ppid ...", and a name may hold anything, brackets included
+        state, parent = stat[stat.rindex(b")") + 2 :].split(None, 2)[:2]
+        yield int(entry), int(parent), state.decode()
+
+
+def usage(pids: list[int]) -> Usage:
+    """Memory of `pids` together. File-backed pages (libraries, mapped weights) can be dropped: not counted."""
+    memory = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in Path("/proc", str(pid), "status").read_bytes().splitlines():
+                if line.startswith((b"RssAnon:", b"RssShmem:")):
+                    memory += int(line.split()[1]) * 1024
+    return Usage(len(pids), memory)
+
+
+def kill_below(root: int, *, mark: str = "", within: float = 10.0) -> None:
+    """SIGKILL everything below `root` until nothing is left.
+
+    `mark`: only processes that were started with this "NAME=value" in their environment. Zombies that are
+    children of this process stay for their owner, or for `reap`. Raises Survivors after `within` seconds.
+    """
+    end = time.monotonic() + within
+    while True:
+        pids = [pid for pid in descendants(root) if _has_mark(pid, mark)]
+        if not pids:
+            return
+        if time.monotonic() > end:
+            raise Survivors(f"processes {pids} survive SIGKILL")
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def _has_mark(pid: int, mark: str) -> bool:
+    if not mark:
+        return True
+    try:
+        return mark.encode() in Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended meanwhile
+        return False
+
+
+def reap() -> None:
+    """Collect every dead child of this process: for one that adopts orphans and starts nothing by other means."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

@@ -1,0 +1,61 @@
+"""What a slot and the pool are told, as frozen structs; the gateway's settings fill them in."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from ..compiler import wire
+
+ENGINE = "torchrelay.workers.compile_child"
+
+
+class JobLimits(Struct, frozen=True, kw_only=True):
+    """Bounds on one job, all of its processes together unless said otherwise.
+
+    Memory is watched four times a second and the job is killed past the limit. Kernel limits do not fit: RLIMIT_AS
+    and RLIMIT_DATA count address space, of which CUDA and torch reserve far more than they use, and hold for
+    each process alone. A jump between two looks can overshoot; the child's out-of-memory score is the worst
+    possible, so that the kernel picks it before anything else on the machine. RLIMIT_NPROC counts everything
+    its user runs, so processes are counted here as well.
+    """
+
+    memory_bytes: int = 16 << 30
+    processes: int = 512
+    file_bytes: int = 8 << 30
+    """Largest single file (RLIMIT_FSIZE)."""
+    request: wire.Limits = wire.Limits()
+
+
+class SlotSettings(Struct, frozen=True, kw_only=True):
+    """One slot: a fork server and the one job that it runs at a time."""
+
+    worker: str
+    kind: Literal["cpu", "cuda"]
+    engine: str = ENGINE
+    """Module with preload(), describe(kind) and compile_graph(...)."""
+    limits: JobLimits = JobLimits()
+    jobs_root: str | None = None
+    """Where job directories are made; None: the machine's temporary directory."""
+
+
+class PoolSettings(Struct, frozen=True, kw_only=True):
+    """The pool of slots on a Ray cluster."""
+
+    ray_address: str | None = None
+    """host:port of a running cluster; None starts one on this machine, on loopback, gone with this process."""
+    ray_token: str | None = None
+    """The cluster's token; None makes one for an embedded cluster."""
+    temp_dir: str | None = None
+    """Ray's session directory, short (sockets lie in it); None makes one under the temporary directory."""
+    cpu_slots: int = 1
+    """Of the embedded cluster. Nodes of a running cluster say theirs: resource `torchrelay_cpu`."""
+    gpu: bool = True
+    """Whether the embedded cluster offers the machine's GPUs."""
+    gpu_slots_per_gpu: int = 1
+    object_store_bytes: int = 256 << 20
+    queue_limit: int = 256
+    """Jobs that wait for a slot; past it, Overloaded."""
+    limits: JobLimits = JobLimits()
+    engine: str = ENGINE
