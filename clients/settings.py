@@ -111,6 +111,11 @@ def load_settings(**overrides: Any) -> ClientSettings:
     return ClientSettings(**values)
 
 
+def child_environment(**variables: str) -> dict[str, str]:
+    """This process's environment with `variables` set, for a process of our own."""
+    return {**os.environ, **variables}
+
+
 # --- values ----------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,30 @@
+"""The command line: arguments in, an exit status out (0 done, 1 failed, 2 wrong use or settings).
+
+Only the entry point: the commands live in commands/ and need typer and rich, which the thin client lacks.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+from ..compiler.errors import RelayError, SettingsError
+
+
+def main() -> None:
+    """Console script `torchrelay`. A typed error is one line on stderr, never a traceback."""
+    if any(importlib.util.find_spec(name) is None for name in ("typer", "rich")):
+        print("torchrelay: the command line needs typer and rich", file=sys.stderr)
+        sys.exit("Run `pip install 'torchrelay[cli]'`")
+
+    from .commands import application
+
+    try:
+        application()()
+    except RelayError as error:
+        print(f"torchrelay: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, SettingsError) else 1)
+
+
+if __name__ == "__main__":
+    main()

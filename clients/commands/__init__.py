@@ -1,0 +1,36 @@
+"""One module for each command; here they become one application."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ... import __version__
+from . import doctor, run, stats
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"torchrelay {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Compile PyTorch programs once, on a shared service, and hand the result to everyone."""
+
+
+def application() -> typer.Typer:
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app.callback()(_root)
+    # Their options are the started program's own, `--help` included.
+    passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    app.command("up", context_settings=passed_on)(run.up)
+    app.command("demo", context_settings=passed_on)(run.demo)
+    app.command("doctor")(doctor.doctor)
+    app.command("stats")(stats.stats)
+    return app

@@ -1,0 +1,222 @@
+"""The doctor's checks: each looks at one thing; says what it found, or raises a typed error with advice."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from ... import __version__
+from ...compiler import wire
+from ...compiler.errors import (
+    ClientError,
+    CompileFailed,
+    CompileTimeout,
+    GatewayUnreachable,
+    NoWorker,
+    RelayError,
+    SchemaMismatch,
+    SettingsError,
+    SignatureError,
+    Unavailable,
+    from_code,
+)
+from ..http import Gateway
+from ..settings import ClientSettings, child_environment, credentials_path, load_settings
+
+_TORCH = ((2, 11), (2, 14))
+"""The first supported version, and the first that is not."""
+_TOLERANCE = 1e-5
+"""The round trip's outputs are of order 1; compiled float32 may differ from eager by rounding."""
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """One line of the doctor."""
+
+    name: str
+    status: Literal["pass", "fail", "skip"]
+    found: str
+    advice: str = ""
+
+
+class _Check(Struct, frozen=True):
+    """A check, and the names of those without which it makes no sense."""
+
+    name: str
+    needs: tuple[str, ...]
+    look: Callable[[Gateway, ClientSettings], str]
+
+
+class _RoundTrip(Struct):
+    """What round_trip.py prints."""
+
+    outcome: str = ""
+    max_abs_error: float = 0.0
+    seconds: float = 0.0
+    error: wire.ErrorBody | None = None
+
+
+def run() -> Iterator[Result]:
+    """Every check's result, as it becomes known."""
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        yield Result(name="settings", status="fail", found=error.message, advice=error.advice)
+        return
+    failed: set[str] = set()
+    with Gateway(settings) as gateway:
+        for check in _CHECKS:
+            blocked = [name for name in check.needs if name in failed]
+            result = _skipped(check, blocked[0]) if blocked else _result(check, gateway, settings)
+            if result.status != "pass":
+                failed.add(check.name)
+            yield result
+
+
+def _result(check: _Check, gateway: Gateway, settings: ClientSettings) -> Result:
+    try:
+        return Result(name=check.name, status="pass", found=check.look(gateway, settings))
+    except RelayError as error:
+        return Result(name=check.name, status="fail", found=error.message, advice=error.advice)
+
+
+def _skipped(check: _Check, blocker: str) -> Result:
+    return Result(name=check.name, status="skip", found="not checked", advice=f"First see to {blocker!r}")
+
+
+# --- the checks, in the order in which a compile needs them ----------------------------------------------
+
+
+def _versions(gateway: Gateway, settings: ClientSettings) -> str:
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        raise ClientError("torch is not installed", hint="Run `pip install torch`") from None
+    low, high = (".".join(map(str, version)) for version in _TORCH)
+    if not _TORCH[0] <= tuple(int(part) for part in torch.split(".")[:2]) < _TORCH[1]:
+        raise ClientError(f"torch {torch} is not supported", hint=f"Install torch >= {low}, < {high}")
+    return f"torchrelay {__version__}, torch {torch}, Python {platform.python_version()}"
+
+
+def _backend(gateway: Gateway, settings: ClientSettings) -> str:
+    if not importlib.metadata.entry_points(group="torch_dynamo_backends", name="torchrelay"):
+        raise ClientError(
+            "torch.compile does not find the backend",
+            hint="Install the package (`pip install torchrelay`); a folder on PYTHONPATH has no entry points",
+        )
+    return 'torch.compile(..., backend="torchrelay") is registered'
+
+
+def _settings(gateway: Gateway, settings: ClientSettings) -> str:
+    if settings.mode == "off":
+        raise SettingsError("mode is 'off': nothing is sent", hint="Set TORCHRELAY_MODE=remote")
+    return f"mode {settings.mode}, deadline {settings.deadline:g} s, cache {settings.cache_dir}"
+
+
+def _gateway(gateway: Gateway, settings: ClientSettings) -> str:
+    if not settings.url:
+        raise GatewayUnreachable("no gateway is known")
+    info = gateway.info()
+    if info.get("schema") != wire.SCHEMA:
+        raise SchemaMismatch(f"the gateway speaks schema {info.get('schema')}, this client {wire.SCHEMA}")
+    return f"{settings.url}, version {info.get('version')}, schema {wire.SCHEMA}, token accepted"
+
+
+def _ready(gateway: Gateway, settings: ClientSettings) -> str:
+    answer = gateway.ready()
+    account = ", ".join(f"{name} {_shown(value)}" for name, value in answer.body.items())
+    if not answer.ready:
+        raise Unavailable(
+            f"the service is not ready: {account}",
+            hint="Wait for its workers, or see its log for what is down",
+        )
+    return account or "a compile would be accepted now"
+
+
+def _workers(gateway: Gateway, settings: ClientSettings) -> str:
+    # These import torch, which takes seconds: only here, after everything that is quick.
+    import torch
+
+    from ...compiler.toolchain import local_target, local_toolchain
+
+    mine = local_toolchain()
+    workers = [worker for worker in gateway.workers() if worker.state != "dead"]
+    targets = [local_target("cpu"), *([local_target("cuda")] if torch.cuda.is_available() else [])]
+    for target in targets:
+        if not any(worker.toolchain == mine and _serves(worker.target, target) for worker in workers):
+            offered = "; ".join(sorted({_described(w.toolchain, w.target) for w in workers})) or "none"
+            raise NoWorker(f"no worker for {_described(mine, target)} (workers: {offered})")
+    return ", ".join(_described(mine, target) for target in targets)
+
+
+def _signature(gateway: Gateway, settings: ClientSettings) -> str:
+    if not settings.public_keys:
+        raise SignatureError(
+            "no public key is trusted", hint=f"Set TORCHRELAY_PUBLIC_KEYS, or have it in {credentials_path()}"
+        )
+    info = gateway.info()
+    theirs = info.get("public_keys", [])
+    if not set(theirs) & set(settings.public_keys):
+        raise SignatureError(
+            "the gateway signs with a key that is not trusted here",
+            hint="Compare its public key with its administrator, then set TORCHRELAY_PUBLIC_KEYS",
+        )
+    return f"key {', '.join(info.get('key_ids', []))} is trusted"
+
+
+def _round_trip(gateway: Gateway, settings: ClientSettings) -> str:
+    with tempfile.TemporaryDirectory(prefix="torchrelay-doctor-") as folder:
+        environment = child_environment(TORCHRELAY_MODE="require", TORCHRELAY_CACHE_DIR=folder)
+        command = [sys.executable, "-P", "-m", "torchrelay.clients.commands.round_trip"]
+        limit = settings.deadline + 120
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
+        except subprocess.TimeoutExpired:
+            raise CompileTimeout(f"one small graph took more than {limit:g} s") from None
+    try:
+        answer = msgspec.json.decode(done.stdout, type=_RoundTrip)
+    except msgspec.MsgspecError:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        raise CompileFailed(
+            f"the round trip's process failed: {last[0]}", hint=f"Run {' '.join(command)}"
+        ) from None
+    if answer.error is not None:
+        raise from_code(answer.error.code, answer.error.message, answer.error.hint)
+    if not answer.max_abs_error <= _TOLERANCE:
+        raise CompileFailed(
+            f"one small graph differs from eager by {answer.max_abs_error:.2g}", hint="Please report this"
+        )
+    return f"{answer.outcome}, {answer.seconds:.1f} s, within {answer.max_abs_error:.1g} of eager"
+
+
+_CHECKS = (
+    _Check("versions", (), _versions),
+    _Check("backend", (), _backend),
+    _Check("settings", (), _settings),
+    _Check("gateway", (), _gateway),
+    _Check("ready", ("gateway",), _ready),
+    _Check("workers", ("gateway", "versions"), _workers),
+    _Check("signature", ("gateway",), _signature),
+    _Check("round trip", ("versions", "backend", "gateway", "ready", "workers", "signature"), _round_trip),
+)
+
+
+def _serves(offered: wire.Target, wanted: wire.Target) -> bool:
+    """Any CPU builds code for any other's instruction set; a GPU must be the same."""
+    same = (offered.kind, offered.name, offered.capability) == (wanted.kind, wanted.name, wanted.capability)
+    return offered.kind == wanted.kind and (wanted.kind == "cpu" or same)
+
+
+def _described(toolchain: wire.Toolchain, target: wire.Target) -> str:
+    return f"{toolchain.python} torch {toolchain.torch} on {target.name or target.kind}"
+
+
+def _shown(value: object) -> str:
+    return {True: "ok", False: "not ok"}[value] if isinstance(value, bool) else str(value)

@@ -1,0 +1,38 @@
+"""`torchrelay up` and `torchrelay demo`: this process becomes the service, or the demo, arguments and all.
+
+Becoming it, rather than starting it, leaves one process: Ctrl-C and SIGTERM reach it directly, and its exit
+status is the command's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+import typer
+
+from ...compiler.errors import ClientError
+
+_SERVER = ("fastapi", "uvicorn", "ray", "redis")
+_EXAMPLES = ("numpy", "sklearn", "matplotlib")
+
+
+def up(context: typer.Context) -> None:
+    """Start the service on this machine. `torchrelay up --help` lists its options."""
+    _become("torchrelay.service", "up", *context.args, needs=_SERVER, extra="server")
+
+
+def demo(context: typer.Context) -> None:
+    """Train two small models locally, through the service, and as a teammate without a compiler."""
+    _become("torchrelay.examples.demo", *context.args, needs=_SERVER + _EXAMPLES, extra="server,cli,examples")
+
+
+def _become(module: str, *arguments: str, needs: tuple[str, ...], extra: str) -> None:
+    missing = [name for name in needs if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ClientError(
+            f"this command needs {', '.join(missing)}", hint=f"Run `pip install 'torchrelay[{extra}]'`"
+        )
+    # -P: a file in the current folder must not stand in for a library.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
