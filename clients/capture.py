@@ -179,9 +179,7 @@ def _input(position: int, value: Any, node: torch.fx.Node, storage: int, symbols
         offset=offset,
         is_leaf=value.is_leaf,
         is_parameter=isinstance(value, torch.nn.Parameter),
-        static_address=cast(
-            'Literal["", "guarded", "unguarded"]', torch_internals.static_input_type(node)
-        ),
+        static_address=cast('Literal["", "guarded", "unguarded"]', torch_internals.static_input_type(node)),
         storage=storage,
         storage_bytes=symbols.text(value.untyped_storage().nbytes()) if needs_storage else 0,
     )

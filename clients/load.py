@@ -31,11 +31,15 @@ def trusted_keys(encoded: Sequence[str]) -> list[Ed25519PublicKey]:
         raise SignatureError(f"a trusted public key cannot be read: {error}") from None
 
 
-def verify(data: bytes, keys: Sequence[Ed25519PublicKey], *, key: str, request: wire.GraphRequest) -> artifact.Artifact:
+def verify(
+    data: bytes, keys: Sequence[Ed25519PublicKey], *, key: str, request: wire.GraphRequest
+) -> artifact.Artifact:
     """Open an artifact that answers `request`. Raises SignatureError, ArtifactError or ToolchainMismatch."""
     opened = artifact.verify(data, keys, key=key)
     if opened.manifest.toolchain != request.toolchain:
-        raise ToolchainMismatch(f"artifact is for {opened.manifest.toolchain}, this process is {request.toolchain}")
+        raise ToolchainMismatch(
+            f"artifact is for {opened.manifest.toolchain}, this process is {request.toolchain}"
+        )
     if opened.manifest.target != request.target:
         raise ToolchainMismatch(f"artifact is for {opened.manifest.target}, this process is {request.target}")
     return opened
@@ -65,9 +69,7 @@ def load(
 
 def _libraries(opened: artifact.Artifact, folder: Path) -> dict[tuple[tuple[str, ...], str], Path]:
     """Write the artifact's C++ libraries where they can be mapped; what generated code asks for -> file."""
-    index = msgspec.msgpack.decode(
-        opened.members[members.LIBRARIES], type=list[tuple[list[str], str, str]]
-    )
+    index = msgspec.msgpack.decode(opened.members[members.LIBRARIES], type=list[tuple[list[str], str, str]])
     files = {name: _place(opened.members[name], folder) for name in {name for _, _, name in index}}
     return {(tuple(argtypes), source): files[name] for argtypes, source, name in index}
 

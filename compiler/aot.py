@@ -37,6 +37,9 @@ def rebuild(request: wire.GraphRequest) -> Program:
     symbols: dict[str, Any] = {
         s.name: torch_internals.new_symint(env, s.name, s.hint, s.lower, s.upper) for s in request.symbols
     }
+    for relation in request.relations:
+        if not bool(expr.evaluate(relation, symbols)):
+            raise MalformedRequest(f"relation {relation} does not hold for the symbols' own hints")
     gm = graph.decode_graph(request.graph, request.constants, device_index={"cuda": 0}, symbols=symbols)
     inputs = fake_inputs(request, fake_mode, symbols)
     _describe(gm, request, inputs)

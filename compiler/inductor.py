@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -86,11 +86,11 @@ def compile_program(
     libraries = [
         Library(list(argtypes), source, path().read_bytes()) for (argtypes, source), path in built.items()
     ]
-    return Compiled(run, bundle, libraries, guards_of(program))
+    return Compiled(run, bundle, libraries, guards_of(program, request.relations))
 
 
-def guards_of(program: Program) -> list[str]:
-    """The assumptions on symbolic sizes, as expressions over the request's symbols.
+def guards_of(program: Program, known: Collection[str]) -> list[str]:
+    """The assumptions on symbolic sizes beyond those `known`, as expressions over the request's symbols.
 
     A guard over a symbol that the compile itself made (data-dependent) concerns no input and is left out.
     """
@@ -106,7 +106,7 @@ def guards_of(program: Program) -> list[str]:
     for guard in torch_internals.guard_expressions(env):
         if guard.free_symbols <= symbols.keys():
             text = expr.render(guard, symbols)
-            if text not in found:
+            if text not in found and text not in known:
                 found.append(text)
     return found
 

@@ -23,6 +23,8 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from .errors import Unsupported
+
 AOT_SERIALIZABLE: dict[str, Any] = {
     "strict_autograd_cache": True,
     "bundled_autograd_cache": True,
@@ -543,6 +545,23 @@ def preload_loader() -> None:
 def static_input_type(node: torch.fx.Node) -> str:
     """Dynamo's mark on a placeholder whose address does not change: '', 'guarded' or 'unguarded'."""
     return str(node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type", "") or "")
+
+
+def on_compile_start(callback: Callable[[], None]) -> None:
+    """Call `callback` whenever Dynamo starts on a frame, in the thread that does (torch._dynamo.callback)."""
+    from torch._dynamo.callback import on_compile_start as register
+
+    register(lambda _arguments: callback())
+
+
+def set_default_backend(name: str | None) -> None:
+    """torch.compiler.set_default_backend, from torch 2.13 on. Raises Unsupported before."""
+    if not hasattr(torch.compiler, "set_default_backend"):
+        raise Unsupported(
+            f"torch {torch.__version__} has no default back end to set",
+            hint='Name it: torch.compile(model, backend="torchrelay")',
+        )
+    torch.compiler.set_default_backend(name)
 
 
 def codegen_threads() -> int:

@@ -1,0 +1,225 @@
+"""The torch.compile back end: a Dynamo graph in, a callable out; from the service, or compiled here if need be.
+
+`torchrelay` is the entry point (group torch_dynamo_backends). One promise above all: it never breaks training.
+Whatever goes wrong on the way to the service warns once, is counted, and the graph is compiled by Inductor in
+this process; only TORCHRELAY_MODE=require raises, and then the typed error itself.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+
+from ..compiler import key as keys
+from ..compiler import torch_internals, wire
+from ..compiler.errors import (
+    ArtifactError,
+    ClientError,
+    GatewayUnreachable,
+    RelayError,
+    SignatureError,
+    ToolchainMismatch,
+)
+from . import load
+from .capture import Captured, Mode, capture
+from .disk_cache import DiskCache
+from .http import FetchResult, Gateway
+from .report import Outcome, RunReport, process_report
+from .settings import ClientSettings, load_settings
+
+M = TypeVar("M")
+
+
+def torchrelay(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph through the service. `mode` and `options` are Inductor's own.
+
+    Raises RuntimeError for options that Inductor does not know, as Inductor does; a RelayError only in mode
+    `require`.
+    """
+    mode, options = mode or "default", dict(options or {})
+    torch_internals.check_options(mode, options)
+    try:
+        relay = process_relay()
+    except RelayError as error:  # settings that cannot be read
+        process_report().fallback(error)
+        return _compile_locally(gm, example_inputs, mode, options)
+    if relay.settings.mode == "off":
+        return _compile_locally(gm, example_inputs, mode, options)
+    start = time.perf_counter()
+    try:
+        return relay.compile(gm, example_inputs, cast(Mode, mode), options)
+    except RelayError as error:
+        if relay.settings.mode == "require":
+            raise torch_internals.user_error(error) from None
+        relay.fell_back(error, seconds=time.perf_counter() - start, nodes=len(gm.graph.nodes))
+    return _compile_locally(gm, example_inputs, mode, options)
+
+
+def _compile_locally(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], mode: str, options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    patches = {**torch_internals.mode_options(mode), **options}
+    return torch_internals.inductor_compile(gm, example_inputs, patches)
+
+
+class Relay:
+    """One process' way to the service: settings, connection, disk cache, counters."""
+
+    def __init__(self, settings: ClientSettings, report: RunReport, gateway: Gateway | None = None) -> None:
+        self.settings = settings
+        self.report = report
+        self._gateway = gateway or Gateway(settings)
+        self._disk = DiskCache(settings.cache_dir / "artifacts", settings.disk_cache_bytes)
+        self._keys = load.trusted_keys(settings.public_keys)
+        self._traced = _TraceClock(report)
+        if settings.report is not None:
+            report.write_at_exit(settings.report)
+
+    def compile(
+        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], mode: Mode, options: Mapping[str, Any]
+    ) -> Callable[..., Any]:
+        """Capture, fetch, verify, load. Raises RelayError, of whatever kind the failure was."""
+        self._traced.stop()
+        start = time.perf_counter()
+        try:
+            with self.report.timed("encode"):
+                captured = capture(gm, example_inputs, mode=mode, options=options)
+                canonical = wire.encode_request(captured.request)
+            with self.report.timed("key"):
+                key = keys.key_of_bytes(canonical)
+            compiled, outcome = self._obtain(captured, canonical, key, example_inputs)
+        except (RelayError, KeyboardInterrupt):
+            raise
+        except Exception as error:  # a defect here, or a PyTorch it was not made for: training must go on
+            raise ClientError(
+                f"unexpected {type(error).__name__}: {error}", hint="Please report this with its traceback"
+            ) from error
+        self.report.record(
+            outcome, key=key, seconds=time.perf_counter() - start, nodes=len(gm.graph.nodes)
+        )
+        return compiled
+
+    def fell_back(self, error: RelayError, *, seconds: float, nodes: int) -> None:
+        """Count a graph compiled locally, here and (if it answers at once) at the service."""
+        self.report.fallback(error, seconds=seconds, nodes=nodes)
+        if isinstance(error, GatewayUnreachable) or not self.settings.url:
+            return
+        threading.Thread(target=self._tell, args=(error.code,), daemon=True).start()
+
+    def _tell(self, code: str) -> None:
+        try:
+            self._gateway.report(code)
+        except RelayError:
+            return  # a lost count is all that this costs
+
+    def _obtain(
+        self, captured: Captured, canonical: bytes, key: str, inputs: Sequence[Any]
+    ) -> tuple[Callable[..., Any], Outcome]:
+        stored = self._disk.get(key)
+        if stored is not None:
+            try:
+                return self._load(stored, captured, key, inputs), "disk_hit"
+            except (ArtifactError, SignatureError, ToolchainMismatch):
+                self._disk.remove(key)  # damaged, or signed by a key since withdrawn: ask the service
+        if not self.settings.url:
+            raise GatewayUnreachable("no gateway is configured")
+        fetched = self._fetch(canonical, key)
+        compiled = self._load(fetched.data, captured, key, inputs)
+        self._disk.put(key, fetched.data)
+        return compiled, "hit" if fetched.hit else "coalesced" if fetched.coalesced else "miss"
+
+    def _fetch(self, canonical: bytes, key: str) -> FetchResult:
+        """Ask the gateway in a thread, and import meanwhile what loading the answer needs."""
+        cache_only = self.settings.mode == "cache"
+        with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="torchrelay") as pool:
+            asked = pool.submit(
+                self._gateway.compile,
+                wire.compress(canonical),
+                key,
+                cache_only=cache_only,
+                deadline=self.settings.deadline,
+            )
+            torch_internals.preload_loader()
+            fetched = asked.result()
+        self.report.add_seconds("wait", fetched.wait_seconds)
+        self.report.add_seconds("fetch", fetched.fetch_seconds)
+        return fetched
+
+    def _load(self, data: bytes, captured: Captured, key: str, inputs: Sequence[Any]) -> Callable[..., Any]:
+        with self.report.timed("verify"):
+            opened = load.verify(data, self._keys, key=key, request=captured.request)
+        with self.report.timed("load"):
+            return load.load(opened, captured, inputs, self.settings.cache_dir)
+
+
+class _TraceClock:
+    """Seconds from the start of Dynamo's frame to the back end's call, added to the report's `trace`."""
+
+    def __init__(self, report: RunReport) -> None:
+        self._report = report
+        self._local = threading.local()
+        torch_internals.on_compile_start(self._start)
+
+    def _start(self) -> None:
+        self._local.since = time.perf_counter()
+
+    def stop(self) -> None:
+        since = getattr(self._local, "since", None)
+        if since is not None:
+            self._report.add_seconds("trace", time.perf_counter() - since)
+            self._local.since = None
+
+
+@functools.cache
+def process_relay() -> Relay:
+    """This process' Relay, made at the first graph from the settings as they are then. Raises SettingsError."""
+    return Relay(load_settings(), process_report())
+
+
+def compile(
+    model: M,
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+) -> M:
+    """`torch.compile(model, backend="torchrelay", ...)`, with Inductor's options checked now, not at the first call.
+
+    Raises RuntimeError for a mode or an option that Inductor does not know.
+    """
+    torch_internals.check_options(mode or "default", dict(options or {}))
+    compiled = torch.compile(
+        cast(Callable[..., Any], model),
+        backend="torchrelay",
+        mode=mode,
+        options=None if options is None else dict(options),
+        dynamic=dynamic,
+        fullgraph=fullgraph,
+    )
+    return cast(M, compiled)
+
+
+def enable() -> None:
+    """Make torchrelay the back end of every `torch.compile` in this process that names none.
+
+    Raises Unsupported where this torch has no setting for it (before 2.13): name the back end there.
+    """
+    torch_internals.set_default_backend("torchrelay")
+
+
+def disable() -> None:
+    """Undo `enable`: back to PyTorch's own default back end."""
+    torch_internals.set_default_backend(None)
