@@ -1,0 +1,95 @@
+"""One process, one model: gradients of a training step by torchrelay and by local Inductor; JSON out.
+
+The two run on the same weights, batch and seed. `difference` is the largest, over parameters, of
+max|relay - local| / max|local|; `equal` says that loss and all gradients agree in every bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import tiny_architectures
+import torch
+import torchrelay
+import workloads
+from torch import Tensor, nn
+
+Gradients = dict[str, Tensor]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    known = [*tiny_architectures.ARCHITECTURES, *workloads.WORKLOADS]
+    parser.add_argument("--model", required=True, choices=known)
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+
+    device = torch.device(args.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    model, loss_of = build(args.model, device)
+    loss, gradients, seconds = {}, {}, {}
+    for backend in ("inductor", "torchrelay"):
+        began = time.perf_counter()
+        loss[backend], gradients[backend] = training_step(model, loss_of, backend)
+        seconds[backend] = time.perf_counter() - began
+        torch._dynamo.reset()
+    local, relay = gradients["inductor"], gradients["torchrelay"]
+    same = torch.equal(loss["inductor"], loss["torchrelay"]) and local.keys() == relay.keys()
+    report: dict[str, Any] = msgspec.to_builtins(torchrelay.report())
+    record = {
+        "model": args.model,
+        "device": str(device),
+        "graphs": len(report["graphs"]),
+        "remote": report["hits"] + report["misses"] + report["disk_hits"] + report["coalesced"],
+        "fallbacks": report["fallbacks"],
+        "difference": largest_difference(local, relay),
+        "equal": same and all(torch.equal(local[name], relay[name]) for name in local),
+        "losses": {backend: value.item() for backend, value in loss.items()},
+        "seconds": seconds,
+    }
+    print(json.dumps(record))
+
+
+def build(name: str, device: torch.device) -> tuple[nn.Module, Callable[[Callable[..., Any]], Tensor]]:
+    if name in workloads.WORKLOADS:
+        workload = workloads.build(name, device)
+        return workload.model, workload.loss
+    model, inputs = tiny_architectures.build(name, device)
+    return model, lambda f: f(**inputs).loss
+
+
+def training_step(
+    model: nn.Module, loss_of: Callable[[Callable[..., Any]], Tensor], backend: str
+) -> tuple[Tensor, Gradients]:
+    """Loss and gradients; buffers are put back, so that the next step starts from the same state."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(1)
+    loss = loss_of(torch.compile(model, backend=backend))
+    loss.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+    return loss.detach(), gradients
+
+
+def largest_difference(local: Gradients, relay: Gradients) -> float:
+    if local.keys() != relay.keys():
+        return float("inf")
+    worst = 0.0
+    for name, expected in local.items():
+        scale = expected.abs().max().item()
+        error = (relay[name] - expected).abs().max().item()
+        worst = max(worst, error / scale if scale else error)
+    return worst
+
+
+if __name__ == "__main__":
+    main()
