@@ -1,0 +1,140 @@
+"""The run's report: everything counted, one warning for each reason, written at exit when asked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torchrelay
+from torchrelay.clients.report import STAGES, FallbackWarning, RunReport
+from torchrelay.compiler.errors import CompileTimeout, GatewayUnreachable, NoWorker
+
+
+def test_a_new_report_is_all_zeros() -> None:
+    found = RunReport().snapshot()
+    assert (found.hits, found.disk_hits, found.misses, found.coalesced) == (0, 0, 0, 0)
+    assert found.fallbacks == {}
+    assert found.seconds == dict.fromkeys(STAGES, 0.0)
+    assert found.graphs == ()
+
+
+def test_each_outcome_counts_in_its_own_place() -> None:
+    run = RunReport()
+    run.record("hit", key="a" * 64, seconds=0.5, nodes=7)
+    run.record("hit")
+    run.record("disk_hit")
+    run.record("miss")
+    run.record("coalesced")
+    found = run.snapshot()
+    assert (found.hits, found.disk_hits, found.misses, found.coalesced) == (2, 1, 1, 1)
+    assert (found.graphs[0].key, found.graphs[0].seconds, found.graphs[0].nodes) == ("a" * 12, 0.5, 7)
+    assert found.graphs[0].reason == ""
+
+
+def test_a_snapshot_does_not_change_afterwards() -> None:
+    run = RunReport()
+    before = run.snapshot()
+    run.record("hit")
+    run.add_seconds("wait", 1)
+    assert (before.hits, before.seconds["wait"], before.graphs) == (0, 0.0, ())
+
+
+def test_a_fallback_warns_once_for_each_code_and_counts_every_time() -> None:
+    run = RunReport()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.fallback(NoWorker("nobody for cp311"))
+        run.fallback(NoWorker("nobody for cp312"), nodes=3)
+        run.fallback(CompileTimeout("took 840 s"))
+    assert [str(w.message) for w in caught] == [
+        f"torchrelay: compiled locally: nobody for cp311. {NoWorker.hint}",
+        f"torchrelay: compiled locally: took 840 s. {CompileTimeout.hint}",
+    ]
+    assert {w.category for w in caught} == {FallbackWarning}
+    found = run.snapshot()
+    assert found.fallbacks == {"no_worker": 2, "compile_timeout": 1}
+    assert [g.reason for g in found.graphs] == ["no_worker", "no_worker", "compile_timeout"]
+    assert {g.outcome for g in found.graphs} == {"fallback"}
+
+
+def test_two_reports_warn_apart() -> None:
+    for _ in range(2):
+        with pytest.warns(FallbackWarning):
+            RunReport().warn_once(GatewayUnreachable("gone"))
+
+
+def test_timed_adds_up_even_when_the_block_raises() -> None:
+    run = RunReport()
+    with pytest.raises(KeyError), run.timed("load"):
+        raise KeyError
+    after_first = run.snapshot().seconds["load"]
+    with run.timed("load"):
+        pass
+    assert 0 < after_first < run.snapshot().seconds["load"]
+
+
+def test_threads_lose_no_count() -> None:
+    run = RunReport()
+
+    def work() -> None:
+        for _ in range(2000):
+            run.record("hit")
+            run.add_seconds("key", 1.0)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert run.snapshot().hits == 8000
+    assert run.snapshot().seconds["key"] == 8000.0
+
+
+def test_only_the_latest_thousand_graphs_are_listed() -> None:
+    run = RunReport()
+    for n in range(1200):
+        run.record("hit", nodes=n)
+    assert run.snapshot().hits == 1200
+    assert [g.nodes for g in run.snapshot().graphs] == list(range(200, 1200))
+
+
+def test_the_public_report_is_the_process_report() -> None:
+    from torchrelay.clients.report import process_report
+
+    before = torchrelay.report().hits
+    process_report().record("hit")
+    assert torchrelay.report().hits == before + 1
+
+
+def test_it_is_written_at_exit_by_its_own_process_only(tmp_path: Path) -> None:
+    program = (
+        "import os, pathlib, sys\n"
+        "from torchrelay.clients.report import process_report\n"
+        "run = process_report()\n"
+        "for _ in range(2): run.write_at_exit(pathlib.Path(sys.argv[1]))\n"
+        "run.record('miss', key='b' * 64, nodes=2)\n"
+        "if (child := os.fork()) == 0: run.record('hit'); sys.exit()\n"
+        "os.waitpid(child, 0)\n"
+        "print(os.getpid())\n"
+    )
+    target = str(tmp_path / "new" / "{pid}.json")
+    done = subprocess.run([sys.executable, "-c", program, target], capture_output=True, text=True, check=True)
+    (path,) = (tmp_path / "new").iterdir()
+    assert path.name == f"{done.stdout.strip()}.json"
+    found = json.loads(path.read_text())
+    assert (found["hits"], found["misses"]) == (0, 1)
+    assert found["graphs"] == [{"key": "b" * 12, "outcome": "miss", "seconds": 0.0, "nodes": 2, "reason": ""}]
+
+
+def test_a_report_that_cannot_be_written_does_not_change_the_exit_status() -> None:
+    program = (
+        "import pathlib; from torchrelay.clients.report import process_report\n"
+        "process_report().write_at_exit(pathlib.Path('/dev/null/x.json'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "could not be written" in done.stderr
