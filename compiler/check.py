@@ -1,9 +1,9 @@
-"""Stage 2, at the gate: structural check of a request from anyone, torch-free; returns None or raises RelayError.
+"""Stage 2, at the gate: a request from anyone in; nothing out, or the RelayError that says what is wrong.
 
-Run by the gateway before a worker sees the graph, and again by the worker. The work is linear in the request's
-size: each node is visited once, each distinct expression parsed once, and nesting is bounded. It also holds the
-request to its canonical form (tables sorted, constants and subgraphs numbered by first use, nothing unused), so
-that one computation has one key.
+Torch-free. Run by the gateway before a worker sees the graph, and again by the worker. The work is linear in
+the request's size: each node is visited once, each distinct expression parsed once, and nesting is bounded. It
+also holds the request to its canonical form (tables sorted, constants and subgraphs numbered by first use,
+nothing unused), so that one computation has one key.
 """
 
 from __future__ import annotations
@@ -210,8 +210,8 @@ class _Check:
                     raise ForbiddenTarget(
                         f"operator {node.target[:200]!r} is not in the table for torch {self._ops.torch}"
                     )
-                if node.target == "builtins.getattr":
-                    _attribute(node, where)
+                if node.target in names.TEXT_ARGUMENTS:
+                    _look_up(node, where)
             case "call_method":
                 if node.target not in self._ops.methods:
                     raise ForbiddenTarget(
@@ -324,13 +324,16 @@ def _target(target: wire.Target) -> None:
     _sorted(target.cpu, "instruction sets")
 
 
-def _attribute(node: wire.Node, where: str) -> None:
-    """getattr's second argument is code to Python; here it is one of a closed set of names."""
-    if node.kwargs or len(node.args) != 2 or not isinstance(node.args[0], wire.Ref):
-        raise MalformedRequest(f"{where}: getattr takes a node's value and an attribute's name")
-    name = node.args[1]
-    if not isinstance(name, str) or name not in names.ATTRIBUTES:
-        raise ForbiddenTarget(f"attribute {str(name)[:60]!r} is not in the table")
+def _look_up(node: wire.Node, where: str) -> None:
+    """A function that looks up a name gets one of a closed set, and nothing but a node's value beside it."""
+    position, allowed = names.TEXT_ARGUMENTS[node.target]
+    if node.kwargs or len(node.args) != position + 1:
+        raise MalformedRequest(f"{where}: {node.target} takes {position + 1} arguments")
+    if not all(isinstance(value, wire.Ref) for value in node.args[:position]):
+        raise MalformedRequest(f"{where}: {node.target} takes a node's value first")
+    name = node.args[position]
+    if not isinstance(name, str) or name not in allowed:
+        raise ForbiddenTarget(f"{where}: {node.target} may not look up {str(name)[:60]!r}")
 
 
 def _options(given: list[tuple[str, wire.OptionValue]], known: dict[str, table.Option], what: str) -> None:

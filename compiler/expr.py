@@ -1,8 +1,8 @@
 """Stage 2: size expressions as text, checked and evaluated by an `ast` walker; no eval, no sympy parser.
 
-The grammar is a subset of Python's: integers, finite floats, True and False, declared symbols, + - * / // % **,
-comparisons, and/or/not, and calls of the functions in FUNCTIONS. `**` takes a constant exponent, and the
-exponents along a path multiply to at most MAX_POWER, so that no short text names a huge number.
+The grammar is a subset of Python's: integers, finite floats, True and False, declared symbols, + - * / //
+% **, comparisons, and/or/not, and calls of the functions in FUNCTIONS. `**` takes a constant exponent, and
+the exponents along a path multiply to at most MAX_POWER, so that no short text names a huge number.
 """
 
 from __future__ import annotations
@@ -286,10 +286,7 @@ _RELATIONS: Mapping[str, str] = {
     "GreaterThan": "Ge",
 }
 
-_SAME_NAME = frozenset(
-    "Min Max And Or Not Mod PythonMod FloorDiv CleanDiv CeilDiv Abs IntTrueDiv FloatTrueDiv ToFloat "
-    "TruncToInt FloorToInt CeilToInt".split()
-)
+_SAME_NAME = frozenset(FUNCTIONS) - {"Eq", "Ne", "Lt", "Le", "Gt", "Ge", "Sqrt"}
 _COMMUTATIVE = frozenset({"Min", "Max", "And", "Or", "Eq", "Ne"})
 
 

@@ -1,8 +1,8 @@
 """Stage 2: the FX graph that Dynamo hands over -> wire.Graph and its constants, and back; never pickle.
 
 A node is its op, its target's name in the closed table, and its arguments; it refers to earlier nodes by
-position. Names of nodes, files and devices' indices are left behind, and decoding makes names from the targets,
-so that encode(decode(g)) is g. What the wire cannot carry raises Unsupported, naming the node at fault.
+position. Names of nodes, files and devices' indices are left behind, and decoding makes names from the
+targets, so that encode(decode(g)) is g. What the wire cannot carry raises Unsupported, naming the node at fault.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def encode_graph(
     symbols: Mapping[Any, str] = _NO_SYMBOLS,
     limits: wire.Limits | None = None,
 ) -> tuple[wire.Graph, list[wire.Constant]]:
-    """A graph and the tensors it holds. `symbols`: sympy symbol -> its name on the wire, for SymInt arguments.
+    """A graph and the tensors it holds. `symbols`: sympy symbol -> its wire name, for SymInt arguments.
 
     Raises Unsupported with the node and the reason; LimitExceeded past `limits`.
     """
@@ -189,6 +189,8 @@ class _Encoder:
         subgraphs: list[wire.Graph] = []
         subgraph_position: dict[int, int] = {}
         for node in gm.graph.nodes:
+            if node.target is torch._C._log_api_usage_once and not node.users:
+                continue  # counts uses of an API; computes nothing
             try:
                 if node.op == "get_attr":
                     value = _attribute(gm, str(node.target))

@@ -1,7 +1,7 @@
 """Stage 3: canonical request -> cache key; and the digests of its parts, to explain why two keys differ.
 
-A request holds nothing that differs between two ranks, users or checkouts that ask for the same thing, and its
-encoding has one form, so the key is a digest of the bytes.
+A request holds nothing that differs between two ranks, users or checkouts that ask for the same thing, and
+its encoding has one form, so the key is a digest of the bytes.
 """
 
 from __future__ import annotations

@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
 DTYPE_BYTES: Mapping[str, int] = {
     "bool": 1,
     "uint8": 1,
@@ -45,10 +50,22 @@ MEMORY_FORMATS = frozenset({"contiguous_format", "preserve_format", "channels_la
 LAYOUTS = frozenset({"strided"})
 
 ATTRIBUTES = frozenset(
-    "H T data device dtype grad imag is_cpu is_cuda is_leaf is_sparse itemsize layout mH mT nbytes ndim real "
-    "requires_grad shape".split()
+    _words(
+        "H T data device dtype grad imag is_cpu is_cuda is_leaf is_sparse itemsize layout mH mT nbytes ndim real "
+        "requires_grad shape"
+    )
 )
-"""What `builtins.getattr` in a graph may read, of a node's value. No dunder, no method, nothing that leads on."""
+"""What `builtins.getattr` in a graph may read of a node's value: no dunder, no method."""
+
+SDPA_BACKENDS = frozenset(
+    _words("CUDNN_ATTENTION EFFICIENT_ATTENTION ERROR FLASH_ATTENTION MATH OVERRIDEABLE")
+)
+
+TEXT_ARGUMENTS: Mapping[str, tuple[int, frozenset[str]]] = {
+    "builtins.getattr": (1, ATTRIBUTES),
+    "torch.nn.attention._backend_from_string": (0, SDPA_BACKENDS),
+}
+"""Functions that look up a name they are given: the argument's position (it is the last) and the names allowed."""
 
 MATMUL_PRECISIONS = frozenset({"highest", "high", "medium"})
 

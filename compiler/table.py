@@ -1,7 +1,7 @@
-"""Stage 2: the closed table of names a request may use, for each torch version; torch's version in, OpTable out.
+"""Stage 2: torch's version in, the closed table of names that a request may use out.
 
-The data are made by generate_table.py from PyTorch's own lists, reviewed, and shipped in compiler/data. Nothing
-outside the table is ever resolved, so a request cannot reach a file, a process, a library or global state.
+The data are made by generate_table.py from PyTorch's own lists, reviewed, and shipped in compiler/data.
+Nothing outside the table is ever resolved, so a request cannot reach a file, a process, a library or global state.
 """
 
 from __future__ import annotations
