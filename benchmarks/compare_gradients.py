@@ -1,7 +1,8 @@
 """One process, one model: gradients of a training step by torchrelay and by local Inductor; JSON out.
 
 The two run on the same weights, batch and seed. `difference` is the largest, over parameters, of
-max|relay - local| / max|local|; `equal` says that loss and all gradients agree in every bit.
+max|relay - local| / max|local|; `noise` is the same between two steps of the one local compilation (atomic
+additions land in any order); `equal` says that loss and all gradients agree in every bit.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     model, loss_of = build(args.model, device)
-    loss, gradients, seconds = {}, {}, {}
+    loss, gradients, again, seconds = {}, {}, {}, {}
     for backend in ("inductor", "torchrelay"):
+        compiled = torch.compile(model, backend=backend)
         began = time.perf_counter()
-        loss[backend], gradients[backend] = training_step(model, loss_of, backend)
+        loss[backend], gradients[backend] = training_step(model, loss_of, compiled)
         seconds[backend] = time.perf_counter() - began
+        _, again[backend] = training_step(model, loss_of, compiled)
         torch._dynamo.reset()
     local, relay = gradients["inductor"], gradients["torchrelay"]
     same = torch.equal(loss["inductor"], loss["torchrelay"]) and local.keys() == relay.keys()
@@ -49,6 +52,7 @@ def main() -> None:
         "remote": report["hits"] + report["misses"] + report["disk_hits"] + report["coalesced"],
         "fallbacks": report["fallbacks"],
         "difference": largest_difference(local, relay),
+        "noise": largest_difference(local, again["inductor"]),
         "equal": same and all(torch.equal(local[name], relay[name]) for name in local),
         "losses": {backend: value.item() for backend, value in loss.items()},
         "seconds": seconds,
@@ -65,13 +69,13 @@ def build(name: str, device: torch.device) -> tuple[nn.Module, Callable[[Callabl
 
 
 def training_step(
-    model: nn.Module, loss_of: Callable[[Callable[..., Any]], Tensor], backend: str
+    model: nn.Module, loss_of: Callable[[Callable[..., Any]], Tensor], compiled: Callable[..., Any]
 ) -> tuple[Tensor, Gradients]:
     """Loss and gradients; buffers are put back, so that the next step starts from the same state."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.zero_grad(set_to_none=True)
     torch.manual_seed(1)
-    loss = loss_of(torch.compile(model, backend=backend))
+    loss = loss_of(compiled)
     loss.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     with torch.no_grad():
