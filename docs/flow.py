@@ -1,4 +1,4 @@
-"""`make flow`: prints the stages of a compile in order, as the first lines of the modules' docstrings tell them.
+"""`make flow`: prints the stages of a compile in order, as the first lines of modules' docstrings tell them.
 
 Reads the sources with `ast` and imports none of them, so it needs no virtual environment.
 """
@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 PACKAGES = ("clients", "compiler", "service", "workers")
-_STAGE = re.compile(r"Stages? (\d+)(?: to (\d+))?(?:, [^:]*)?: ?|Stages? (\d+) to (\d+), ")
+_STAGE = re.compile(r"Stages? (\d+)(?: to (\d+))?\b([^:]*): ")
 
 
 class Stage(NamedTuple):
@@ -37,11 +36,9 @@ def stages(root: Path) -> list[Stage]:
             docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"), str(path))) or ""
             line = docstring.partition("\n")[0]
             if match := _STAGE.match(line):
-                first, last, *span = match.groups()
-                low, high = (span[0], span[1]) if first is None else (first, last or first)
-                found.append(
-                    Stage(int(low), int(high), path.relative_to(root).as_posix(), line[match.end() :])
-                )
+                first, last, aspect = match.groups()
+                text = line[match.end() :] + (f" ({aspect.strip(', ')})" if aspect else "")
+                found.append(Stage(int(first), int(last or first), path.relative_to(root).as_posix(), text))
     return sorted(found, key=lambda s: (s.first, -s.last, s.module))
 
 
@@ -53,4 +50,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
