@@ -1,9 +1,9 @@
 """Stage 2, at the gate: a request from anyone in; nothing out, or the RelayError that says what is wrong.
 
-Torch-free. Run by the gateway before a worker sees the graph, and again by the worker. The work is linear in
-the request's size: each node is visited once, each distinct expression parsed once, and nesting is bounded. It
-also holds the request to its canonical form (tables sorted, constants and subgraphs numbered by first use,
-nothing unused), so that one computation has one key.
+Torch-free. Run by the gateway before a worker sees the graph, and again by the worker. The work is linear
+in the request's size: each node is visited once, each distinct expression parsed once, and nesting is
+bounded. It also holds the request to its canonical form (tables sorted, constants and subgraphs numbered by
+first use, nothing unused), so that one computation has one key.
 """
 
 from __future__ import annotations

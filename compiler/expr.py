@@ -75,11 +75,11 @@ def _validate(node: ast.expr, text: str, names: Collection[str], depth: int, pow
     match node:
         case ast.Constant(value=bool()):
             return
-        case ast.Constant(value=int(value)):
-            if value > MAX_INTEGER:
+        case ast.Constant(value=int(number)):
+            if number > MAX_INTEGER:
                 raise _refuse(text, "has an integer past 64 bits")
-        case ast.Constant(value=float(value)):
-            if not math.isfinite(value):
+        case ast.Constant(value=float(number)):
+            if not math.isfinite(number):
                 raise _refuse(text, "has a float that is not finite")
         case ast.Name(id=name):
             if name not in names:
@@ -98,8 +98,8 @@ def _validate(node: ast.expr, text: str, names: Collection[str], depth: int, pow
             _validate(left, text, names, depth - 1, power)
             _validate(right, text, names, depth - 1, power)
         case ast.BoolOp(values=values):
-            for value in values:
-                _validate(value, text, names, depth - 1, power)
+            for operand in values:
+                _validate(operand, text, names, depth - 1, power)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
             arity = FUNCTIONS.get(name)
             if arity is None:
@@ -165,20 +165,19 @@ def _symbolic(*values: Any) -> bool:
     return not all(isinstance(value, (bool, int, float)) for value in values)
 
 
-def _least(left: Any, right: Any) -> Any:
-    if _symbolic(left, right):
-        import torch
+def _torch(function: str, *values: Any) -> Any:
+    # Only symbolic values come here, so torch is loaded already; the gateway never gets this far.
+    import torch
 
-        return torch.sym_min(left, right)
-    return min(left, right)
+    return getattr(torch, function)(*values)
+
+
+def _least(left: Any, right: Any) -> Any:
+    return _torch("sym_min", left, right) if _symbolic(left, right) else min(left, right)
 
 
 def _greatest(left: Any, right: Any) -> Any:
-    if _symbolic(left, right):
-        import torch
-
-        return torch.sym_max(left, right)
-    return max(left, right)
+    return _torch("sym_max", left, right) if _symbolic(left, right) else max(left, right)
 
 
 def _both(left: Any, right: Any) -> Any:
@@ -199,27 +198,15 @@ def _either(left: Any, right: Any) -> Any:
 
 
 def _negation(value: Any) -> Any:
-    if _symbolic(value):
-        import torch
-
-        return torch.sym_not(value)
-    return not value
+    return _torch("sym_not", value) if _symbolic(value) else not value
 
 
 def _to_float(value: Any) -> Any:
-    if _symbolic(value):
-        import torch
-
-        return torch.sym_float(value)
-    return float(value)
+    return _torch("sym_float", value) if _symbolic(value) else float(value)
 
 
 def _root(value: Any) -> Any:
-    if _symbolic(value):
-        import torch
-
-        return torch.sym_sqrt(value)  # type: ignore[attr-defined]
-    return math.sqrt(value)
+    return _torch("sym_sqrt", value) if _symbolic(value) else math.sqrt(value)
 
 
 _CALLS: Mapping[str, Callable[..., Any]] = {
@@ -257,7 +244,7 @@ def _value(node: ast.expr, env: Mapping[str, Any]) -> Any:
         case ast.Name(id=name):
             return env[name]
         case ast.BinOp(left=base, op=ast.Pow(), right=ast.Constant(value=exponent)):
-            return _value(base, env) ** exponent  # type: ignore[operator]
+            return _value(base, env) ** exponent
         case ast.BinOp(left=left, op=op, right=right):
             return _BINARY[type(op)](_value(left, env), _value(right, env))
         case ast.UnaryOp(op=ast.USub(), operand=operand):

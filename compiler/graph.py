@@ -2,7 +2,8 @@
 
 A node is its op, its target's name in the closed table, and its arguments; it refers to earlier nodes by
 position. Names of nodes, files and devices' indices are left behind, and decoding makes names from the
-targets, so that encode(decode(g)) is g. What the wire cannot carry raises Unsupported, naming the node at fault.
+targets, so that encode(decode(g)) is g. What the wire cannot carry raises Unsupported, naming the node at
+fault.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def target_name(fn: Any) -> str:
     """A callable's name in the closed table for this torch. Raises Unsupported when it has none."""
     ops = table.load(torch.__version__)
     if isinstance(fn, HigherOrderOperator):
-        name = f"torch.ops.higher_order.{fn.name()}"
+        name = f"torch.ops.higher_order.{fn}"
         if name in ops.hops:
             return name
     elif isinstance(fn, (OpOverload, OpOverloadPacket)):

@@ -51,8 +51,8 @@ LAYOUTS = frozenset({"strided"})
 
 ATTRIBUTES = frozenset(
     _words(
-        "H T data device dtype grad imag is_cpu is_cuda is_leaf is_sparse itemsize layout mH mT nbytes ndim real "
-        "requires_grad shape"
+        "H T data device dtype grad imag is_cpu is_cuda is_leaf is_sparse itemsize layout mH mT nbytes "
+        "ndim real requires_grad shape"
     )
 )
 """What `builtins.getattr` in a graph may read of a node's value: no dunder, no method."""
@@ -65,7 +65,7 @@ TEXT_ARGUMENTS: Mapping[str, tuple[int, frozenset[str]]] = {
     "builtins.getattr": (1, ATTRIBUTES),
     "torch.nn.attention._backend_from_string": (0, SDPA_BACKENDS),
 }
-"""Functions that look up a name they are given: the argument's position (it is the last) and the names allowed."""
+"""Functions that look up a name: the argument's position (it is the last) and the names allowed."""
 
 MATMUL_PRECISIONS = frozenset({"highest", "high", "medium"})
 

@@ -1,7 +1,8 @@
 """Stage 2: torch's version in, the closed table of names that a request may use out.
 
 The data are made by generate_table.py from PyTorch's own lists, reviewed, and shipped in compiler/data.
-Nothing outside the table is ever resolved, so a request cannot reach a file, a process, a library or global state.
+Nothing outside the table is ever resolved, so a request cannot reach a file, a process, a library or global
+state.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Stage 2, offline: what generate_table.py lets in and keeps out, as data; read by people before a release.
 
-A name gets in by a rule that says what it is (a binding of a dispatcher operator, a functional that Dynamo puts
-in graphs, a member of a short list), never for want of a reason to keep it out. Operators that read files, keep
-process-wide state, trust pointers or opaque bytes inside tensors, or only serve tests are dropped from the
-rules' results.
+A name gets in by a rule that says what it is (a binding of a dispatcher operator, a functional that Dynamo
+puts in graphs, a member of a short list), never for want of a reason to keep it out. Operators that read
+files, keep process-wide state, trust pointers or opaque bytes inside tensors, or only serve tests are
+dropped from the rules' results.
 """
 
 from __future__ import annotations
@@ -54,20 +54,22 @@ DROPPED_TYPES = re.compile(r"Storage|Stream|__torch__|QScheme|Any\b|PyObject")
 # --- short lists -------------------------------------------------------------------------------------------
 
 OPERATOR_FUNCTIONS = _words(
-    "abs add and_ contains eq floordiv ge getitem gt iadd iand ifloordiv ilshift imatmul imod imul index inv invert "
-    "ior ipow irshift is_ is_not isub itruediv ixor le lshift lt matmul mod mul ne neg not_ or_ pos pow rshift "
-    "setitem sub truediv truth xor"
+    "abs add and_ contains eq floordiv ge getitem gt iadd iand ifloordiv ilshift imatmul imod imul "
+    "index inv invert ior ipow irshift is_ is_not isub itruediv ixor le lshift lt matmul mod mul ne neg "
+    "not_ or_ pos pow rshift setitem sub truediv truth xor"
 )
 
 MATH_FUNCTIONS = _words(
-    "acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh degrees erf erfc exp expm1 fabs floor fmod hypot "
-    "isfinite isinf isnan log log10 log1p log2 pow radians remainder sin sinh sqrt tan tanh trunc"
+    "acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh degrees erf erfc exp expm1 fabs "
+    "floor fmod hypot isfinite isinf isnan log log10 log1p log2 pow radians remainder sin sinh sqrt tan "
+    "tanh trunc"
 )
 
 BUILTIN_FUNCTIONS = _words("abs getattr max min round")
 
-# Functions of torch that bind no dispatcher operator. Those that set state (grad mode, autocast, SDPA back ends,
-# functorch levels) are what Dynamo itself puts in a graph for the context managers and transforms of those names.
+# Functions of torch that bind no dispatcher operator. Those that set state (grad mode, autocast, SDPA
+# back ends, functorch levels) are what Dynamo itself puts in a graph for the context managers and
+# transforms of those names.
 OTHER_FUNCTIONS = (
     "torch._C._autograd._get_data_attr",
     "torch._C._autograd._saved_tensors_hooks_disable",
@@ -136,9 +138,13 @@ OTHER_FUNCTIONS = (
     "torch._C._functorch._jvp_decrement_nesting",
     "torch._C._functorch._jvp_increment_nesting",
     "torch._C._functorch._unwrap_for_grad",
+    "torch._C._functorch._wrap_for_grad",
+    "torch._C._functorch._wrap_for_grad",
     "torch._C._functorch._grad_increment_nesting",
     "torch._C._functorch._grad_decrement_nesting",
     "torch._C._functorch.set_inplace_requires_grad_allowed",
+    "torch.autograd.forward_ad._maybe_load_decompositions",
+    "torch._functorch.eager_transforms._autograd_grad",
     "torch._functorch.eager_transforms._set_tensor_requires_grad",
     "torch._functorch.vmap.lazy_load_decompositions",
 )
@@ -156,21 +162,22 @@ BINDING_MODULES = {
 }
 
 HIGHER_ORDER = _words(
-    "associative_scan autograd_function_apply cond flex_attention flex_attention_backward "
-    "foreach_map hints_wrapper invoke_subgraph map_impl out_dtype scan tag_activation_checkpoint while_loop "
-    "while_loop_stack_output wrap wrap_activation_checkpoint wrap_with_autocast wrap_with_set_grad_enabled"
+    "associative_scan autograd_function_apply cond flex_attention flex_attention_backward foreach_map "
+    "hints_wrapper invoke_subgraph map_impl out_dtype scan tag_activation_checkpoint while_loop "
+    "while_loop_stack_output wrap wrap_activation_checkpoint wrap_with_autocast "
+    "wrap_with_set_grad_enabled"
 )
 
 # Tensor methods that bind no dispatcher operator. Dunders are arithmetic and indexing alone.
 OTHER_METHODS = _words(
-    "__add__ __and__ __eq__ __floordiv__ __ge__ __getitem__ __gt__ __iadd__ __iand__ __ifloordiv__ __ilshift__ "
-    "__imod__ __imul__ __invert__ __ior__ __ipow__ __irshift__ __isub__ __itruediv__ __ixor__ __le__ __lshift__ "
-    "__lt__ __matmul__ __mod__ __mul__ __ne__ __neg__ __or__ __pos__ __pow__ __radd__ __rand__ __rfloordiv__ "
-    "__rlshift__ __rmatmul__ __rmod__ __rmul__ __ror__ __rpow__ __rrshift__ __rshift__ __rsub__ __rtruediv__ "
-    "__rxor__ __setitem__ __sub__ __truediv__ __xor__ "
-    "bfloat16 bool byte cdouble cfloat char cpu cuda dim dim_order double element_size expand float get_device half "
-    "int is_contiguous item long ndimension nelement new_tensor norm numel reshape short size split stride "
-    "storage_offset tile to type unflatten unique view requires_grad_"
+    "__abs__ __add__ __and__ __eq__ __floordiv__ __ge__ __getitem__ __gt__ __iadd__ __iand__ "
+    "__ifloordiv__ __ilshift__ __imod__ __imul__ __invert__ __ior__ __ipow__ __irshift__ __isub__ "
+    "__itruediv__ __ixor__ __le__ __lshift__ __lt__ __matmul__ __mod__ __mul__ __ne__ __neg__ __or__ "
+    "__pos__ __pow__ __radd__ __rand__ __rfloordiv__ __rlshift__ __rmatmul__ __rmod__ __rmul__ __ror__ "
+    "__rpow__ __rrshift__ __rshift__ __rsub__ __rtruediv__ __rxor__ __setitem__ __sub__ __truediv__ "
+    "__xor__ bfloat16 bool byte cdouble cfloat char cpu cuda dim dim_order double element_size expand "
+    "float get_device half int is_contiguous item long ndimension nelement new_tensor norm numel "
+    "reshape short size split stride storage_offset tile to type unflatten unique view requires_grad_"
 )
 
 # --- options -----------------------------------------------------------------------------------------------
@@ -203,8 +210,9 @@ OPTIONAL: dict[str, str] = {
     "max_fusion_unique_io_buffers": "int",
 }
 
-# Options that name programs, files, hosts or callables; dump or profile; drive caches and processes; replace the
-# pipeline (another wrapper, freezing); drop a bound check; or that the service sets for the client's machine.
+# Options that name programs, files, hosts or callables; dump or profile; drive caches and processes;
+# replace the pipeline (another wrapper, freezing); drop a bound check; or that the service sets for the
+# client's machine.
 DROPPED_SECTIONS = frozenset(
     _words(
         "aot_inductor aot_inductor_mode aten_distributed_optimizations auto_chunker autoheuristic_collect "
@@ -213,11 +221,11 @@ DROPPED_SECTIONS = frozenset(
 )
 DROPPED_WORDS = frozenset(
     _words(
-        "CHECKING TESTING annotate autoheuristic backend benchmarker bucket bundle bundled collective collectives comm "
-        "comms custom cutedsl cxx ddp debug developer dir disabled distributed dump file freezing global history "
-        "hook hooks host inject launcher lock log logpath march metadata metric nightly node nvgemm objgraph path "
-        "profile profiler profiling progress proton regex remote report save scatters simdlen subproc threads timeout "
-        "tlparse upload verbose warn warnings worker wrapper"
+        "CHECKING TESTING annotate autoheuristic backend benchmarker bucket bundle bundled collective "
+        "collectives comm comms custom cutedsl cxx ddp debug developer dir disabled distributed dump file "
+        "freezing global history hook hooks host inject launcher lock log logpath march metadata metric "
+        "nightly node nvgemm objgraph path profile profiler profiling progress proton regex remote report "
+        "save scatters simdlen subproc threads timeout tlparse upload verbose warn warnings worker wrapper"
     )
 )
 DROPPED_OPTIONS = re.compile(
