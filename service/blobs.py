@@ -1,4 +1,4 @@
-"""Where artifacts' bytes lie: Redis for small ones, an obstore store (local folder, S3, GCS, Azure) for others."""
+"""Where artifacts' bytes lie: Redis for small ones, an obstore store (a folder, S3, GCS, Azure) for large."""
 
 from __future__ import annotations
 

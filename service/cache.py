@@ -129,7 +129,8 @@ class Cache:
                 keys.blob(offer.digest),
             ],
         )
-        return answer[0]
+        outcome: bytes = answer[0]
+        return outcome
 
     async def trim(self) -> int:
         """Evict the least recently used artifacts until the rest fits; returns how many went."""

@@ -97,8 +97,8 @@ class Dispatcher:
         self._metrics = metrics
         self._flights: dict[asyncio.Task[None], Flight] = {}
 
-    async def ask(self, ask: Ask, body: bytes, *, finish: bool) -> Literal["hit", "wait"]:
-        """Make sure that somebody compiles this. "hit": it was published a moment ago.
+    async def ask(self, ask: Ask, body: bytes, *, finish: bool) -> Literal["hit", "wait", "start"]:
+        """Make sure that somebody compiles this. "hit": it was published a moment ago. "start": nobody did.
 
         Raises Overloaded, the remembered error of a compile that just failed, RedisError.
         """
@@ -109,7 +109,7 @@ class Dispatcher:
         if not isinstance(answer, Granted):
             return answer
         self._launch(Flight(answer, ask, finish=finish))
-        return "wait"
+        return "start"
 
     async def take_over(self, key: str) -> bool:
         """Go on with a compile whose holder died; false if it lives, is over, or is not known."""
@@ -194,7 +194,7 @@ class Dispatcher:
     async def _compile(self, flight: Flight) -> None:
         ask = flight.ask or await self._intake.parse(flight.granted.body)
         data = await self._run(flight, ask)
-        await self._leases.progress(flight.granted.lease, "publish", "")
+        await self._tell(flight, "publish", "")
         signed, seconds = await asyncio.to_thread(self._sign, data, ask.key)
         offer = Offer(ask.key, await sha256(signed), signed, seconds, ask.components)
         if await self._publish(flight, offer):
@@ -248,13 +248,15 @@ class Dispatcher:
             raise CompileTimeout(f"the compile took longer than {deadline:g} s") from None
 
     async def _report(self, flight: Flight, steps: asyncio.Queue[tuple[wire.Stage, str] | None]) -> None:
-        """Progress is for people: an event that Redis did not take is logged, and the compile goes on."""
         while (step := await steps.get()) is not None:
-            stage, detail = step
-            try:
-                await self._leases.progress(flight.granted.lease, stage, detail)
-            except RedisError as error:
-                log.warning("progress_lost", key=flight.granted.lease.key, stage=stage, error=str(error))
+            await self._tell(flight, *step)
+
+    async def _tell(self, flight: Flight, stage: wire.Stage, detail: str) -> None:
+        """Progress is for people: an event that Redis did not take is logged, and the compile goes on."""
+        try:
+            await self._leases.progress(flight.granted.lease, stage, detail)
+        except RedisError as error:
+            log.warning("progress_lost", key=flight.granted.lease.key, stage=stage, error=str(error))
 
     def _sign(self, data: bytes, key: str) -> tuple[bytes, float]:
         signed = artifact.sign(data, self._signer, key=key)

@@ -1,8 +1,8 @@
 """What waits on a compile: its events out of Redis, by any gateway, from any event on.
 
 An event's id is its Redis stream id, which rises over restarts and takeovers, so `Last-Event-ID` works
-against every gateway. Publish/subscribe only wakes who waits; a waiter also reads by itself every few seconds,
-so a lost wake-up costs seconds and never an event.
+against every gateway. Publish/subscribe only wakes who waits; a waiter also reads by itself every few
+seconds, so a lost wake-up costs seconds and never an event.
 """
 
 from __future__ import annotations

@@ -17,10 +17,15 @@ def configure(settings: ServiceSettings) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    # Tracebacks without local variables: those hold tokens and bodies.
     if settings.log_format == "json":
-        shared += [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        shared += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        shared += [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        shared += [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
     structlog.configure(
         processors=shared,
         wrapper_class=structlog.make_filtering_bound_logger(

@@ -33,8 +33,8 @@ class Snapshot(Struct, frozen=True):
 class StatsReply(Struct, frozen=True):
     """Answer of `GET /v1/stats`.
 
-    requests = hits + misses + coalesced + refused + overloaded. A miss starts a compile (or, with `wait=cache`,
-    ends there); a coalesced request joined one; a refused one met a failure remembered from a moment ago.
+    requests = hits + misses + coalesced + refused + overloaded. A miss starts a compile (or ends there, with
+    `wait=cache`); a coalesced request joined one; a refused one met a failure remembered from a moment ago.
     seconds_saved: compile seconds that hits and coalesced requests did not spend.
     """
 

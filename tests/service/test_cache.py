@@ -1,0 +1,118 @@
+"""What happens to artifacts on disk and in Redis: lost, damaged, evicted, refused by a full disk."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import httpx2
+import pytest
+from conftest import StartGateway
+from service_parts import ArtifactPool, RedisServer, Running, compiled, follow, graph, post
+
+
+def _blobs(running: Running) -> list[Path]:
+    return [path for path in (running.settings.state_dir / "blobs").rglob("*") if path.is_file()]
+
+
+def test_small_artifacts_live_in_redis_and_large_ones_in_the_store(
+    start_gateway: StartGateway, redis_server: RedisServer
+) -> None:
+    gateway = start_gateway(ArtifactPool(member_bytes=1000))
+    with gateway.http() as http:
+        compiled(http, graph(1))
+        assert _blobs(gateway) == []
+        assert len(redis_server.client().keys("torchrelay:blob:*")) == 1
+        gateway.pool.member_bytes = 1_000_000
+        large = compiled(http, graph(2))
+        assert [path.read_bytes() for path in _blobs(gateway)] == [large]
+        assert len(redis_server.client().keys("torchrelay:blob:*")) == 1
+        assert redis_server.client().ttl(redis_server.client().keys("torchrelay:blob:*")[0]) == -1
+        assert post(http, graph(2)).content == large
+
+
+@pytest.mark.parametrize("place", ["redis", "store"])
+@pytest.mark.parametrize("harm", ["lost", "damaged", "cut short"])
+def test_an_artifact_that_was_harmed_is_compiled_again(
+    place: str, harm: str, start_gateway: StartGateway, redis_server: RedisServer
+) -> None:
+    gateway = start_gateway(ArtifactPool(), blob_inline_bytes=1 << 20 if place == "redis" else 0)
+    redis = redis_server.client()
+    with gateway.http() as http:
+        good = compiled(http, graph())
+        bad = {"lost": None, "damaged": good[:-1] + bytes([good[-1] ^ 1]), "cut short": good[:-1]}[harm]
+        if place == "redis":
+            (name,) = redis.keys("torchrelay:blob:*")
+            redis.delete(name) if bad is None else redis.set(name, bad)
+        else:
+            (path,) = _blobs(gateway)
+            path.unlink() if bad is None else path.write_bytes(bad)
+        assert http.get(f"/v1/artifacts/{gateway.pool.calls[0]}").status_code == 404
+        fresh = compiled(http, graph())
+        assert fresh != good
+        assert post(http, graph()).content == fresh
+        stats = http.get("/v1/stats").json()
+        assert (stats["damaged"], stats["hits"], stats["misses"]) == (1, 1, 2)
+        assert (stats["entries"], stats["bytes_stored"]) == (1, len(fresh))
+
+
+def test_a_harmed_artifact_found_by_a_post_is_compiled_by_the_same_post(
+    gateway: Running, http: httpx2.Client, redis_server: RedisServer
+) -> None:
+    compiled(http, graph())
+    redis_server.client().delete(*redis_server.client().keys("torchrelay:blob:*"))
+    assert post(http, graph()).status_code == 202
+    stats = http.get("/v1/stats").json()
+    assert (stats["requests"], stats["hits"], stats["misses"]) == (2, 0, 2)
+    assert stats["seconds_saved"] == 0
+
+
+def test_the_least_recently_used_go_first(start_gateway: StartGateway, redis_server: RedisServer) -> None:
+    gateway = start_gateway(ArtifactPool(member_bytes=100_000), cache_limit_bytes=350_000, blob_inline_bytes=0)
+    with gateway.http() as http:
+        for size in (1, 2, 3):
+            compiled(http, graph(size))
+        assert post(http, graph(1)).status_code == 200  # used again, so 2 is the oldest
+        compiled(http, graph(4))
+        follow(http, gateway.pool.calls[-1])
+        answers = {size: post(http, graph(size), wait="cache").status_code for size in (1, 2, 3, 4)}
+        assert answers == {1: 200, 2: 404, 3: 200, 4: 200}
+        stats = http.get("/v1/stats").json()
+        assert (stats["evictions"], stats["entries"]) == (1, 3)
+        assert stats["bytes_stored"] == sum(path.stat().st_size for path in _blobs(gateway)) <= 350_000
+        compiled(http, graph(2))
+
+
+def test_an_artifact_above_the_limit_is_kept_until_the_next(start_gateway: StartGateway) -> None:
+    gateway = start_gateway(ArtifactPool(member_bytes=100_000), cache_limit_bytes=1000)
+    with gateway.http() as http:
+        compiled(http, graph(1))
+        assert post(http, graph(1)).status_code == 200
+        compiled(http, graph(2))
+        assert http.get("/v1/stats").json()["entries"] == 1
+
+
+def test_a_store_that_cannot_be_written_fails_the_compile_and_heals(start_gateway: StartGateway) -> None:
+    gateway = start_gateway(blob_inline_bytes=0)
+    folder = gateway.settings.state_dir / "blobs"
+    shutil.rmtree(folder)
+    folder.write_text("a file where the folder was")
+    with gateway.http() as http:
+        *_, (_, stage, data) = follow(http, post(http, graph()).json()["key"])
+        assert (stage, data["error"]["code"]) == ("failed", "unavailable")
+        assert http.get("/v1/stats").json()["entries"] == 0
+        folder.unlink()
+        folder.mkdir()
+        compiled(http, graph())
+
+
+def test_artifacts_outlive_the_gateway(start_gateway: StartGateway) -> None:
+    first = start_gateway(ArtifactPool(member_bytes=1_000_000))
+    with first.http() as http:
+        data = compiled(http, graph())
+    first.stop()
+    second = start_gateway()
+    with second.http() as http:
+        assert post(http, graph()).content == data
+        assert http.get("/v1/info").json()["public_keys"]
+    assert second.pool.calls == []
