@@ -23,10 +23,12 @@ test: $(VENV)/.ready  ## everything that needs no GPU
 test-gpu:  ## on a host with an NVIDIA GPU; uses the Python that runs make
 	$(PYTHON) -m pytest tests/gpu
 
+# mypy finds packages by folder name, and a checkout's folder may have any name: hence the link.
 check: $(VENV)/.ready  ## lint, types, import direction
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	mkdir -p $(VENV)/src && ln -sfn "$(CURDIR)" $(VENV)/src/torchrelay
+	MYPYPATH=$(VENV)/src $(BIN)/mypy
 	$(BIN)/lint-imports
 
 flow:  ## the stages in order, as their modules tell it

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -129,18 +130,26 @@ def _gateway(gateway: Gateway, settings: ClientSettings) -> str:
     return f"{settings.url}, version {info.get('version')}, schema {wire.SCHEMA}, token accepted"
 
 
-def _ready(gateway: Gateway, settings: ClientSettings) -> str:
-    answer = gateway.ready()
-    account = ", ".join(f"{name} {_shown(value)}" for name, value in answer.body.items())
-    if not answer.ready:
-        raise Unavailable(
-            f"the service is not ready: {account}",
-            hint="Wait for its workers, or see its log for what is down",
-        )
-    return account or "a compile would be accepted now"
+def _redis(gateway: Gateway, settings: ClientSettings) -> str:
+    return _part(gateway, "redis", "Start Redis again, or see the gateway's log")
 
 
 def _workers(gateway: Gateway, settings: ClientSettings) -> str:
+    _part(gateway, "workers", "Wait a moment, or start one: `torchrelay up --worker-only`")
+    states = Counter(worker.state for worker in gateway.workers())
+    return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+
+
+def _part(gateway: Gateway, name: str, advice: str) -> str:
+    """A part's state in the answer of /readyz."""
+    parts = gateway.ready().body.get("parts", {})
+    state = str(parts.get(name, "the gateway does not say"))
+    if state != "ok":
+        raise Unavailable(f"{name}: {state}", hint=advice)
+    return state
+
+
+def _toolchain(gateway: Gateway, settings: ClientSettings) -> str:
     # These import torch, which takes seconds: only here, after everything that is quick.
     import torch
 
@@ -201,10 +210,11 @@ _CHECKS = (
     _Check("backend", (), _backend),
     _Check("settings", (), _settings),
     _Check("gateway", (), _gateway),
-    _Check("ready", ("gateway",), _ready),
-    _Check("workers", ("gateway", "versions"), _workers),
+    _Check("redis", ("gateway",), _redis),
+    _Check("workers", ("gateway",), _workers),
+    _Check("toolchain", ("versions", "gateway", "workers"), _toolchain),
     _Check("signature", ("gateway",), _signature),
-    _Check("round trip", ("versions", "backend", "gateway", "ready", "workers", "signature"), _round_trip),
+    _Check("round trip", ("backend", "settings", "redis", "toolchain", "signature"), _round_trip),
 )
 
 
@@ -216,7 +226,3 @@ def _serves(offered: wire.Target, wanted: wire.Target) -> bool:
 
 def _described(toolchain: wire.Toolchain, target: wire.Target) -> str:
     return f"{toolchain.python} torch {toolchain.torch} on {target.name or target.kind}"
-
-
-def _shown(value: object) -> str:
-    return {True: "ok", False: "not ok"}[value] if isinstance(value, bool) else str(value)
