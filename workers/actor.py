@@ -174,10 +174,14 @@ class CompileSlot:
 
     async def compile(self, job_id: str, request: bytes, key: str, seconds: float) -> AsyncIterator[bytes]:
         """Encoded Events, then one encoded Done or Failed."""
+        greeting = await self.start()  # at once, unless the server has died a moment ago
         server = self._server
-        if server is None or self._running is not None:
-            state = "has no fork server" if server is None else "runs another job"
-            yield msgspec.msgpack.encode(Failed.of(CompileKilled(f"worker {self._settings.worker} {state}")))
+        if server is None:
+            yield greeting
+            return
+        if self._running is not None:
+            error = CompileKilled(f"worker {self._settings.worker} runs another job", hint="Try again")
+            yield msgspec.msgpack.encode(Failed.of(error))
             return
         self._running = job_id
         answered = False
@@ -191,12 +195,12 @@ class CompileSlot:
                 yield msgspec.msgpack.encode(answer)
         except TimeoutError:
             self._drop(server)
-            error: RelayError = CompileTimeout(
+            failure: RelayError = CompileTimeout(
                 f"worker {self._settings.worker} did not answer at the job's deadline"
             )
         except ServerLost as lost:
             self._drop(server)
-            error = CompileKilled(f"worker {self._settings.worker} lost its job: {lost}", hint="Try again")
+            failure = CompileKilled(f"worker {self._settings.worker} lost its job: {lost}", hint="Try again")
         except (GeneratorExit, asyncio.CancelledError):
             if not answered:
                 self._running = None
@@ -205,7 +209,7 @@ class CompileSlot:
         else:
             return
         self._running = None
-        yield msgspec.msgpack.encode(Failed.of(error))
+        yield msgspec.msgpack.encode(Failed.of(failure))
 
     @staticmethod
     async def _exchange(server: _Server, job: Job) -> AsyncIterator[Answer]:

@@ -1,8 +1,8 @@
 """Steps 7 to 9 in one killable process: a request's canonical bytes in, an unsigned artifact out.
 
-This is the engine that a fork server loads: `preload` runs once in the server, before it forks; `describe` and
-`compile_graph` run in children of it. The request was checked by the gateway and is checked again here, on
-the machine that will run the compiler on it.
+This is the engine that a fork server loads: `preload` runs once in the server, before it forks; `describe`
+and `compile_graph` run in children of it. The request was checked by the gateway and is checked again here,
+on the machine that will run the compiler on it.
 """
 
 from __future__ import annotations

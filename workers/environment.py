@@ -1,7 +1,7 @@
 """The environment of a fork server and its children: an allow-list of the worker's own, paths made private.
 
-Settings of Inductor and Triton in a worker's environment would change what it builds without changing the key,
-and tokens and Redis addresses are no business of a compile. So names are let through, never kept out.
+Settings of Inductor and Triton in a worker's environment would change what it builds but not the key, and
+tokens and Redis addresses are no business of a compile. So names are let through, never kept out.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class ForkServer:
     def _describe(self) -> Answer:
         """Asked in a child, because naming a GPU initialises CUDA."""
         pid, pipe = child.fork(functools.partial(child.describe, self._engine, self._settings.kind), None)
-        with open(pipe, "rb") as stream:
+        with os.fdopen(pipe, "rb") as stream:
             data = stream.read()
         os.waitpid(pid, 0)
         try:

@@ -1,8 +1,8 @@
 """One job seen from the fork server: fork a child, watch it, and leave nothing of it behind.
 
-In: a Job and the engine. Out: Events through a callback, then one Done or Failed. Whatever ends the job (its own
-answer, deadline, memory, a crash, garbage, a cancel), every process below the server is dead and the job's
-directory is gone when `run` returns.
+In: a Job and the engine. Out: Events through a callback, then one Done or Failed. Whatever ends the job (its
+own answer, deadline, memory, a crash, garbage, a cancel), every process below the server is dead and the
+job's directory is gone when `run` returns.
 """
 
 from __future__ import annotations

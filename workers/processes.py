@@ -1,8 +1,8 @@
 """The processes under one process: find them all, measure them, kill them all. Linux only.
 
-A compile starts g++, which starts cc1plus, as and ld; Inductor may start a pool in a session of its own; ptxas
-hangs now and then. Process groups miss whoever called setsid, so the fork server makes itself a subreaper:
-orphans of its jobs become its children, and everything below it belongs to the one job that it runs.
+A compile starts g++, which starts cc1plus, as and ld; Inductor may start a pool in a session of its own;
+ptxas hangs now and then. Process groups miss whoever called setsid, so the fork server makes itself a
+subreaper: orphans of its jobs become its children, and all below it belongs to the one job that it runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
-    """Have the kernel send `sig` to this process when the thread that started it ends; `parent` is its pid."""
+    """Have the kernel send `sig` here when the thread that started this process ends; `parent`: its pid."""
     _prctl(_PR_SET_PDEATHSIG, sig)
     if os.getppid() != parent:  # it died before the call above
         os.kill(os.getpid(), sig)
@@ -80,7 +80,7 @@ def _processes() -> Iterator[tuple[int, int, str]]:
 
 
 def usage(pids: list[int]) -> Usage:
-    """Memory of `pids` together. File-backed pages (libraries, mapped weights) can be dropped: not counted."""
+    """What `pids` hold together. File-backed pages (libraries) can be dropped and are not counted."""
     memory = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -119,7 +119,7 @@ def _has_mark(pid: int, mark: str) -> bool:
 
 
 def reap() -> None:
-    """Collect every dead child of this process: for one that adopts orphans and starts nothing by other means."""
+    """Collect every dead child of this process: for one that adopts orphans."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

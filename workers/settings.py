@@ -14,10 +14,10 @@ ENGINE = "torchrelay.workers.compile_child"
 class JobLimits(Struct, frozen=True, kw_only=True):
     """Bounds on one job, all of its processes together unless said otherwise.
 
-    Memory is watched four times a second and the job is killed past the limit. Kernel limits do not fit: RLIMIT_AS
-    and RLIMIT_DATA count address space, of which CUDA and torch reserve far more than they use, and hold for
-    each process alone. A jump between two looks can overshoot; the child's out-of-memory score is the worst
-    possible, so that the kernel picks it before anything else on the machine. RLIMIT_NPROC counts everything
+    Memory is watched four times a second and the job is killed past the limit. Kernel limits do not fit:
+    RLIMIT_AS and RLIMIT_DATA count address space, of which CUDA and torch reserve far more than they use, and
+    hold for each process alone. A jump between two looks can overshoot; the child's out-of-memory score is the
+    worst possible, so that the kernel picks it before anything else on the machine. RLIMIT_NPROC counts everything
     its user runs, so processes are counted here as well.
     """
 
@@ -44,18 +44,18 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     """The pool of slots on a Ray cluster."""
 
     ray_address: str | None = None
-    """host:port of a running cluster; None starts one on this machine, on loopback, gone with this process."""
+    """host:port of a running cluster; None starts one on loopback that ends with this process."""
     ray_token: str | None = None
     """The cluster's token; None makes one for an embedded cluster."""
     temp_dir: str | None = None
-    """Ray's session directory, short (sockets lie in it); None makes one under the temporary directory."""
+    """The embedded cluster's directory, short (sockets lie in it); None makes one and removes it again."""
     cpu_slots: int = 1
-    """Of the embedded cluster. Nodes of a running cluster say theirs: resource `torchrelay_cpu`."""
-    gpu: bool = True
-    """Whether the embedded cluster offers the machine's GPUs."""
+    """Of the embedded cluster. Nodes of a running cluster say theirs (cluster.node_resources)."""
     gpu_slots_per_gpu: int = 1
+    """0 leaves GPUs alone."""
+    memory_limit_bytes: int = JobLimits().memory_bytes
+    request_limits: wire.Limits = wire.Limits()
     object_store_bytes: int = 256 << 20
     queue_limit: int = 256
     """Jobs that wait for a slot; past it, Overloaded."""
-    limits: JobLimits = JobLimits()
     engine: str = ENGINE

@@ -1,4 +1,4 @@
-"""An engine for the fork server whose requests say how to behave: each test gets the failure that it is about."""
+"""An engine for the fork server whose requests say how to behave: each test gets the failure it is about."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import msgspec
-
 from torchrelay.compiler import wire
 from torchrelay.compiler.errors import VerifyFailed
 
@@ -51,7 +50,7 @@ def surroundings(workdir, progress):
             "temporary": tempfile.gettempdir(),
             "workdir": str(workdir),
             "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
-            "descriptors": [os.readlink(f"/proc/self/fd/{fd}") for fd in _descriptors()],
+            "descriptors": [str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in _descriptors()],
         }
     )
 

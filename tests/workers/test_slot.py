@@ -1,4 +1,4 @@
-"""A slot's fork server survives whatever a job's child does, and leaves none of it behind. Real processes, no Ray."""
+"""A slot's fork server survives what a job's child does, and leaves nothing of it. Real processes, no Ray."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-
 from torchrelay.compiler import wire
 from torchrelay.compiler.errors import CompileFailed, CompileKilled, CompileTimeout, VerifyFailed
 from torchrelay.workers.actor import CompileSlot

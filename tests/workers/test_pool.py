@@ -1,0 +1,189 @@
+"""The pool on a real embedded Ray: warm slots, a queue, replaced actors, cancels. One cluster for all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from torchrelay.compiler import wire
+from torchrelay.compiler.errors import CompileKilled, CompileTimeout, NoWorker, VerifyFailed
+from torchrelay.workers.pool import PoolSettings, WorkerPool
+
+HERE = Path(__file__).parent
+TOOLCHAIN = wire.Toolchain(python="cp311", torch="0.0.0", triton="", cuda="", platform="linux-x86_64")
+CPU = wire.Target(kind="cpu", name="", capability="", units=0, cpu=["other"])
+GPU = wire.Target(kind="cuda", name="NVIDIA H200", capability="9.0", units=132, cpu=[])
+
+
+class Service:
+    """A pool, and the event loop that it lives on."""
+
+    def __init__(self):
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.pool = WorkerPool(PoolSettings(cpu_slots=2, gpu_slots_per_gpu=0, engine="engine"))
+
+    def submit(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def compile(self, do, seconds=20.0, toolchain=TOOLCHAIN, target=CPU, events=None, **order):
+        """A concurrent future of the artifact."""
+        return self.submit(
+            self.pool.compile(
+                msgspec.json.encode({"do": do, **order}),
+                key="key",
+                toolchain=toolchain,
+                target=target,
+                deadline_seconds=seconds,
+                on_progress=lambda *event: events.append(event) if events is not None else None,
+            )
+        )
+
+    def wait_for_idle(self, count=2):
+        wait_until(lambda: [w.state for w in self.pool.workers()].count("idle") == count)
+
+
+def wait_until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def alive(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def pids_in(path):
+    wait_until(lambda: path.exists() and path.read_text())
+    return [int(pid) for pid in path.read_text().split()]
+
+
+@pytest.fixture(scope="module")
+def service():
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+        made = Service()
+        try:
+            made.submit(made.pool.start()).result(60)
+            wait_until(made.pool.ready)
+            yield made
+        finally:
+            made.submit(made.pool.close()).result(60)
+            made.loop.call_soon_threadsafe(made.loop.stop)
+    wait_until(lambda: not set(psutil.Process().children(recursive=True)) - before, 10)
+
+
+def test_slots_come_up_warm_and_say_what_they_are(service):
+    service.wait_for_idle()
+    assert [(w.state, w.toolchain, w.target.kind) for w in service.pool.workers()] == [
+        ("idle", TOOLCHAIN, "cpu")
+    ] * 2
+
+
+def test_an_artifact_and_its_events_come_back(service):
+    events = []
+    artifact = service.compile("answer", text="x" * 3_000_000, events=events).result(30)
+    assert artifact == b"x" * 3_000_000
+    assert events == [("aot", "first"), ("inductor", "second")]
+
+
+def test_the_compilers_error_crosses_ray_whole(service):
+    with pytest.raises(VerifyFailed, match=r"outputs differ by 3\.0\. do this"):
+        service.compile("refuse").result(30)
+
+
+def test_jobs_past_the_slots_wait_in_order_and_say_so(service):
+    service.wait_for_idle()
+    events = []
+    began = time.monotonic()
+    jobs = [service.compile("answer", text=str(i), sleep=1.0) for i in range(2)]
+    time.sleep(0.1)
+    late = service.compile("answer", text="late", events=events)
+    assert late.result(30) == b"late"
+    assert time.monotonic() - began > 0.9
+    assert events[0] == ("queued", "0 ahead of it in the worker queue")
+    assert [job.result(30) for job in jobs] == [b"0", b"1"]
+
+
+def test_waiting_counts_to_the_deadline(service):
+    service.wait_for_idle()
+    jobs = [service.compile("answer", sleep=2.5) for _ in range(2)]
+    time.sleep(0.1)
+    with pytest.raises(CompileTimeout, match="no worker was free"):
+        service.compile("answer", seconds=0.5).result(30)
+    assert [job.result(30) for job in jobs] == [b"artifact"] * 2
+
+
+def test_nobody_for_this_toolchain_or_device_is_said_at_once_with_what_there_is(service):
+    service.wait_for_idle()
+    other = msgspec.structs.replace(TOOLCHAIN, torch="9.9.9")
+    with pytest.raises(NoWorker, match=r"torch 9\.9\.9.*there is: CPU, cp311 torch 0\.0\.0"):
+        service.compile("answer", toolchain=other).result(5)
+    with pytest.raises(NoWorker, match="NVIDIA H200"):
+        service.compile("answer", target=GPU).result(5)
+
+
+def test_a_cancelled_caller_takes_the_whole_job_with_it(service, tmp_path):
+    service.wait_for_idle()
+    job = service.compile("hang", seconds=60, pids=str(tmp_path / "pids"))
+    pids = pids_in(tmp_path / "pids")
+    assert all(alive(pid) for pid in pids)
+    job.cancel()
+    wait_until(lambda: not any(alive(pid) for pid in pids), 5)
+    service.wait_for_idle()
+
+
+def test_at_the_deadline_the_caller_is_told_and_the_slot_is_free_again(service, tmp_path):
+    service.wait_for_idle()
+    with pytest.raises(CompileTimeout, match="deadline"):
+        service.compile("hang", seconds=1.5, pids=str(tmp_path / "pids")).result(10)
+    assert not any(alive(pid) for pid in pids_in(tmp_path / "pids"))
+    service.wait_for_idle()
+
+
+def test_a_killed_actor_takes_its_job_with_it_and_is_replaced(service, tmp_path):
+    service.wait_for_idle()
+    job = service.compile("hang", seconds=60, pids=str(tmp_path / "pids"))
+    pids = pids_in(tmp_path / "pids")
+    server = psutil.Process(pids[0]).parent()
+    actor = server.parent()
+    busy = next(w.id for w in service.pool.workers() if w.state == "busy")
+    os.kill(actor.pid, signal.SIGKILL)
+    with pytest.raises(CompileKilled, match=f"worker {busy} died with the job"):
+        job.result(20)
+    wait_until(lambda: not any(alive(pid) for pid in [*pids, server.pid]), 5)
+    service.wait_for_idle()
+    assert service.compile("answer").result(30) == b"artifact"
+
+
+def test_a_killed_fork_server_is_replaced_by_its_actor(service, tmp_path):
+    service.wait_for_idle()
+    job = service.compile("hang", seconds=60, pids=str(tmp_path / "pids"))
+    pids = pids_in(tmp_path / "pids")
+    os.kill(psutil.Process(pids[0]).ppid(), signal.SIGKILL)
+    with pytest.raises(CompileKilled, match="lost its job"):
+        job.result(20)
+    assert not any(alive(pid) for pid in pids)
+    service.wait_for_idle()
+    assert [service.compile("answer").result(30) for _ in range(3)] == [b"artifact"] * 3
+
+
+def test_no_actor_imports_torch_and_no_server_of_ray_listens_beyond_loopback(service):
+    service.wait_for_idle()
+    family = [p for p in psutil.Process().children(recursive=True) if alive(p.pid)]
+    actors = [p for p in family if "CompileSlot" in " ".join(p.cmdline())]
+    assert len(actors) == 2
+    for actor in actors:
+        assert not [m.path for m in actor.memory_maps() if "libtorch" in m.path]
+    family.append(psutil.Process())
+    addresses = {c.laddr.ip for p in family for c in p.net_connections("inet") if c.status == "LISTEN"}
+    assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}

@@ -1,0 +1,214 @@
+"""Ray as the pool sees it: start or join a cluster, list the nodes that offer slots, place actors on them.
+
+Ray's calls block, and its servers die with the thread that started them (PR_SET_PDEATHSIG follows threads,
+not processes), so one thread makes all of them and lives until `stop`. An embedded cluster listens on
+loopback alone and asks for a token even there: whoever can talk to Ray can run code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from ..compiler.errors import Unavailable
+from .processes import die_with_parent
+from .settings import PoolSettings, SlotSettings
+
+OFFER = "torchrelay_worker"
+"""Ray resource of a node on which slots may be placed."""
+CPU_SLOTS = "torchrelay_cpu"
+NAMESPACE = "torchrelay"
+_SOCKET_ROOM = 48
+"""Bytes that a session directory may have: Ray adds up to 58 for its sockets' paths, which hold 107."""
+
+T = TypeVar("T")
+
+
+class Node(NamedTuple):
+    """A node that offers slots."""
+
+    id: str
+    host: str
+    cpu_slots: int
+    gpus: int
+
+
+def node_resources(cpu_slots: int) -> dict[str, float]:
+    """What a node says to Ray to be given slots: its CPU slots here, its GPUs in Ray's own way."""
+    return {OFFER: 1.0} | ({CPU_SLOTS: float(cpu_slots)} if cpu_slots else {})
+
+
+def ray_environment(token: str | None, address: str | None) -> dict[str, str]:
+    """Environment for Ray, which it reads in this process at import and hands to its servers and workers."""
+    loopback = address is None or address.startswith(("127.", "localhost:"))
+    return {
+        **({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {}),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        # kills whole actors when the machine is short of memory; jobs have limits of their own
+        "RAY_memory_monitor_refresh_ms": "0",
+        # off means that Ray binds its ports to 127.0.0.1, whatever the name says
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if loopback else "1",
+    }
+
+
+def short_directory(prefix: str) -> Path:
+    """A new private directory whose path leaves room for sockets."""
+    roots = [Path(tempfile.gettempdir()), Path("/tmp")]
+    root = next(
+        (r for r in roots if len(os.fsencode(r)) + len(prefix) + 9 <= _SOCKET_ROOM and r.is_dir()), None
+    )
+    if root is None:
+        raise Unavailable(
+            f"{roots[0]} is too long a path for sockets", hint="Set TMPDIR to a shorter directory"
+        )
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+
+
+class Cluster:
+    """This process's connection to Ray; one a process, because Ray's driver is global to it."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self._settings = settings
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        self._own_dir: Path | None = None
+        self._gateway_node: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        """Start or join. Raises Unavailable."""
+        await self._call(self._start)
+
+    async def stop(self) -> None:
+        """Leave; an embedded cluster ends, its processes too."""
+        await self._call(self._stop)
+        self._thread.shutdown()
+
+    async def nodes(self) -> list[Node]:
+        """Live nodes that offer slots. Raises Unavailable."""
+        return await self._call(self._nodes)
+
+    def place(self, node: Node, settings: SlotSettings) -> Any:
+        """Create a slot's actor on `node`; the handle is returned at once, the actor comes up meanwhile."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from .actor import CompileSlot
+
+        device: dict[str, Any]
+        if settings.kind == "cuda":
+            device = {"num_gpus": 1 / self._settings.gpu_slots_per_gpu}  # Ray sets CUDA_VISIBLE_DEVICES
+        else:
+            device = {"resources": {CPU_SLOTS: 1}}
+        options = {
+            "num_cpus": 0,
+            "max_restarts": 0,
+            "max_concurrency": 16,  # so that a cancel reaches an actor whose job runs
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False),
+            **device,
+        }
+        return ray.remote(CompileSlot).options(**options).remote(settings)
+
+    @staticmethod
+    def remove(actor: Any) -> None:
+        """Kill an actor; its fork server notices and ends."""
+        import ray
+
+        if ray.is_initialized():
+            ray.kill(actor, no_restart=True)
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    def _start(self) -> None:
+        address = self._settings.ray_address
+        os.environ.update(ray_environment(self._settings.ray_token, address))
+        import ray  # after the environment, which it reads once
+
+        try:
+            if address is None:
+                self._start_embedded(ray)
+            else:
+                self._join(ray, address)
+        except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
+            self._stop()
+            raise Unavailable(f"Ray did not start: {error}") from error
+
+    def _start_embedded(self, ray: Any) -> None:
+        temp_dir = self._settings.temp_dir
+        if temp_dir is None:
+            self._own_dir = short_directory("torchrelay-")
+            temp_dir = str(self._own_dir)
+        ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            num_cpus=0,
+            num_gpus=None if self._settings.gpu_slots_per_gpu else 0,
+            resources=node_resources(self._settings.cpu_slots),
+            object_store_memory=self._settings.object_store_bytes,
+            include_dashboard=False,
+            logging_level="ERROR",
+            log_to_driver=True,
+            _temp_dir=temp_dir,
+        )
+
+    def _join(self, ray: Any, address: str) -> None:
+        """A driver talks through a node on its own machine, so this process brings one, without slots."""
+        self._own_dir = Path(tempfile.mkdtemp(prefix="torchrelay-"))
+        with (self._own_dir / "ray-node.log").open("wb") as log:
+            self._gateway_node = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+                    *(f"--address={address}", "--num-cpus=0", "--num-gpus=0", "--disable-usage-stats"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=functools.partial(die_with_parent, os.getpid(), signal.SIGTERM),
+            )
+        ray.init(address=address, namespace=NAMESPACE, logging_level="ERROR", log_to_driver=True)
+
+    def _stop(self) -> None:
+        import ray
+
+        ray.shutdown()
+        if self._gateway_node is not None:
+            self._gateway_node.terminate()
+            try:
+                self._gateway_node.wait(10)
+            except subprocess.TimeoutExpired:
+                self._gateway_node.kill()
+                self._gateway_node.wait()
+            self._gateway_node = None
+        if self._own_dir is not None:
+            shutil.rmtree(self._own_dir, ignore_errors=True)
+            self._own_dir = None
+
+    def _nodes(self) -> list[Node]:
+        import ray
+
+        try:
+            listed = ray.nodes()
+        except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
+            raise Unavailable(f"Ray does not answer: {error}") from error
+        return [_node(entry) for entry in listed if entry["Alive"] and OFFER in entry["Resources"]]
+
+
+def _node(entry: dict[str, Any]) -> Node:
+    resources = entry["Resources"]
+    return Node(
+        id=entry["NodeID"],
+        host=entry["NodeManagerHostname"],
+        cpu_slots=int(resources.get(CPU_SLOTS, 0)),
+        gpus=int(resources.get("GPU", 0)),
+    )

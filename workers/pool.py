@@ -1,0 +1,284 @@
+"""Stage 6, worker side: a request's canonical bytes in, an unsigned artifact out, from a warm slot that fits.
+
+The pool keeps a Ray actor on every slot that the cluster's nodes offer, replaces those that die, and queues
+jobs for them. It imports neither torch nor, before `start`, Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import uuid
+from collections.abc import Callable
+
+import msgspec
+
+from ..compiler import wire
+from ..compiler.errors import CompileKilled, CompileTimeout, Overloaded, RelayError, Unavailable
+from .cluster import Cluster, Node, node_resources, ray_environment, short_directory
+from .messages import Done, Event, Failed, Ready, decode_answer
+from .settings import JobLimits, PoolSettings, SlotSettings
+from .slots import Kind, Slot, Slots
+
+__all__ = ["PoolSettings", "WorkerPool", "node_resources", "ray_environment", "short_directory"]
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 2.0
+"""Between two looks at the cluster's nodes."""
+_BACKOFF_SECONDS = (1.0, 30.0)
+"""First and longest wait before a slot that failed is tried again."""
+_GRACE_SECONDS = 20.0
+"""How long past its deadline, or after a cancel, a job may take to end before its actor is killed."""
+
+
+class WorkerPool:
+    """Warm slots on a Ray cluster. One a process; `start` before use, `close` after."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        if settings.ray_address is None and settings.ray_token is None:
+            settings = msgspec.structs.replace(settings, ray_token=secrets.token_hex(32))
+        self._settings = settings
+        self._cluster: Cluster | None = None
+        self._slots = Slots()
+        self._scout: asyncio.Task[None] | None = None
+        self._endings: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Start or join Ray and begin to warm slots; `ready` says when the first is warm.
+
+        Raises Unavailable; `start` can be called again then.
+        """
+        self._cluster = Cluster(self._settings)
+        try:
+            await self._cluster.start()
+            nodes = await self._cluster.nodes()
+        except Unavailable:
+            await self._cluster.stop()
+            self._cluster = None
+            raise
+        self._settle(self._cluster, nodes)
+        self._scout = asyncio.create_task(self._follow_nodes(self._cluster), name="follow Ray nodes")
+
+    async def close(self) -> None:
+        """Stop every slot and leave Ray, whatever `start` came to."""
+        if self._cluster is None:
+            return
+        if self._scout is not None:
+            self._scout.cancel()
+        await asyncio.gather(*(self._retire(slot) for slot in list(self._slots.all.values())))
+        self._slots.all.clear()
+        self._slots.serve()
+        for ending in list(self._endings):
+            ending.cancel()
+        await self._cluster.stop()
+        self._cluster = None
+
+    def ready(self) -> bool:
+        """Whether at least one slot is warm."""
+        return any(slot.state in ("idle", "busy") for slot in self._slots.all.values())
+
+    def workers(self) -> list[wire.WorkerInfo]:
+        """Every slot as it is now."""
+        return [slot.info() for slot in self._slots.all.values()]
+
+    async def compile(
+        self,
+        request_bytes: bytes,
+        *,
+        key: str,
+        toolchain: wire.Toolchain,
+        target: wire.Target,
+        deadline_seconds: float,
+        on_progress: Callable[[wire.Stage, str], None],
+    ) -> bytes:
+        """Compile canonical request bytes on a slot that fits; waiting in the queue counts to the deadline.
+
+        Cancelling the caller kills the job's processes. Raises NoWorker, Overloaded, CompileTimeout,
+        CompileKilled, and what the compile itself raised.
+        """
+        until = asyncio.get_running_loop().time() + deadline_seconds
+        slot = await self._take_slot(toolchain, target, deadline_seconds, on_progress)
+        job_id = uuid.uuid4().hex
+        left = until - asyncio.get_running_loop().time()
+        running = asyncio.create_task(self._run(slot, job_id, request_bytes, key, left, on_progress))
+        try:
+            async with asyncio.timeout_at(until + _GRACE_SECONDS):
+                return await asyncio.shield(running)
+        except TimeoutError:
+            self._end(slot, job_id, running)
+            raise CompileTimeout(
+                f"worker {slot.worker} did not answer within the deadline of {deadline_seconds:g} s"
+            ) from None
+        except asyncio.CancelledError:
+            self._end(slot, job_id, running)
+            raise
+
+    async def _take_slot(
+        self,
+        toolchain: wire.Toolchain,
+        target: wire.Target,
+        seconds: float,
+        on_progress: Callable[[wire.Stage, str], None],
+    ) -> Slot:
+        ahead = self._slots.waiting()
+        if ahead >= self._settings.queue_limit:
+            raise Overloaded(f"{ahead} compiles wait for a worker, the most that may")
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._slots.take(
+                    toolchain, target, lambda n: on_progress("queued", f"{n} ahead of it in the worker queue")
+                )
+        except TimeoutError:
+            raise CompileTimeout(
+                f"no worker was free within the deadline of {seconds:g} s",
+                hint="Add workers, or raise the compile deadline in the service's settings",
+            ) from None
+
+    async def _run(
+        self,
+        slot: Slot,
+        job_id: str,
+        request: bytes,
+        key: str,
+        seconds: float,
+        on_progress: Callable[[wire.Stage, str], None],
+    ) -> bytes:
+        """The job on its slot, to its end; the slot is free afterwards."""
+        from ray.exceptions import RayError
+
+        try:
+            stream = slot.actor.compile.options(num_returns="streaming").remote(job_id, request, key, seconds)
+            async for reference in stream:
+                message = decode_answer(await reference)
+                match message:
+                    case Event():
+                        on_progress(message.stage, message.detail)
+                    case Done():
+                        return message.artifact
+                    case Failed():
+                        raise message.error()
+            raise CompileKilled(f"worker {slot.worker} ended its answer too early", hint="Try again")
+        except RayError as error:
+            slot.state = "starting"  # not idle: its keeper is about to notice as well
+            log.warning("worker %s was lost with a job: %s", slot.worker, _first_line(error))
+            raise CompileKilled(f"worker {slot.worker} died with the job", hint="Try again") from None
+        finally:
+            slot.jobs_done += 1
+            self._slots.give_back(slot)
+
+    def _end(self, slot: Slot, job_id: str, running: asyncio.Task[bytes]) -> None:
+        """Have a job that nobody waits for killed, in the background."""
+        ending = asyncio.create_task(self._kill_job(slot, job_id, running), name=f"end job on {slot.worker}")
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+
+    async def _kill_job(self, slot: Slot, job_id: str, running: asyncio.Task[bytes]) -> None:
+        slot.actor.cancel.remote(job_id)
+        await asyncio.wait({running}, timeout=_GRACE_SECONDS)
+        if not running.done():
+            log.error("worker %s does not end a cancelled job and is killed", slot.worker)
+            Cluster.remove(slot.actor)
+            await asyncio.wait({running})
+        if not running.cancelled() and (error := running.exception()) is not None:
+            log.info("the cancelled job on worker %s ended: %s", slot.worker, error)
+
+    async def _follow_nodes(self, cluster: Cluster) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            try:
+                self._settle(cluster, await cluster.nodes())
+            except Unavailable as error:
+                log.error("%s", error)  # slots stay as they are; their own calls fail if it lasts
+
+    def _settle(self, cluster: Cluster, nodes: list[Node]) -> None:
+        """Have a slot for each that `nodes` offer, and none for a node that has gone."""
+        offered: dict[tuple[str, Kind, int], Node] = {}
+        for node in nodes:
+            offered |= {(node.id, "cpu", i): node for i in range(node.cpu_slots)}
+            offered |= {
+                (node.id, "cuda", i): node for i in range(node.gpus * self._settings.gpu_slots_per_gpu)
+            }
+        for place, slot in list(self._slots.all.items()):
+            if place not in offered:
+                log.warning("worker %s has gone with its node", slot.worker)
+                del self._slots.all[place]
+                if slot.keeper is not None:
+                    slot.keeper.cancel()
+        for place, node in offered.items():
+            if place not in self._slots.all:
+                slot = Slot(node, place[1], place[2])
+                slot.keeper = asyncio.create_task(self._keep(cluster, slot), name=f"keep {slot.worker}")
+                self._slots.all[place] = slot
+        self._slots.serve()
+
+    async def _keep(self, cluster: Cluster, slot: Slot) -> None:
+        """Have a live, warm actor on `slot` for as long as its node is there."""
+        from ray.exceptions import RayError
+
+        backoff, longest = _BACKOFF_SECONDS
+        while True:
+            try:
+                slot.actor = cluster.place(slot.node, self._slot_settings(slot))
+                while True:
+                    slot.ready = await self._warm(slot)
+                    slot.failure, slot.state = None, "idle"
+                    backoff = _BACKOFF_SECONDS[0]
+                    log.info("worker %s is warm", slot.worker)
+                    self._slots.serve()
+                    await slot.actor.lost.remote()
+                    slot.state = "starting"
+                    log.warning("worker %s has lost its fork server; another one starts", slot.worker)
+            except RayError as error:
+                log.warning("worker %s has died and is replaced: %s", slot.worker, _first_line(error))
+            except RelayError as error:
+                log.error("worker %s cannot start: %s", slot.worker, error)
+                slot.failure = error
+                Cluster.remove(slot.actor)
+            except asyncio.CancelledError:
+                slot.state = "dead"
+                if slot.actor is not None:
+                    Cluster.remove(slot.actor)
+                raise
+            slot.state = "starting"
+            self._slots.serve()
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, longest)
+
+    async def _warm(self, slot: Slot) -> Ready:
+        answer = decode_answer(await slot.actor.start.remote())
+        if isinstance(answer, Failed):
+            raise answer.error()
+        if not isinstance(answer, Ready):
+            raise CompileKilled(f"worker {slot.worker} greeted with {type(answer).__name__}")
+        return answer
+
+    def _slot_settings(self, slot: Slot) -> SlotSettings:
+        return SlotSettings(
+            worker=slot.worker,
+            kind=slot.kind,
+            engine=self._settings.engine,
+            limits=JobLimits(
+                memory_bytes=self._settings.memory_limit_bytes, request=self._settings.request_limits
+            ),
+            jobs_root=self._settings.temp_dir,
+        )
+
+    async def _retire(self, slot: Slot) -> None:
+        """Stop a slot's fork server, and only then its actor, so that no process outlives the pool."""
+        from ray.exceptions import RayError
+
+        if slot.actor is not None and slot.ready is not None:
+            try:
+                async with asyncio.timeout(5):
+                    await slot.actor.close.remote()
+            except (TimeoutError, RayError) as error:
+                log.warning("worker %s did not stop by itself: %s", slot.worker, error)
+        if slot.keeper is not None:
+            slot.keeper.cancel()
+            await asyncio.gather(slot.keeper, return_exceptions=True)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,134 @@
+"""The pool's book of slots and of jobs that wait for one: who fits where, in the order of asking."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Literal
+
+from ..compiler import wire
+from ..compiler.errors import NoWorker, RelayError
+from .cluster import Node
+from .messages import Ready
+
+Kind = Literal["cpu", "cuda"]
+
+
+class Slot:
+    """One actor's place. `ready` stays while the actor is replaced: the next one will be the same."""
+
+    def __init__(self, node: Node, kind: Kind, index: int) -> None:
+        self.node = node
+        self.kind: Kind = kind
+        self.worker = f"{node.id[:10]}-{kind}{index}"
+        self.state: Literal["starting", "idle", "busy", "dead"] = "starting"
+        self.ready: Ready | None = None
+        self.failure: RelayError | None = None
+        self.jobs_done = 0
+        self.actor: Any = None
+        self.keeper: asyncio.Task[None] | None = None
+
+    def suits(self, toolchain: wire.Toolchain, target: wire.Target) -> bool:
+        """Exactly this toolchain; for a GPU its model. Any CPU can build for any other of its platform."""
+        if self.ready is None or self.kind != target.kind or self.ready.toolchain != toolchain:
+            return False
+        own = self.ready.target
+        return target.kind == "cpu" or (own.name, own.capability) == (target.name, target.capability)
+
+    def may_come(self, kind: Kind) -> bool:
+        """Whether it is coming up for the first time, so that what it will be is not known yet."""
+        return self.kind == kind and self.ready is None and self.failure is None
+
+    def info(self) -> wire.WorkerInfo:
+        unknown = wire.Toolchain(python="", torch="", triton="", cuda="", platform="")
+        target = wire.Target(kind=self.kind, name="", capability="", units=0, cpu=[])
+        return wire.WorkerInfo(
+            id=self.worker,
+            toolchain=self.ready.toolchain if self.ready else unknown,
+            target=self.ready.target if self.ready else target,
+            state=self.state,
+            jobs_done=self.jobs_done,
+            host=self.node.host,
+        )
+
+
+class _Waiter:
+    def __init__(self, toolchain: wire.Toolchain, target: wire.Target) -> None:
+        self.toolchain = toolchain
+        self.target = target
+        self.slot: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+
+
+class Slots:
+    """All slots, and the queue. Changes of a slot's state are followed by `serve`."""
+
+    def __init__(self) -> None:
+        self.all: dict[tuple[str, Kind, int], Slot] = {}
+        self._waiting: list[_Waiter] = []
+
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def take(
+        self, toolchain: wire.Toolchain, target: wire.Target, on_wait: Callable[[int], None]
+    ) -> Slot:
+        """An idle slot that suits, made busy; first come, first served.
+
+        `on_wait` hears how many were ahead if there is a wait. Raises NoWorker when no such slot is to come.
+        """
+        waiter = _Waiter(toolchain, target)
+        ahead = len(self._waiting)
+        self._waiting.append(waiter)
+        self.serve()
+        if not waiter.slot.done():
+            on_wait(ahead)
+        try:
+            return await waiter.slot
+        except asyncio.CancelledError:
+            if waiter.slot.done() and not waiter.slot.cancelled() and waiter.slot.exception() is None:
+                self.give_back(waiter.slot.result())  # given and cancelled in the same turn of the loop
+            raise
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+
+    def give_back(self, slot: Slot) -> None:
+        if slot.state == "busy":
+            slot.state = "idle"
+        self.serve()
+
+    def serve(self) -> None:
+        """Give idle slots to those who wait; turn away whoever waits for what will not come."""
+        for waiter in list(self._waiting):
+            if waiter.slot.done():
+                continue
+            suitable = [s for s in self.all.values() if s.suits(waiter.toolchain, waiter.target)]
+            idle = next((slot for slot in suitable if slot.state == "idle"), None)
+            if idle is not None:
+                idle.state = "busy"
+                self._waiting.remove(waiter)
+                waiter.slot.set_result(idle)
+            elif not suitable and not any(s.may_come(waiter.target.kind) for s in self.all.values()):
+                self._waiting.remove(waiter)
+                waiter.slot.set_exception(self._none_for(waiter))
+
+    def _none_for(self, waiter: _Waiter) -> NoWorker:
+        asked = f"{_describe(waiter.target)}, {_toolchain(waiter.toolchain)}"
+        warm = [s.ready for s in self.all.values() if s.ready]
+        there = {f"{_describe(ready.target)}, {_toolchain(ready.toolchain)}" for ready in warm}
+        broken = {f"worker {s.worker}: {s.failure.message}" for s in self.all.values() if s.failure}
+        found = "; ".join([*sorted(there), *sorted(broken)]) or "no worker at all"
+        return NoWorker(f"no worker for {asked} (there is: {found})")
+
+
+def _describe(target: wire.Target) -> str:
+    return "CPU" if target.kind == "cpu" else f"{target.name or 'GPU'} (capability {target.capability})"
+
+
+def _toolchain(toolchain: wire.Toolchain) -> str:
+    parts = [toolchain.python, f"torch {toolchain.torch}", toolchain.platform]
+    if toolchain.triton:
+        parts.append(f"triton {toolchain.triton}")
+    if toolchain.cuda:
+        parts.append(f"cuda {toolchain.cuda}")
+    return " ".join(parts)
