@@ -14,8 +14,7 @@ from ..compiler.errors import RelayError, SettingsError
 def main() -> None:
     """Console script `torchrelay`. A typed error is one line on stderr, never a traceback."""
     if any(importlib.util.find_spec(name) is None for name in ("typer", "rich")):
-        print("torchrelay: the command line needs typer and rich", file=sys.stderr)
-        sys.exit("Run `pip install 'torchrelay[cli]'`")
+        sys.exit("torchrelay: the command line needs typer and rich. Run `pip install 'torchrelay[cli]'`")
 
     from .commands import application
 
