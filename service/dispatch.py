@@ -43,7 +43,7 @@ ATTEMPTS = 2
 """A worker that dies (its node went away, say) gets one more try, on another worker if there is one."""
 REPEATABLE = (CompileFailed, VerifyFailed, Unsupported, ForbiddenTarget, BadOption)
 """Errors that the same request would meet again, so they are remembered for a while."""
-_POOL_GRACE_SECONDS = 15.0
+_POOL_GRACE_SECONDS = 30.0
 """The pool enforces the deadline; past this much more, the flight stops waiting for it."""
 _RETRY_SECONDS = 0.5
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import Request
@@ -13,6 +14,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 
 from ..compiler.errors import RelayError
+from ..workers.pool import PoolSettings, WorkerPool
 from . import signing
 from .auth import Tokens
 from .blobs import Blobs, open_store
@@ -108,18 +110,20 @@ def connect(settings: ServiceSettings) -> Redis:
 
 
 def worker_pool(settings: ServiceSettings) -> CompilePool:
-    """The Ray workers that the settings describe. Imported here: a gateway with another pool needs no Ray."""
-    from ..workers.pool import PoolSettings, WorkerPool
-
-    return WorkerPool(
-        PoolSettings(
-            ray_address=settings.ray_address,
-            ray_token=settings.ray_token.get_secret_value() if settings.ray_token else None,
-            cpu_slots=settings.cpu_slots,
-            gpu_slots_per_gpu=settings.gpu_slots_per_gpu,
-            memory_limit_bytes=settings.worker_memory_limit_bytes,
-        )
+    """The Ray workers that the settings describe."""
+    plain = PoolSettings(
+        ray_address=settings.ray_address,
+        ray_token=settings.ray_token.get_secret_value() if settings.ray_token else None,
+        temp_dir=settings.ray_temp_dir,
+        cpu_slots=settings.cpu_slots,
+        gpu=settings.gpu,
+        gpu_slots_per_gpu=settings.gpu_slots_per_gpu,
+        queue_limit=settings.max_queued,
     )
+    limits = msgspec.structs.replace(
+        plain.limits, memory_bytes=settings.worker_memory_limit_bytes, request=settings.limits
+    )
+    return WorkerPool(msgspec.structs.replace(plain, limits=limits))
 
 
 async def start_pool(gateway: Gateway) -> None:

@@ -57,28 +57,32 @@ class Leases:
 
         Raises Overloaded when too many compiles wait, and the remembered error of a compile that just failed.
         """
-        answer = await self._acquire(key, body, finish=finish, mode="ask")
-        match answer[0]:
-            case b"lease":
-                return answer[1]
-            case b"hit":
+        owner = uuid.uuid4().hex
+        answer = await self._acquire(key, owner, body, finish=finish, mode="ask")
+        match answer:
+            case [b"lease", fence, _]:
+                return Granted(Lease(key, owner, fence.decode()), body)
+            case [b"hit"]:
                 return "hit"
-            case b"failed":
-                raise decode_error(answer[1])
-            case b"overloaded":
+            case [b"failed", error]:
+                raise decode_error(error)
+            case [b"overloaded"]:
                 raise Overloaded(f"{self._max_queued} compiles are queued already")
         return "wait"
 
     async def take_over(self, key: str) -> Granted | None:
         """Take the lease of a compile whose holder died; None if it lives, is over, or is not known."""
-        answer = await self._acquire(key, b"", finish=False, mode="takeover")
-        return answer[1] if answer[0] == b"lease" else None
+        owner = uuid.uuid4().hex
+        match await self._acquire(key, owner, b"", finish=False, mode="takeover"):
+            case [b"lease", fence, body]:
+                return Granted(Lease(key, owner, fence.decode()), body)
+        return None
 
     async def _acquire(
-        self, key: str, body: bytes, *, finish: bool, mode: Literal["ask", "takeover"]
-    ) -> tuple[bytes, Granted] | list[bytes]:
-        keys, owner = self._keys, uuid.uuid4().hex
-        answer = await self._scripts.acquire(
+        self, key: str, owner: str, body: bytes, *, finish: bool, mode: Literal["ask", "takeover"]
+    ) -> list[bytes]:
+        keys = self._keys
+        answer: list[bytes] = await self._scripts.acquire(
             keys=[
                 keys.index(key),
                 keys.failed(key),
@@ -104,8 +108,6 @@ class Leases:
                 self._abandon_ms,
             ],
         )
-        if answer[0] == b"lease":
-            return b"lease", Granted(Lease(key, owner, answer[1].decode()), answer[2])
         return answer
 
     async def renew(self, granted: Granted, *, finish: bool) -> tuple[Renewal, Granted]:

@@ -34,6 +34,8 @@ class ErrorReply(Struct, frozen=True):
 
 
 _SCHEMA = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorReply"}}}
+_BODY_UNREAD = frozenset({401, 403, 413, 415})
+"""Sent before the body was read: the connection closes, or the server would read the rest for nothing."""
 _TEXTS = {
     400: "The request cannot be read",
     401: "No token, or one that is not known",
@@ -59,6 +61,8 @@ def reply(error: RelayError, *, retry_after_seconds: int, status: int | None = N
     headers = {"Cache-Control": "no-store"}
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
+    if (status or error.status) in _BODY_UNREAD:
+        headers["Connection"] = "close"
     if isinstance(error, Overloaded) or error.status == 503:
         headers["Retry-After"] = str(retry_after_seconds)
     body = wire.to_json(ErrorReply(wire.ErrorBody(error.code, error.message, error.advice)))

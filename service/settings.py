@@ -88,9 +88,13 @@ class ServiceSettings(BaseSettings):
     ray_token: SecretStr | None = None
     cpu_slots: Annotated[int, Field(ge=0)] = 1
     """Compiles at once for CPU targets, on the local Ray."""
+    gpu: bool = True
+    """Whether the local Ray offers this machine's GPUs."""
     gpu_slots_per_gpu: Annotated[int, Field(ge=0)] = 1
     worker_memory_limit_bytes: Bytes = 16 << 30
-    """Address space of one compile child."""
+    """Memory of one compile, all its processes together."""
+    ray_temp_dir: str | None = None
+    """Session folder of the local Ray; its path must be short, for sockets lie in it."""
 
     # logs
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -34,7 +34,7 @@ class InfoReply(Struct, frozen=True):
 class FallbackReport(Struct, frozen=True, forbid_unknown_fields=True):
     """Body of `POST /v1/report`: a client compiled locally `count` times because of error code `reason`."""
 
-    reason: Annotated[str, Meta(max_length=64)]
+    reason: Annotated[str, Meta(extra_json_schema={"enum": sorted(BY_CODE)})]
     count: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
 
 

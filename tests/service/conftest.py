@@ -13,7 +13,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from service_parts import TOKEN, ArtifactPool, GatewayProcess, RedisServer, Running
-
 from torchrelay.service.settings import ServiceSettings
 
 StartGateway = Callable[..., Running]

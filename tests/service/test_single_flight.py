@@ -24,7 +24,6 @@ from service_parts import (
     post,
     wait_until,
 )
-
 from torchrelay.compiler import wire
 from torchrelay.service.gateway import connect
 from torchrelay.service.leases import Granted, Leases
@@ -33,9 +32,7 @@ from torchrelay.service.settings import ServiceSettings
 
 
 async def _fetch(http: httpx2.AsyncClient, body: bytes) -> bytes:
-    answer = await http.post(
-        "/v1/compile", content=body, headers={"Content-Type": wire.GRAPH_MEDIA_TYPE}
-    )
+    answer = await http.post("/v1/compile", content=body, headers={"Content-Type": wire.GRAPH_MEDIA_TYPE})
     if answer.status_code == 202:
         async with http.stream("GET", answer.json()["events"]) as events:
             text = (await events.aread()).decode()
@@ -156,9 +153,7 @@ def test_a_late_publish_under_an_old_fence_is_refused(
     asyncio.run(scenario())
 
 
-def test_fences_rise_although_redis_forgot_them(
-    settings: dict[str, Any], redis_server: RedisServer
-) -> None:
+def test_fences_rise_although_redis_forgot_them(settings: dict[str, Any], redis_server: RedisServer) -> None:
     async def scenario() -> None:
         configured = ServiceSettings(**settings)
         redis = connect(configured)

@@ -9,11 +9,12 @@ import httpx2
 import pytest
 import schemathesis
 from conftest import StartGateway
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from pydantic import ValidationError
 from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 from service_parts import TOKEN, ArtifactPool, Running, compiled, graph, post, wait_until
-
+from torchrelay.compiler import wire
 from torchrelay.compiler.errors import SettingsError, Unavailable
 from torchrelay.service import signing
 from torchrelay.service.settings import ServiceSettings
@@ -105,7 +106,10 @@ def test_docs_are_served(http: httpx2.Client) -> None:
 
 
 def test_the_service_keeps_to_its_own_description(gateway: Running) -> None:
+    schemathesis.serializer.alias(wire.GRAPH_MEDIA_TYPE, "application/octet-stream")
     schema = schemathesis.openapi.from_url(f"{gateway.url}/openapi.json")
+    # 503 is an answer here, and which bytes are a graph is beyond a JSON schema.
+    excluded = [not_a_server_error, positive_data_acceptance]
     tried: set[str] = set()
     for result in schema.get_all_operations():
         operation = result.ok()
@@ -120,9 +124,7 @@ def test_the_service_keeps_to_its_own_description(gateway: Running) -> None:
         def agrees(case: schemathesis.Case) -> None:
             answer = case.call(headers={"Authorization": f"Bearer {TOKEN}"}, timeout=10)
             assert answer.status_code < 500 or answer.status_code == 503
-            case.validate_response(answer, excluded_checks=[not_a_server_error])
-
-        from hypothesis import given
+            case.validate_response(answer, excluded_checks=excluded)
 
         given(case=operation.as_strategy())(agrees)()
         tried.add(operation.label)
