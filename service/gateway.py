@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-import msgspec
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import Request
@@ -111,19 +110,18 @@ def connect(settings: ServiceSettings) -> Redis:
 
 def worker_pool(settings: ServiceSettings) -> CompilePool:
     """The Ray workers that the settings describe."""
-    plain = PoolSettings(
-        ray_address=settings.ray_address,
-        ray_token=settings.ray_token.get_secret_value() if settings.ray_token else None,
-        temp_dir=settings.ray_temp_dir,
-        cpu_slots=settings.cpu_slots,
-        gpu=settings.gpu,
-        gpu_slots_per_gpu=settings.gpu_slots_per_gpu,
-        queue_limit=settings.max_queued,
+    return WorkerPool(
+        PoolSettings(
+            ray_address=settings.ray_address,
+            ray_token=settings.ray_token.get_secret_value() if settings.ray_token else None,
+            temp_dir=settings.ray_temp_dir,
+            cpu_slots=settings.cpu_slots,
+            gpu_slots_per_gpu=settings.gpu_slots_per_gpu,
+            queue_limit=settings.max_queued,
+            memory_limit_bytes=settings.worker_memory_limit_bytes,
+            request_limits=settings.limits,
+        )
     )
-    limits = msgspec.structs.replace(
-        plain.limits, memory_bytes=settings.worker_memory_limit_bytes, request=settings.limits
-    )
-    return WorkerPool(msgspec.structs.replace(plain, limits=limits))
 
 
 async def start_pool(gateway: Gateway) -> None:

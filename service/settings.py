@@ -20,8 +20,17 @@ Bytes = Annotated[int, Field(gt=0)]
 
 def default_state_dir() -> Path:
     """`$XDG_STATE_HOME/torchrelay`; a relative XDG_STATE_HOME is ignored, as the XDG specification asks."""
-    root = Path(os.environ.get("XDG_STATE_HOME", ""))
-    return (root if root.is_absolute() else Path.home() / ".local" / "state") / "torchrelay"
+    return _xdg("XDG_STATE_HOME", ".local/state")
+
+
+def default_credentials_file() -> Path:
+    """Where the client of this user looks (clients/settings.py): `$XDG_CONFIG_HOME/torchrelay`."""
+    return _xdg("XDG_CONFIG_HOME", ".config") / "credentials.json"
+
+
+def _xdg(variable: str, fallback: str) -> Path:
+    root = Path(os.environ.get(variable, ""))
+    return (root if root.is_absolute() else Path.home() / fallback) / "torchrelay"
 
 
 class ServiceSettings(BaseSettings):
@@ -88,9 +97,8 @@ class ServiceSettings(BaseSettings):
     ray_token: SecretStr | None = None
     cpu_slots: Annotated[int, Field(ge=0)] = 1
     """Compiles at once for CPU targets, on the local Ray."""
-    gpu: bool = True
-    """Whether the local Ray offers this machine's GPUs."""
     gpu_slots_per_gpu: Annotated[int, Field(ge=0)] = 1
+    """0 leaves GPUs alone."""
     worker_memory_limit_bytes: Bytes = 16 << 30
     """Memory of one compile, all its processes together."""
     ray_temp_dir: str | None = None

@@ -1,0 +1,156 @@
+"""`python -m torchrelay.service up`: the whole service, its gateway alone, or one worker node.
+
+Exit status: 0 stopped when told to, 1 it could not run, 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from ..compiler.errors import RelayError, SettingsError
+
+
+def main() -> None:
+    arguments = _parse()
+    # Until something runs that must be stopped in order, a signal just ends the process: imports take a second.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(0))
+    try:
+        if arguments.worker_only:
+            _become_worker(arguments)
+        _serve(arguments)
+    except RelayError as error:
+        print(f"torchrelay: {error}", file=sys.stderr, flush=True)
+        sys.exit(2 if isinstance(error, SettingsError) else 1)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="torchrelay",
+        description="The torchrelay service. Settings not given here: TORCHRELAY_SERVICE_*.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser(
+        "up",
+        help="start the service and stay with it until Ctrl-C",
+        description="Start redis-server, Ray with workers, and the gateway; or one of the parts.",
+    )
+    up.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    up.add_argument(
+        "--port", type=int, help="port to listen on; 0 finds a free one (default 8642 or a free one)"
+    )
+    up.add_argument(
+        "--state", type=Path, metavar="DIR", help="keys, token and cache ($XDG_STATE_HOME/torchrelay)"
+    )
+    up.add_argument(
+        "--credentials",
+        type=Path,
+        metavar="FILE",
+        help="where to write URL, token and public key ($XDG_CONFIG_HOME/torchrelay/credentials.json)",
+    )
+    up.add_argument("--cpu-slots", type=int, metavar="N", help="compiles at once for CPUs (half the cores)")
+    up.add_argument("--no-gpu", action="store_true", help="leave this machine's GPUs alone")
+    part = up.add_mutually_exclusive_group()
+    part.add_argument("--gateway-only", action="store_true", help="needs --redis and --ray")
+    part.add_argument(
+        "--worker-only", action="store_true", help="offer this machine to a Ray cluster; needs --ray"
+    )
+    up.add_argument("--redis", metavar="URL", help="redis://, rediss:// or unix://")
+    up.add_argument("--ray", metavar="ADDRESS", help="host:port of the cluster's head")
+    arguments = parser.parse_args()
+    apart = arguments.gateway_only or arguments.worker_only
+    if (arguments.redis and not arguments.gateway_only) or (arguments.ray and not apart):
+        up.error("--redis and --ray go with --gateway-only or --worker-only")
+    return arguments
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    import asyncio
+
+    from pydantic import ValidationError
+
+    from . import embedded
+    from .settings import ServiceSettings, default_credentials_file
+
+    given = {
+        "host": arguments.host,
+        "port": arguments.port,
+        "state_dir": arguments.state.absolute() if arguments.state else None,
+        "cpu_slots": arguments.cpu_slots,
+        "gpu_slots_per_gpu": 0 if arguments.no_gpu else None,
+        "redis_url": arguments.redis,
+        "ray_address": arguments.ray,
+    }
+    try:
+        settings = ServiceSettings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise SettingsError(_explain(error)) from None
+    if "cpu_slots" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"cpu_slots": embedded.default_cpu_slots()})
+    if arguments.gateway_only:
+        missing = {"redis_url", "ray_address"} - settings.model_fields_set
+        if missing:
+            raise SettingsError(
+                "--gateway-only needs to know where Redis and Ray are", hint="Give --redis and --ray"
+            )
+    else:
+        settings = settings.model_copy(update={"ray_address": None, "ray_token": None})
+    listener = embedded.listen(
+        settings.host, settings.port, any_port_will_do="port" not in settings.model_fields_set
+    )
+    with listener:
+        asyncio.run(
+            embedded.run(
+                settings,
+                listener=listener,
+                credentials=arguments.credentials or default_credentials_file(),
+                embedded=not arguments.gateway_only,
+            )
+        )
+
+
+def _become_worker(arguments: argparse.Namespace) -> NoReturn:
+    """Become `ray start --block` for a node that offers slots; the gateways' pools find it and fill them."""
+    from ..workers.pool import node_resources, ray_environment
+    from . import embedded
+    from .settings import ServiceSettings
+
+    settings = ServiceSettings(**({"ray_address": arguments.ray} if arguments.ray else {}))
+    if settings.ray_address is None:
+        raise SettingsError("--worker-only needs to know where Ray is", hint="Give --ray host:port")
+    slots = arguments.cpu_slots if arguments.cpu_slots is not None else embedded.default_cpu_slots()
+    token = settings.ray_token.get_secret_value() if settings.ray_token else None
+    command = [
+        *(
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            "--block",
+            f"--address={settings.ray_address}",
+        ),
+        *("--num-cpus=0", f"--resources={json.dumps(node_resources(slots))}"),
+        *(["--num-gpus=0"] if arguments.no_gpu else []),
+    ]
+    os.environ.update(ray_environment(token, settings.ray_address))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    os.execv(sys.executable, command)
+
+
+def _explain(error: Exception) -> str:
+    from pydantic import ValidationError
+
+    assert isinstance(error, ValidationError)
+    first = error.errors(include_input=False)[0]
+    return f"setting {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+
+
+if __name__ == "__main__":
+    main()

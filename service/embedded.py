@@ -1,0 +1,174 @@
+"""A whole service from one command: settings in; redis-server, Ray with warm workers and the gateway running.
+
+Also the gateway alone, against a Redis and a Ray that run elsewhere. Either way one process owns what it starts
+and takes it along when it ends: in order on Ctrl-C or SIGTERM, by the kernel's means when it is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from ..compiler.errors import SettingsError
+from ..workers.pool import PoolSettings, WorkerPool
+from . import signing, state
+from .app import GatewayServer, create_server
+from .redis_process import RedisProcess
+from .settings import ServiceSettings
+
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def default_cpu_slots() -> int:
+    """Half the cores: a compile is serial for half of its time and uses every core for the rest; at most 8."""
+    return max(1, min(8, len(os.sched_getaffinity(0)) // 2))
+
+
+async def run(
+    settings: ServiceSettings, *, listener: socket.socket, credentials: Path, embedded: bool
+) -> None:
+    """Serve until SIGINT or SIGTERM. `embedded`: bring redis-server and Ray along. Raises RelayError."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with _parts(settings, stop, embedded=embedded) as (complete, pool):
+        if not stop.is_set():
+            await _serve(create_server(complete, pool), complete, listener, credentials, stop)
+    _say("stopped")
+
+
+def listen(host: str, port: int, *, any_port_will_do: bool) -> socket.socket:
+    """A bound socket; if `port` is taken, on any free port where that will do. Raises SettingsError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        # other processes may have it bound to themselves without listening yet; this tells at once
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        if any_port_will_do and port:
+            return listen(host, 0, any_port_will_do=False)
+        raise SettingsError(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            hint="Give another --port; 0 finds a free one",
+        ) from None
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The URL for a client on this machine."""
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@asynccontextmanager
+async def _parts(
+    settings: ServiceSettings, stop: asyncio.Event, *, embedded: bool
+) -> AsyncIterator[tuple[ServiceSettings, WorkerPool]]:
+    """What the gateway needs beside itself. Yields the settings that lead to it, and the pool."""
+    async with state.exclusive(settings.state_dir) as lock:
+        if settings.token is None:
+            settings = settings.model_copy(update={"token": SecretStr(state.owner_token(settings.state_dir))})
+        if not embedded:
+            yield settings, WorkerPool(_pool_settings(settings, None))
+            return
+        with state.runtime_directory(settings.state_dir) as runtime:
+            redis = RedisProcess(
+                settings.state_dir / "redis", runtime / "redis.sock", settings.state_dir / "redis.log", lock
+            )
+            try:
+                if not stop.is_set():
+                    await redis.start()
+                yield (
+                    settings.model_copy(update={"redis_url": redis.url}),
+                    WorkerPool(_pool_settings(settings, runtime)),
+                )
+            finally:
+                await redis.stop()
+
+
+def _pool_settings(settings: ServiceSettings, runtime: Path | None) -> PoolSettings:
+    return PoolSettings(
+        ray_address=settings.ray_address,
+        ray_token=settings.ray_token.get_secret_value() if settings.ray_token else None,
+        temp_dir=str(runtime) if runtime else None,
+        cpu_slots=settings.cpu_slots,
+        gpu_slots_per_gpu=settings.gpu_slots_per_gpu,
+        memory_limit_bytes=settings.worker_memory_limit_bytes,
+        request_limits=settings.limits,
+    )
+
+
+async def _serve(
+    server: GatewayServer,
+    settings: ServiceSettings,
+    listener: socket.socket,
+    credentials: Path,
+    stop: asyncio.Event,
+) -> None:
+    async def leave() -> None:
+        await stop.wait()
+        server.should_exit = True
+
+    url = url_of(listener)
+    helpers = [
+        asyncio.create_task(leave(), name="leave on a signal"),
+        asyncio.create_task(_announce(server, settings, url, credentials), name="say when ready"),
+    ]
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        for helper in helpers:
+            helper.cancel()
+        await asyncio.gather(*helpers, return_exceptions=True)
+    if not stop.is_set() and not server.started:
+        raise SettingsError("the gateway did not start", hint="Its log above says why")
+
+
+async def _announce(server: GatewayServer, settings: ServiceSettings, url: str, credentials: Path) -> None:
+    """Write the credentials once the gateway answers; say what to do next once a worker is warm."""
+    while not server.started:
+        await asyncio.sleep(0.05)
+    assert settings.token is not None
+    signer = await asyncio.to_thread(signing.load_or_create, settings.signing_key_path)
+    state.write_credentials(
+        credentials,
+        url=url,
+        token=settings.token.get_secret_value(),
+        public_key=signing.public_key_text(signer),
+    )
+    _say(f"gateway {url}")
+    _say(f"credentials {credentials}")
+    _say(f"state {settings.state_dir}")
+    _say("warming workers, some seconds")
+    while not await asyncio.to_thread(_ready, url):
+        await asyncio.sleep(0.25)
+    _say(f"ready {url}")
+    _say('next: torch.compile(model, backend="torchrelay") in any script of this user')
+    _say("check: torchrelay doctor; stop: Ctrl-C")
+
+
+def _ready(url: str) -> bool:
+    try:
+        with _DIRECT.open(f"{url}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):  # a 503 included
+        return False
+
+
+def _say(text: str) -> None:
+    print(f"torchrelay: {text}", flush=True)
