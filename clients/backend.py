@@ -24,6 +24,7 @@ from ..compiler.errors import (
     GatewayUnreachable,
     RelayError,
     SignatureError,
+    SpecializeInputs,
     ToolchainMismatch,
 )
 from . import load
@@ -99,10 +100,15 @@ class Relay:
                 canonical = wire.encode_request(captured.request)
             with self.report.timed("key"):
                 key = keys.key_of_bytes(canonical)
-            compiled, outcome = self._obtain(captured, canonical, key, example_inputs)
-        except (RelayError, KeyboardInterrupt):
+            try:
+                compiled, outcome = self._obtain(captured, canonical, key, example_inputs)
+            except SpecializeInputs as error:
+                raise torch_internals.trace_again(captured.floats[p] for p in error.positions) from None
+        except RelayError:
             raise
         except Exception as error:  # a defect here, or a PyTorch it was not made for: training must go on
+            if torch_internals.must_specialize(error) is not None:
+                raise
             raise ClientError(
                 f"unexpected {type(error).__name__}: {error}", hint="Please report this with its traceback"
             ) from error

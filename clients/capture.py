@@ -33,6 +33,8 @@ class Captured(Struct, frozen=True):
     symints: dict[str, Any]
     device_index: int | None
     cudagraphs: bool
+    floats: dict[int, str]
+    """Input position -> Dynamo's name of the symbolic float it stands for."""
 
 
 def capture(
@@ -59,7 +61,12 @@ def capture(
         toolchain=local_toolchain(),
         target=local_target(kind, index),
     )
-    return Captured(request, symbols.symints(), index, _cudagraphs(mode, options))
+    floats = {
+        position: torch_internals.symfloat_name(torch_internals.item_memo(values[position])) or ""
+        for position, spec in enumerate(inputs)
+        if isinstance(spec, wire.TensorInput) and spec.number is not None
+    }
+    return Captured(request, symbols.symints(), index, _cudagraphs(mode, options), floats)
 
 
 def _placeholder_values(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
@@ -182,6 +189,7 @@ def _input(position: int, value: Any, node: torch.fx.Node, storage: int, symbols
         static_address=cast('Literal["", "guarded", "unguarded"]', torch_internals.static_input_type(node)),
         storage=storage,
         storage_bytes=symbols.text(value.untyped_storage().nbytes()) if needs_storage else 0,
+        number=_number(position, value),
     )
 
 
@@ -195,8 +203,16 @@ def _check_plain(position: int, value: torch.Tensor) -> None:
         raise Unsupported(f"input {position} is a lazily conjugated or negated view")
     if value.device.type not in ("cpu", "cuda"):
         raise Unsupported(f"input {position} lives on {value.device.type}")
-    if getattr(value, "item_memo", None) is not None:
-        raise Unsupported(f"input {position} is a symbolic Python number")
+
+
+def _number(position: int, value: torch.Tensor) -> float | None:
+    """The example value of a tensor that stands for a symbolic Python float."""
+    number = torch_internals.item_memo(value)
+    if number is None:
+        return None
+    if not isinstance(number, torch.SymFloat) or torch_internals.symfloat_name(number) is None:
+        raise Unsupported(f"input {position} is a symbolic Python {type(number).__name__}")
+    return float(number.node.hint)
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -28,6 +28,8 @@ class Program(Struct, frozen=True):
     inputs: list[Any]
     fake_mode: FakeTensorMode
     symbols: dict[str, Any]
+    numbers: dict[int, Any]
+    """Input position -> torch.SymFloat, for inputs that stand for a Python float."""
 
 
 def rebuild(request: wire.GraphRequest) -> Program:
@@ -41,19 +43,30 @@ def rebuild(request: wire.GraphRequest) -> Program:
         if not bool(expr.evaluate(relation, symbols)):
             raise MalformedRequest(f"relation {relation} does not hold for the symbols' own hints")
     gm = graph.decode_graph(request.graph, request.constants, device_index={"cuda": 0}, symbols=symbols)
-    inputs = fake_inputs(request, fake_mode, symbols)
+    numbers = {
+        position: torch_internals.new_symfloat(env, f"input_{position}", spec.number)
+        for position, spec in enumerate(request.inputs)
+        if isinstance(spec, wire.TensorInput) and spec.number is not None
+    }
+    inputs = fake_inputs(request, fake_mode, symbols, numbers)
     _describe(gm, request, inputs)
     with ambient(request.ambient):
-        _propagate(gm, fake_inputs(request, fake_mode, symbols), fake_mode, env)
-    return Program(gm, inputs, fake_mode, symbols)
+        _propagate(gm, fake_inputs(request, fake_mode, symbols, numbers), fake_mode, env)
+    return Program(gm, inputs, fake_mode, symbols, numbers)
 
 
 def fake_inputs(
-    request: wire.GraphRequest, fake_mode: FakeTensorMode, symbols: Mapping[str, Any]
+    request: wire.GraphRequest,
+    fake_mode: FakeTensorMode,
+    symbols: Mapping[str, Any],
+    numbers: Mapping[int, Any],
 ) -> list[Any]:
     """Fresh fake inputs; inputs that shared memory on the client share it here."""
     with fake_mode:
-        return make_inputs(request, symbols, lambda spec, shape, stride: _empty(spec, shape, stride))
+        inputs = make_inputs(request, symbols, _empty)
+    for position, number in numbers.items():
+        torch_internals.set_item_memo(inputs[position], number)
+    return inputs
 
 
 def make_inputs(request: wire.GraphRequest, symbols: Mapping[str, Any], make: Any) -> list[Any]:

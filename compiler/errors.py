@@ -17,6 +17,7 @@ RelayError
     NoWorker                no_worker            503  no live worker for this toolchain and target
     Overloaded              overloaded           429  queue full; Retry-After tells when
     CompileFailed           compile_failed       422  the compiler itself refused the graph
+      SpecializeInputs      specialize_inputs    422  Python numbers among the inputs must become constants
     CompileTimeout          compile_timeout      504
     CompileKilled           compile_killed       500  the child died: out of memory, crashed or killed
     VerifyFailed            verify_failed        422  compiled and eager results differ
@@ -33,6 +34,8 @@ RelayError
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -127,6 +130,21 @@ class Overloaded(ServiceError):
 class CompileFailed(ServiceError):
     code, status = "compile_failed", 422
     hint = "The same graph most likely fails locally too; the message is the compiler's own"
+
+
+class SpecializeInputs(CompileFailed):
+    """The message names the inputs by position; the client has Dynamo trace again with them as constants."""
+
+    code = "specialize_inputs"
+    hint = "The client retries by itself with these numbers as constants"
+
+    @classmethod
+    def at(cls, positions: Iterable[int]) -> SpecializeInputs:
+        return cls(f"inputs {', '.join(map(str, sorted(positions)))} must be constants")
+
+    @property
+    def positions(self) -> list[int]:
+        return [int(text) for text in re.findall(r"\d+", self.message)]
 
 
 class CompileTimeout(ServiceError):

@@ -14,7 +14,7 @@ from msgspec import Struct
 from . import expr, torch_internals, wire
 from . import target as targets
 from .aot import Program, ambient
-from .errors import CompileFailed, Unsupported
+from .errors import CompileFailed, SpecializeInputs, Unsupported
 
 
 class Library(Struct, frozen=True):
@@ -82,6 +82,13 @@ def compile_program(
         except TypeError as error:
             raise Unsupported(f"the compiled graph cannot be saved: {error}") from error
         except Exception as error:
+            specialized = torch_internals.must_specialize(error)
+            if specialized is not None:
+                raise SpecializeInputs.at(
+                    position
+                    for position, number in program.numbers.items()
+                    if torch_internals.symfloat_name(number) in specialized
+                ) from None
             raise CompileFailed(f"{type(error).__name__}: {error}") from error
     libraries = [
         Library(list(argtypes), source, path().read_bytes()) for (argtypes, source), path in built.items()
@@ -95,7 +102,7 @@ def guards_of(program: Program, known: Collection[str]) -> list[str]:
     A guard over a symbol that the compile itself made (data-dependent) concerns no input and is left out.
     """
     env = program.fake_mode.shape_env
-    if env is None or not program.symbols:
+    if env is None or not (program.symbols or program.numbers):
         return []
     symbols: dict[sympy.Symbol, str] = {
         value.node._expr: name
@@ -103,7 +110,10 @@ def guards_of(program: Program, known: Collection[str]) -> list[str]:
         if isinstance(value, torch.SymInt) and isinstance(value.node._expr, sympy.Symbol)
     }
     found: list[str] = []
+    numbers = {torch_internals.symfloat_name(number) for number in program.numbers.values()}
     for guard in torch_internals.guard_expressions(env):
+        if numbers & {symbol.name for symbol in guard.free_symbols}:
+            raise Unsupported(f"the compile assumes {guard} of a symbolic Python number")
         if guard.free_symbols <= symbols.keys():
             text = expr.render(guard, symbols)
             if text not in found and text not in known:

@@ -15,7 +15,7 @@ import os
 import pickle
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,49 @@ def new_symint(env: ShapeEnv, name: str, hint: int, lower: int, upper: int | Non
     node = env.create_symintnode(symbol, hint=hint, source=source)
     assert isinstance(node, torch.SymInt)
     return node
+
+
+def new_symfloat(env: ShapeEnv, name: str, hint: float) -> torch.SymFloat:
+    """A backed symbolic float (ShapeEnv.create_unspecified_symbol, create_symfloatnode)."""
+    from torch._dynamo.source import LocalSource
+
+    source = LocalSource(name)
+    symbol = env.create_unspecified_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
+    node = env.create_symfloatnode(symbol, hint=hint, source=source)
+    assert isinstance(node, torch.SymFloat)
+    return node
+
+
+def symfloat_name(value: torch.SymFloat) -> str | None:
+    """The symbol a symbolic float is, by name; None for an expression."""
+    symbol = value.node._expr
+    return symbol.name if isinstance(symbol, sympy.Symbol) else None
+
+
+def item_memo(tensor: torch.Tensor) -> Any:
+    """FakeTensor.item_memo: a symbolic float, for a tensor that stands for a Python number; else None."""
+    return getattr(tensor, "item_memo", None)
+
+
+def must_specialize(error: BaseException) -> frozenset[str] | None:
+    """Names of the symbolic floats that cannot stay symbolic, if that is what `error` says; else None.
+
+    torch._dynamo.exc.TensorifyScalarRestartAnalysis and torch._dynamo.symbolic_convert.TensorifyState.
+    """
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    return frozenset(TensorifyState.force_specializations) if isinstance(error, TensorifyScalarRestartAnalysis) else None
+
+
+def trace_again(specialized: Iterable[str]) -> BaseException:
+    """The exception that makes Dynamo trace its frame again, with these symbolic floats as constants."""
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    for name in specialized:
+        TensorifyState.specialize(name)
+    return TensorifyScalarRestartAnalysis()
 
 
 def symint_of(env: ShapeEnv, symbol: sympy.Symbol) -> torch.SymInt:
@@ -586,7 +629,13 @@ def changed_aot_options() -> dict[str, Any]:
 
 
 def _changed(config: Any) -> dict[str, Any]:
-    return {name: value for name, value in config.get_config_copy().items() if not config._is_default(name)}
+    # By value, not by "was it set": Inductor itself sets some entries to what they are.
+    entries = config._config
+    return {
+        name: value
+        for name, value in config.get_config_copy().items()
+        if name in entries and value != entries[name].default
+    }
 
 
 def option_reaches_code(name: str) -> bool:

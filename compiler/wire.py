@@ -198,7 +198,8 @@ class TensorInput(_Wire, frozen=True, tag="tensor"):
     static_address: Literal["", "guarded", "unguarded"] = ""
     storage: int = -1
     storage_bytes: Size = 0
-    dynamic_dims: list[int] = []
+    number: float | None = None
+    """Example value, where the tensor stands for a Python float that Dynamo left symbolic."""
 
 
 class SymIntInput(_Wire, frozen=True, tag="symint"):
@@ -221,7 +222,6 @@ class Symbol(_Wire, frozen=True):
     hint: int
     lower: int
     upper: int | None
-    duck: bool = False
 
 
 # --- surroundings ----------------------------------------------------------------------------------------
