@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..compiler.errors import RelayError, SettingsError
+from .guard import guarded
 
 
 def main() -> None:
     arguments = _parse()
-    # Until something runs that must be stopped in order, a signal just ends the process: imports take a second.
+    sys.exit(guarded(lambda: _up(arguments)))
+
+
+def _up(arguments: argparse.Namespace) -> None:
+    # Imports take a second. Until something runs that must be stopped in order, a signal just ends this.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
     try:
@@ -123,7 +128,7 @@ def _become_worker(arguments: argparse.Namespace) -> NoReturn:
 
     settings = ServiceSettings(**({"ray_address": arguments.ray} if arguments.ray else {}))
     if settings.ray_address is None:
-        raise SettingsError("--worker-only needs to know where Ray is", hint="Give --ray host:port")
+        raise SettingsError("--worker-only needs a Ray", hint="Give --ray host:port")
     slots = arguments.cpu_slots if arguments.cpu_slots is not None else embedded.default_cpu_slots()
     token = settings.ray_token.get_secret_value() if settings.ray_token else None
     command = [

@@ -1,7 +1,7 @@
 """A whole service from one command: settings in; redis-server, Ray with warm workers and the gateway running.
 
-Also the gateway alone, against a Redis and a Ray that run elsewhere. Either way one process owns what it starts
-and takes it along when it ends: in order on Ctrl-C or SIGTERM, by the kernel's means when it is killed.
+Also the gateway alone, against a Redis and a Ray that run elsewhere. Either way one process owns what it
+starts and takes it along when it ends: in order on Ctrl-C or SIGTERM, by guard.py when it is killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def default_cpu_slots() -> int:
-    """Half the cores: a compile is serial for half of its time and uses every core for the rest; at most 8."""
+    """Half the cores, at most 8: a compile is serial for a good part, and uses every core for the rest."""
     return max(1, min(8, len(os.sched_getaffinity(0)) // 2))
 
 

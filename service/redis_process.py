@@ -42,8 +42,8 @@ def find_server() -> str:
 class RedisProcess:
     """Redis with an append-only file, on a socket that only this user can reach; restarted if it dies.
 
-    It holds `lock` (a file descriptor) open, so that nobody takes the state folder before it has ended, and it
-    is told to end when this process does, however that happens.
+    It holds `lock` (a file descriptor) open, so that nobody takes the state folder before it has ended, and
+    it is told to end when this process does, however that happens.
     """
 
     def __init__(self, data: Path, socket: Path, log_file: Path, lock: int) -> None:

@@ -1,4 +1,4 @@
-"""What one installation keeps in its state folder: who may run on it, its token, and the client's credentials.
+"""What one installation keeps in its state folder: its lock and token; and the client's credentials file.
 
 lock           held by the running service and its redis-server
 token          the owner's bearer token

@@ -18,10 +18,22 @@ from ..compiler import wire
 from ..compiler.errors import CompileKilled, CompileTimeout, Overloaded, RelayError, Unavailable
 from .cluster import Cluster, Node, node_resources, ray_environment, short_directory
 from .messages import Done, Event, Failed, Ready, decode_answer
+from .processes import become_subreaper, descendants, die_with_parent, kill_below, reap
 from .settings import JobLimits, PoolSettings, SlotSettings
 from .slots import Kind, Slot, Slots
 
-__all__ = ["PoolSettings", "WorkerPool", "node_resources", "ray_environment", "short_directory"]
+__all__ = [  # all that service/ may use of workers/
+    "PoolSettings",
+    "WorkerPool",
+    "become_subreaper",
+    "descendants",
+    "die_with_parent",
+    "kill_below",
+    "node_resources",
+    "ray_environment",
+    "reap",
+    "short_directory",
+]
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ class JobLimits(Struct, frozen=True, kw_only=True):
 
     Memory is watched four times a second and the job is killed past the limit. Kernel limits do not fit:
     RLIMIT_AS and RLIMIT_DATA count address space, of which CUDA and torch reserve far more than they use, and
-    hold for each process alone. A jump between two looks can overshoot; the child's out-of-memory score is the
-    worst possible, so that the kernel picks it before anything else on the machine. RLIMIT_NPROC counts everything
-    its user runs, so processes are counted here as well.
+    hold for each process alone. A jump between two looks can overshoot; the child's out-of-memory score is
+    the worst possible, so that the kernel picks it before anything else on the machine. RLIMIT_NPROC counts
+    everything its user runs, so processes are counted here as well.
     """
 
     memory_bytes: int = 16 << 30

@@ -1,0 +1,202 @@
+"""`up` starts a whole service, several beside each other, and leaves nothing behind, however it ends.
+
+Each service here is real: guard, redis-server, Ray, a warm worker with torch, gateway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class Up:
+    """A running `python -m torchrelay.service up`, and everything that it has ever started."""
+
+    def __init__(self, home, *arguments, **environment):
+        self.home = home
+        home.mkdir(parents=True, exist_ok=True)
+        self.log = home / "log"
+        own = {
+            "XDG_CONFIG_HOME": str(home / "config"),
+            "XDG_STATE_HOME": str(home / "state"),
+            "XDG_CACHE_HOME": str(home / "cache"),
+        }
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHRELAY_", "RAY_"))}
+        with self.log.open("wb") as log:
+            self.process = psutil.Popen(
+                [sys.executable, "-m", "torchrelay.service", "up", *arguments],
+                env=kept | own | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.family = {}
+
+    @property
+    def credentials(self):
+        return json.loads((self.home / "config" / "torchrelay" / "credentials.json").read_text())
+
+    def look(self):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in [self.process, *self.process.children(recursive=True)]:
+                self.family.setdefault(process.pid, process)
+
+    def wait_ready(self, seconds=120):
+        self.wait_for("torchrelay: ready http", seconds)
+        self.look()
+        return self
+
+    def wait_for(self, words, seconds=60):
+        end = time.monotonic() + seconds
+        while words not in self.log.read_text():
+            self.look()
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < end, self.log.read_text()
+            time.sleep(0.1)
+
+    def stop(self, number=signal.SIGTERM, seconds=40):
+        self.look()
+        self.process.send_signal(number)
+        return self.process.wait(seconds)
+
+    def left(self, seconds=0.0):
+        """Processes of the family that still live after at most `seconds`."""
+        end = time.monotonic() + seconds
+        while True:
+            living = [p for p in self.family.values() if p.is_running() and not _is_zombie(p)]
+            if not living or time.monotonic() >= end:
+                return living
+            time.sleep(0.1)
+
+    def get(self, path, token=None):
+        credentials = self.credentials
+        request = urllib.request.Request(
+            credentials["url"] + path, headers={"Authorization": f"Bearer {token or credentials['token']}"}
+        )
+        try:
+            with _DIRECT.open(request, timeout=10) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+
+def _is_zombie(process):
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@contextlib.contextmanager
+def up(home, *arguments, **environment):
+    service = Up(home, *arguments, **environment)
+    try:
+        yield service
+    finally:
+        if service.process.poll() is None:
+            service.stop()
+        assert not service.left(10), service.left()
+
+
+def runtime_of(service):
+    return Path((service.home / "state" / "torchrelay" / "runtime").read_text().strip())
+
+
+def test_it_serves_from_a_deep_folder_stops_on_sigterm_and_leaves_nothing(tmp_path):
+    deep = tmp_path / ("d" * 80) / ("e" * 80)
+    (deep / "tmp").mkdir(parents=True)
+    with up(deep, "--port", "0", "--cpu-slots", "1", TMPDIR=str(deep / "tmp")) as service:
+        service.wait_ready()
+        assert service.get("/readyz")[0] == 200
+        workers = json.loads(service.get("/v1/workers")[1])
+        assert "idle" in json.dumps(workers)
+        assert service.get("/v1/workers", token="x" * 43)[0] == 401
+        assert len(service.family) > 6
+        runtime = runtime_of(service)
+        assert runtime.is_dir()
+        path = deep / "config" / "torchrelay" / "credentials.json"
+        assert path.stat().st_mode & 0o777 == 0o600
+        url = service.credentials["url"]
+        assert service.stop() == 0
+        assert service.left() == []
+        assert not runtime.exists()
+        with pytest.raises(urllib.error.URLError):
+            _DIRECT.open(url + "/livez", timeout=5)
+
+
+def test_a_restart_keeps_token_and_signing_key_and_two_run_side_by_side(tmp_path):
+    with up(tmp_path / "a", "--port", "0", "--cpu-slots", "1") as first:
+        first.wait_ready()
+        before = first.credentials
+        assert first.stop(signal.SIGINT) == 0
+        assert first.left() == []
+    with (
+        up(tmp_path / "a", "--port", "0", "--cpu-slots", "1") as again,
+        up(tmp_path / "b", "--port", "0", "--cpu-slots", "1") as other,
+    ):
+        again.wait_ready()
+        other.wait_ready()
+        assert again.credentials["token"] == before["token"]
+        assert again.credentials["public_keys"] == before["public_keys"]
+        assert other.credentials["token"] != before["token"]
+        assert other.get("/v1/stats", token=before["token"])[0] == 401
+        assert other.stop() == 0
+        assert again.get("/readyz")[0] == 200
+
+
+def test_a_killed_service_takes_everything_with_it_and_the_next_one_starts(tmp_path):
+    with up(tmp_path, "--port", "0", "--cpu-slots", "1") as service:
+        service.wait_ready()
+        service.process.kill()
+        service.process.wait(10)
+        assert service.left(30) == []
+    with up(tmp_path, "--port", "0", "--cpu-slots", "1") as service:
+        service.wait_ready()
+        runtime = runtime_of(service)
+        inner = service.process.children()[0]
+        inner.kill()  # the process under the guard, which then has no chance to stop anything in order
+        assert service.process.wait(20) == 128 + signal.SIGKILL
+        assert service.left() == []
+    with up(tmp_path, "--port", "0", "--cpu-slots", "1") as service:
+        service.wait_for("torchrelay: gateway")
+        assert not runtime.exists()
+
+
+@pytest.mark.parametrize("delay", [0.3, 1.5, 3.0])
+def test_a_signal_during_the_start_is_a_clean_end(tmp_path, delay):
+    with up(tmp_path, "--port", "0", "--cpu-slots", "1") as service:
+        end = time.monotonic() + delay
+        while time.monotonic() < end:
+            service.look()
+            time.sleep(0.05)
+        os.killpg(service.process.pid, signal.SIGINT)  # as Ctrl-C does: to the whole foreground group
+        assert service.process.wait(40) == 0
+        assert service.left() == []
+        assert "Traceback" not in service.log.read_text()
+
+
+def test_a_second_service_on_the_same_state_and_a_taken_port_are_refused_in_one_line(tmp_path):
+    with up(tmp_path, "--port", "0", "--cpu-slots", "1") as service:
+        service.wait_for("torchrelay: gateway")
+        port = service.credentials["url"].rpartition(":")[2]
+        taken = Up(tmp_path / "other", "--port", port)
+        assert taken.process.wait(30) == 2
+        assert "cannot listen on" in taken.log.read_text()
+        second = Up(tmp_path / "second", "--port", "0", "--state", str(tmp_path / "state" / "torchrelay"))
+        assert second.process.wait(60) == 1
+        assert "another torchrelay service runs on" in second.log.read_text()
+        assert "Traceback" not in second.log.read_text() + taken.log.read_text()
