@@ -25,6 +25,7 @@ MAX_EXPRESSION_TEXT = 1 << 18
 _INT64 = range(-(1 << 63), 1 << 63)
 _BIG_INT = re.compile(r"-?[1-9][0-9]{0,99}", re.ASCII)
 _KEYWORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
+_OVERLOAD = re.compile(r"torch\.ops\.\w+\.\w+\.\w+", re.ASCII)
 _VERSION = re.compile(r"[A-Za-z0-9_.+\-]{0,64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_.+\-/()\[\] ]{0,128}", re.ASCII)
 _CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}[a-z]?", re.ASCII)
@@ -242,6 +243,8 @@ class _Check:
                         raise LimitExceeded(
                             f"{where} has a text of {len(value)} characters, {MAX_TEXT} allowed"
                         )
+                    if names.DEVICE_TEXT.fullmatch(value):
+                        raise MalformedRequest(f"{where} names a device's index")
                 case wire.Ref(index):
                     if not 0 <= index < position:
                         raise MalformedRequest(f"{where} uses node {index}, which is not before it")
@@ -277,7 +280,11 @@ class _Check:
                 case wire.Sym(text):
                     self._expression(text)
                 case wire.Callee(target):
-                    if not higher_order or target not in self._ops.functions:
+                    if (
+                        not higher_order
+                        or target not in self._ops.functions
+                        or not _OVERLOAD.fullmatch(target)
+                    ):
                         raise ForbiddenTarget(f"{where} takes {target[:200]!r} as a value")
                 case _:
                     raise MalformedRequest(f"{where} has a constant or subgraph outside a get_attr node")

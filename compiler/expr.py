@@ -38,7 +38,11 @@ def evaluate(text: str, env: Mapping[str, Any]) -> Any:
     """The value of `text`. Values in `env` may be int, float, bool, torch.SymInt, SymFloat or SymBool."""
     tree = _parse(text)
     _validate(tree, text, env, MAX_DEPTH, MAX_POWER)
-    return _value(tree, env)
+    try:
+        return _value(tree, env)
+    except (ArithmeticError, ValueError, TypeError) as error:
+        # Division by zero, the root of a negative number, a bool where a number should be.
+        raise _refuse(text, f"has no value: {error}") from error
 
 
 def render(expr: sympy.Basic, names: Mapping[sympy.Symbol, str]) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -20,10 +19,9 @@ import torch.fx
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from . import expr, names, table, wire
-from .errors import BadExpression, ForbiddenTarget, LimitExceeded, Unsupported
+from .errors import BadExpression, ForbiddenTarget, LimitExceeded, MalformedRequest, Unsupported
 
 _INT64 = range(-(1 << 63), 1 << 63)
-_DEVICE_TEXT = re.compile(r"(cpu|cuda|meta)(?::(\d+))?")
 _MEMORY_FORMATS = {getattr(torch, name): name for name in sorted(names.MEMORY_FORMATS)}
 _LAYOUTS = {getattr(torch, name): name for name in sorted(names.LAYOUTS)}
 _DTYPES = {getattr(torch, name): name for name in names.DTYPE_BYTES if hasattr(torch, name)}
@@ -286,8 +284,7 @@ class _Encoder:
             case int():
                 return int(value) if value in _INT64 else wire.BigInt(str(int(value)))
             case str():
-                found = _DEVICE_TEXT.fullmatch(value)
-                if found is not None and found[2] is not None:
+                if names.DEVICE_TEXT.fullmatch(value):
                     return self._see_device(torch.device(value))
                 return str(value)
             case torch.fx.Node():
@@ -314,7 +311,7 @@ class _Encoder:
                 return self._symbolic(value)
         if value is ...:
             return wire.EllipsisArg()
-        if callable(value) and not isinstance(value, type):
+        if isinstance(value, OpOverload):
             return wire.Callee(target_name(value))
         raise Unsupported(f"an argument of type {type(value).__module__}.{type(value).__qualname__}")
 
@@ -369,7 +366,11 @@ class _Decoder:
                     made.append(graph.create_node("call_method", node.target, args, kwargs))
                 case "output":
                     made.append(graph.output(args[0]))
-        return torch.fx.GraphModule(held, graph)
+        try:
+            return torch.fx.GraphModule(held, graph)
+        except (AssertionError, IndexError, SyntaxError, RecursionError) as error:
+            # FX writes the graph down as Python, and an operator may have too few operands for its sign.
+            raise MalformedRequest(f"the graph cannot be written as code: {error}") from error
 
     def _held(self, value: wire.Arg, held: dict[str, Any]) -> str:
         """The attribute a get_attr node reads; a tensor becomes one where it is first read."""

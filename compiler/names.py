@@ -6,6 +6,7 @@ decodes it, as an Unsupported request.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 
@@ -69,29 +70,14 @@ TEXT_ARGUMENTS: Mapping[str, tuple[int, frozenset[str]]] = {
 
 MATMUL_PRECISIONS = frozenset({"highest", "high", "medium"})
 
-AMBIENT_FLAGS: Mapping[str, type] = {
-    "cuda.matmul.allow_bf16_reduced_precision_reduction": bool,
-    "cuda.matmul.allow_fp16_reduced_precision_reduction": bool,
-    "cuda.matmul.allow_tf32": bool,
-    "cuda.preferred_blas_library": str,
-    "cuda.preferred_linalg_library": str,
-    "cudnn.allow_tf32": bool,
-    "cudnn.benchmark": bool,
-    "cudnn.deterministic": bool,
-    "cudnn.enabled": bool,
-    "mkldnn.enabled": bool,
-    "mkldnn.matmul.fp32_precision": str,
-    "mkldnn.conv.fp32_precision": str,
-    "sdp.cudnn": bool,
-    "sdp.flash": bool,
-    "sdp.math": bool,
-    "sdp.math_reduced_precision": bool,
-    "sdp.mem_efficient": bool,
-    "sdp.priority": str,
-}
-"""Names and types of `Ambient.flags`."""
-
-FLAG_TEXT = frozenset(
-    {"", "none", "default", "ieee", "tf32", "bf16", "cublas", "cublaslt", "ck", "cusolver", "magma"}
+AMBIENT_FLAGS = frozenset(
+    _words(
+        "cuda.matmul.allow_bf16_reduced_precision_reduction cuda.matmul.allow_fp16_reduced_precision_reduction "
+        "cuda.matmul.allow_tf32 cudnn.allow_tf32 cudnn.benchmark cudnn.deterministic cudnn.enabled "
+        "mkldnn.enabled sdp.cudnn sdp.flash sdp.math sdp.mem_efficient"
+    )
 )
-"""Texts an ambient flag may hold, besides the digits and commas of sdp.priority."""
+"""Names of `Ambient.flags`; the values are bools."""
+
+DEVICE_TEXT = re.compile(r"(cpu|cuda|meta):([0-9]{1,4})", re.ASCII)
+"""A device with an index, as text: never on the wire, where a device is a Device without an index."""

@@ -139,7 +139,6 @@ OTHER_FUNCTIONS = (
     "torch._C._functorch._jvp_increment_nesting",
     "torch._C._functorch._unwrap_for_grad",
     "torch._C._functorch._wrap_for_grad",
-    "torch._C._functorch._wrap_for_grad",
     "torch._C._functorch._grad_increment_nesting",
     "torch._C._functorch._grad_decrement_nesting",
     "torch._C._functorch.set_inplace_requires_grad_allowed",
