@@ -51,6 +51,7 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
         tasks = [
             asyncio.create_task(gateway.events.listen(), name="wake-ups"),
             asyncio.create_task(parts.start_pool(gateway), name="start workers"),
+            asyncio.create_task(parts.sweep(gateway), name="sweep blobs"),
         ]
         log.info("gateway_started", version=version("torchrelay"), state_dir=str(settings.state_dir))
         try:
@@ -89,7 +90,7 @@ class GatewayServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         gateway: parts.Gateway = self._app.state.gateway
         gateway.state.stopping = True
-        gateway.events.wake_all()
+        gateway.watches.wake_all()
         await super().shutdown(sockets)
 
 

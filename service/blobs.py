@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
@@ -18,8 +20,9 @@ from .scripts import Keys
 
 Place = Literal["redis", "store"]
 
-_ORPHAN_MS = 3_600_000
-"""A blob in Redis that nothing published lives this long."""
+_FOLDER = "artifacts"
+_ORPHAN_AGE = timedelta(hours=1)
+"""A blob that nothing published lives this long."""
 _INLINE_HASH_BYTES = 1 << 20
 """Longer blobs are hashed in a thread: about a millisecond of the event loop."""
 
@@ -56,7 +59,7 @@ class Blobs:
     async def put(self, key: str, digest: str, data: bytes) -> Place:
         """Store, before the index offers it. Raises Unavailable when the store refuses (disk full, say)."""
         if len(data) <= self._inline_bytes:
-            await self._redis.set(self._keys.blob(digest), data, px=_ORPHAN_MS)
+            await self._redis.set(self._keys.blob(digest), data, px=_ORPHAN_AGE)
             return "redis"
         try:
             await obstore.put_async(self._store, _path(key, digest), data)
@@ -86,6 +89,26 @@ class Blobs:
         except (StoreError, OSError) as error:
             raise Unavailable(f"the blob store cannot delete: {error}") from error
 
+    async def sweep(self, offered: Callable[[str], Awaitable[str | None]]) -> int:
+        """Delete what crashes left in the store: old files that are not what `offered` (key to digest) names.
+
+        Returns how many went. Raises Unavailable.
+        """
+        gone = 0
+        before = datetime.now(UTC) - _ORPHAN_AGE
+        try:
+            async for batch in obstore.list(self._store, _FOLDER):
+                for entry in batch:
+                    key, _, digest = entry["path"].removeprefix(f"{_FOLDER}/")[3:].partition("/")
+                    if entry["last_modified"] < before and await offered(key) != digest:
+                        await obstore.delete_async(self._store, entry["path"])
+                        gone += 1
+        except FileNotFoundError:
+            return gone  # another gateway sweeps too
+        except (StoreError, OSError) as error:
+            raise Unavailable(f"the blob store cannot be swept: {error}") from error
+        return gone
+
 
 def _path(key: str, digest: str) -> str:
-    return f"artifacts/{key[:2]}/{key}/{digest}"
+    return f"{_FOLDER}/{key[:2]}/{key}/{digest}"

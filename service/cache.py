@@ -75,13 +75,12 @@ class Cache:
             return data
         log.warning("blob_lost", key=key, place=place.decode(), damaged=data is not None)
         self._metrics.damaged_blobs.inc()
-        await self._scripts.drop(
+        dropped = await self._scripts.drop(
             keys=[keys.index(key), keys.lru, keys.sizes, keys.total, keys.stats], args=[key, digest, use]
         )
+        if dropped and data is not None:
+            await self._blobs.delete(key, digest.decode(), "redis" if place == b"redis" else "store")
         return None
-
-    async def exists(self, key: str) -> bool:
-        return bool(await self._redis.exists(self._keys.index(key)))
 
     async def publish(self, lease: Lease, offer: Offer) -> bool:
         """Offer an artifact under a lease; true once the index holds exactly this one.
@@ -148,10 +147,11 @@ class Cache:
             if len(flat) < 3 * _EVICT_BATCH:
                 return gone
 
-    async def size(self) -> tuple[int, int]:
-        """(entries, bytes) that the index offers."""
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.zcard(self._keys.lru)
-            pipe.get(self._keys.total)
-            entries, total = await pipe.execute()
-        return int(entries), int(total or 0)
+    async def sweep(self) -> int:
+        """Delete blobs that a crash left unpublished; returns how many. Raises Unavailable, RedisError."""
+
+        async def offered(key: str) -> str | None:
+            digest: bytes | None = await self._redis.hget(self._keys.index(key), "digest")
+            return digest.decode() if digest else None
+
+        return await self._blobs.sweep(offered)

@@ -48,6 +48,12 @@ class Glance(Struct, frozen=True):
     cached: bool
 
 
+def order(event_id: str) -> tuple[int, int]:
+    """What to compare ids by."""
+    milliseconds, _, count = event_id.partition("-")
+    return int(milliseconds), int(count)
+
+
 def is_event_id(text: str) -> bool:
     return _EVENT_ID.fullmatch(text) is not None
 
@@ -98,7 +104,7 @@ class Events:
             try:
                 async with self._redis.pubsub() as channel:
                     await channel.subscribe(self._keys.wake)
-                    self.wake_all()  # what happened before we listened
+                    self._wake_all()  # what happened before we listened
                     async for message in channel.listen():
                         if message["type"] == "message":
                             for wake in self._waiting.get(message["data"].decode(), ()):
@@ -107,8 +113,7 @@ class Events:
                 log.warning("wake_channel_lost", error=str(error))
                 await asyncio.sleep(_RECONNECT_SECONDS)
 
-    def wake_all(self) -> None:
-        """Make everyone who waits in this process look again."""
+    def _wake_all(self) -> None:
         for waiters in self._waiting.values():
             for wake in waiters:
                 wake.set()

@@ -11,8 +11,9 @@ from fastapi import Request
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import RedisError
 
-from ..compiler.errors import RelayError
+from ..compiler.errors import Unavailable
 from ..workers.pool import PoolSettings, WorkerPool
 from . import signing
 from .auth import Tokens
@@ -26,12 +27,14 @@ from .metrics import Metrics
 from .scripts import Keys, Scripts
 from .settings import ServiceSettings
 from .stats import Stats
+from .watch import Watches
 
 log = structlog.get_logger(__name__)
 
 _REDIS_CONNECTIONS = 64
 _REDIS_RETRIES = 3
 _POOL_RESTART_SECONDS = 5.0
+_SWEEP_SECONDS = 6 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,7 @@ class Gateway:
     intake: Intake
     cache: Cache
     events: Events
+    watches: Watches
     dispatcher: Dispatcher
     pool: CompilePool
     signer: Ed25519PrivateKey
@@ -79,14 +83,17 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
     )
     intake = Intake(settings.limits, body_timeout_seconds=settings.body_timeout_seconds)
     leases = Leases(redis, keys, scripts, settings)
+    events = Events(redis, keys)
+    dispatcher = Dispatcher(settings, leases, cache, intake, pool, signer, metrics)
     return Gateway(
         settings=settings,
         redis=redis,
         tokens=Tokens(redis, keys, settings),
         intake=intake,
         cache=cache,
-        events=Events(redis, keys),
-        dispatcher=Dispatcher(settings, leases, cache, intake, pool, signer, metrics),
+        events=events,
+        watches=Watches(events, dispatcher, settings),
+        dispatcher=dispatcher,
         pool=pool,
         signer=signer,
         stats=Stats(redis, keys),
@@ -131,10 +138,21 @@ async def start_pool(gateway: Gateway) -> None:
         try:
             await gateway.pool.start()
             state.pool_started, state.pool_error = True, ""
-        except (RelayError, OSError, RuntimeError) as error:
+        except Exception as error:  # whatever Ray raises: it is logged, shown by /readyz, and tried again
             state.pool_error = str(error)
             log.error("workers_not_started", error=str(error), exc_info=True)
             await asyncio.sleep(_POOL_RESTART_SECONDS)
+
+
+async def sweep(gateway: Gateway) -> None:
+    """Now and then, delete what crashes left in the blob store. Runs until cancelled."""
+    while True:
+        try:
+            if gone := await gateway.cache.sweep():
+                log.info("orphans_deleted", count=gone)
+        except (RedisError, Unavailable) as error:
+            log.warning("blobs_not_swept", error=str(error))
+        await asyncio.sleep(_SWEEP_SECONDS)
 
 
 def gateway_of(request: Request) -> Gateway:

@@ -47,7 +47,10 @@ class ServiceSettings(BaseSettings):
     redis_prefix: str = "torchrelay:"
     """Stands before every Redis key, so that one Redis can serve several installations."""
     blob_url: str = ""
-    """Store of large artifacts: '' is a folder under state_dir, else `file:///`, `s3://`, `gs://`, `az://`."""
+    """Store of large artifacts: '' is a folder under state_dir, else `file:///`, `s3://`, `gs://`, `az://`.
+
+    Installations must not share one: what the index does not offer is swept.
+    """
     signing_key_file: Path | None = None
     """Ed25519 private key, PEM, mode 0600, made on the first start; default `state_dir/signing.pem`."""
 

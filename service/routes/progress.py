@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Literal
 
-import structlog
 from fastapi import APIRouter, Depends, Header, Response
 from fastapi.responses import StreamingResponse
-from redis.exceptions import RedisError
 
 from ...compiler import wire
 from ...compiler.errors import MalformedRequest, NotFound, Unavailable
 from ..auth import Grant, requires
-from ..events import START, Event, Glance, is_event_id
+from ..events import START, Event, is_event_id
 from ..gateway import Gateway, gateway_of
 from ..problems import documented
 from .artifacts import Key
 
-log = structlog.get_logger(__name__)
 router = APIRouter(tags=["compile"])
 
 _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-_LOST_LEASE_PERIODS = 3
-"""A compile without a lease for this many periods, that nobody can take over, is given up."""
 
 
 async def status_of(gateway: Gateway, key: str) -> wire.CompileStatus:
@@ -99,63 +92,33 @@ async def compile_events(
 
 
 async def _stream(gateway: Gateway, key: str, after: str) -> AsyncIterator[bytes]:
-    """The events after `after`, until the last one; takes a compile over when its holder is found dead."""
-    settings, events = gateway.settings, gateway.events
-    waiter = uuid.uuid4().hex
-    patience = settings.lease_seconds * _LOST_LEASE_PERIODS
-    pause = min(settings.keepalive_seconds, settings.lease_seconds / 2)
-    well = time.monotonic()  # when the compile was last known to be on its way
-    spoke = time.monotonic()
+    """The events after `after`, until the last one; it comes again for a client that had it already."""
+    pause = gateway.settings.keepalive_seconds
     with gateway.metrics.streams.track_inprogress():
-        try:
-            async with events.woken(key) as wake:
-                yield b"retry: 1000\n\n"
-                while not gateway.state.stopping:
-                    wake.clear()
-                    try:
-                        glance = await events.glance(key, after)
-                        for event in glance.events:
-                            yield _frame(event)
-                            after, spoke = event.id, time.monotonic()
-                            if event.last:
-                                return
-                        if glance.cached:
-                            yield _data("done", after, wire.Progress("done", 0.0, "from the cache"), None)
-                            return
-                        if await _on_its_way(gateway, key, glance):
-                            well = time.monotonic()
-                        await events.wait_here(key, waiter, settings.abandon_seconds)
-                    except RedisError as error:
-                        log.warning("events_delayed", key=key, error=str(error))
-                    if time.monotonic() - well > patience:
-                        yield _lost(after)
-                        return
-                    if time.monotonic() - spoke >= settings.keepalive_seconds:
-                        yield b": keep-alive\n\n"
-                        spoke = time.monotonic()
-                    await _nap(wake, min(pause, settings.keepalive_seconds - (time.monotonic() - spoke)))
-        finally:
-            try:
-                await events.leave(key, waiter)
-            except RedisError as error:
-                log.warning("waiter_not_removed", key=key, error=str(error))  # it expires by itself
+        async with gateway.watches.watch(key) as watch:
+            yield b"retry: 1000\n\n"
+            while not gateway.state.stopping:
+                changed, ending, news = watch.changed, watch.ending, watch.after(after)
+                if ending == "told" and not news:
+                    news = watch.events[-1:]
+                for event in news:
+                    yield _frame(event)
+                    after = event.id
+                if ending == "cached" or ending == "lost":
+                    yield _ending(ending, after)
+                if ending:
+                    return
+                try:
+                    async with asyncio.timeout(pause):
+                        await changed.wait()
+                except TimeoutError:
+                    yield b": keep-alive\n\n"
 
 
-async def _on_its_way(gateway: Gateway, key: str, glance: Glance) -> bool:
-    if glance.leased or gateway.dispatcher.holds(key):
-        return True
-    return await gateway.dispatcher.take_over(key)
-
-
-async def _nap(wake: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(max(seconds, 0.01)):
-            await wake.wait()
-    except TimeoutError:
-        return
-
-
-def _lost(after: str) -> bytes:
+def _ending(ending: Literal["cached", "lost"], after: str) -> bytes:
+    """The last event of a compile whose own is gone."""
+    if ending == "cached":
+        return _data("done", after, wire.Progress("done", 0.0, "from the cache"), None)
     error = Unavailable("the service lost track of this compile", hint="Ask for it again")
     body = wire.ErrorBody(error.code, error.message, error.advice)
     return _data("failed", after, wire.Progress("failed", 0.0, error.message), body)

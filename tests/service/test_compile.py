@@ -62,6 +62,15 @@ def test_a_stream_goes_on_after_the_last_event_seen(http: httpx2.Client) -> None
     assert seconds == sorted(seconds)
 
 
+def test_a_client_that_saw_the_end_is_told_it_again(gateway: Running, http: httpx2.Client) -> None:
+    gateway.pool.errors = [CompileFailed("no")]
+    for size, end in ((1, "failed"), (2, "done")):
+        name = post(http, graph(size)).json()["key"]
+        *_, last = follow(http, name)
+        assert list(follow(http, name, after=last[0])) == [last]
+        assert last[1] == end
+
+
 def test_a_stream_that_is_silent_sends_comments(gateway: Running, http: httpx2.Client) -> None:
     gateway.pool.seconds = 1.5
     name = post(http, graph()).json()["key"]

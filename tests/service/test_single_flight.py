@@ -190,6 +190,22 @@ def test_a_compile_survives_a_restart_of_redis(
         assert post(http, graph()).status_code == 200
 
 
+def test_a_compile_without_a_trace_is_given_up(
+    start_gateway: StartGateway,
+    start_process: Callable[[float], GatewayProcess],
+    redis_server: RedisServer,
+) -> None:
+    holder, other = start_process(60), start_gateway()
+    with holder.http() as first, other.http() as second:
+        stream = follow(second, post(first, graph()).json()["key"])
+        next(stream)
+        holder.kill()
+        redis_server.client().flushall()
+        *_, (_, stage, data) = stream
+        assert (stage, data["error"]["code"]) == ("failed", "unavailable")
+        compiled(second, graph())
+
+
 def test_requests_right_after_a_restart_of_redis_join_the_running_compile(
     start_gateway: StartGateway, redis_server: RedisServer
 ) -> None:
