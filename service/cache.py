@@ -151,7 +151,7 @@ class Cache:
         """Delete blobs that a crash left unpublished; returns how many. Raises Unavailable, RedisError."""
 
         async def offered(key: str) -> str | None:
-            digest: bytes | None = await self._redis.hget(self._keys.index(key), "digest")
-            return digest.decode() if digest else None
+            digest = await self._redis.hget(self._keys.index(key), "digest")
+            return digest.decode() if isinstance(digest, bytes) else digest
 
         return await self._blobs.sweep(offered)
