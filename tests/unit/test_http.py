@@ -583,3 +583,26 @@ def test_a_proxy_of_the_environment_is_not_used_on_this_machine(
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     server.routes["GET /v1/stats"] = as_json(200, {"hits": 1})
     assert gateway.stats() == {"hits": 1}
+
+
+@pytest.mark.parametrize(
+    ("url", "checked"),
+    [("http://127.0.0.1:1", False), ("https://127.0.0.1:1", True), ("http://10.0.0.1", True)],
+)
+def test_certificates_go_unchecked_only_where_no_connection_is_encrypted(
+    url: str, checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    real = httpx2.Client
+
+    def spy(**options: Any) -> httpx2.Client:
+        asked.append((options["verify"], options["follow_redirects"]))
+        return real(**options)
+
+    monkeypatch.setattr(httpx2, "Client", spy)
+    transport = httpx2.MockTransport(lambda request: httpx2.Response(200, json={}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CredentialsWarning)
+        with Gateway(settings(url), transport) as gateway:
+            gateway.stats()
+    assert asked == [(checked, False)]
