@@ -84,7 +84,6 @@ class Relay:
         self._gateway = gateway or Gateway(settings)
         self._disk = DiskCache(settings.cache_dir / "artifacts", settings.disk_cache_bytes)
         self._keys = load.trusted_keys(settings.public_keys)
-        self._traced = _TraceClock(report)
         if settings.report is not None:
             report.write_at_exit(settings.report)
 
@@ -92,7 +91,7 @@ class Relay:
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], mode: Mode, options: Mapping[str, Any]
     ) -> Callable[..., Any]:
         """Capture, fetch, verify, load. Raises RelayError, of whatever kind the failure was."""
-        self._traced.stop()
+        self.report.add_seconds("trace", torch_internals.trace_seconds())
         start = time.perf_counter()
         try:
             with self.report.timed("encode"):
@@ -168,24 +167,6 @@ class Relay:
             opened = load.verify(data, self._keys, key=key, request=captured.request)
         with self.report.timed("load"):
             return load.load(opened, captured, inputs, self.settings.cache_dir)
-
-
-class _TraceClock:
-    """Seconds from the start of Dynamo's frame to the back end's call, added to the report's `trace`."""
-
-    def __init__(self, report: RunReport) -> None:
-        self._report = report
-        self._local = threading.local()
-        torch_internals.on_compile_start(self._start)
-
-    def _start(self) -> None:
-        self._local.since = time.perf_counter()
-
-    def stop(self) -> None:
-        since = getattr(self._local, "since", None)
-        if since is not None:
-            self._report.add_seconds("trace", time.perf_counter() - since)
-            self._local.since = None
 
 
 @functools.cache

@@ -15,6 +15,7 @@ import os
 import pickle
 import re
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -590,11 +591,13 @@ def static_input_type(node: torch.fx.Node) -> str:
     return str(node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type", "") or "")
 
 
-def on_compile_start(callback: Callable[[], None]) -> None:
-    """Call `callback` whenever Dynamo starts on a frame, in the thread that does (torch._dynamo.callback)."""
-    from torch._dynamo.callback import on_compile_start as register
+def trace_seconds() -> float:
+    """Seconds since Dynamo began on the frame whose graph this thread compiles; 0 outside of one
+    (torch._dynamo.utils.get_metrics_context; its start is private)."""
+    from torch._dynamo.utils import get_metrics_context
 
-    register(lambda _arguments: callback())
+    context = get_metrics_context()
+    return (time.time_ns() - context._start_time_ns) / 1e9 if context.in_progress() else 0.0
 
 
 def set_default_backend(name: str | None) -> None:
