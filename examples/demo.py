@@ -82,7 +82,10 @@ def run_three_ways(
         (TEAMMATE, teammate_machine, remote),
     ):
         narrator.say(f"{example.title}: {who}")
-        runs.append(run_example(example, who, machine, client, on_line=narrator.line))
+        try:
+            runs.append(run_example(example, who, machine, client, on_line=narrator.line))
+        except RunFailed as error:
+            raise RunFailed(f"{error}; the service's log ends with:\n{service.log_tail()}") from None
     held = True
     for passed, text in check(*runs, tolerance=tolerance, compilers=teammate_machine.compilers()):
         narrator.line(f"{'ok  ' if passed else 'FAIL'}  {text}")

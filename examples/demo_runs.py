@@ -28,7 +28,7 @@ TEAMMATE = "a teammate, no compiler"
 
 
 class RunFailed(Exception):
-    """An example's process ended with an error or took too long; the message ends with its output."""
+    """An example's process ended with an error or took too long; its output has been shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,6 @@ def run_example(
 def _stream(
     command: list[str], environment: dict[str, str], on_line: Callable[[str], None], timeout: float
 ) -> None:
-    lines: list[str] = []
     child = subprocess.Popen(
         command,
         env=environment,
@@ -102,8 +101,7 @@ def _stream(
     try:
         assert child.stdout is not None
         for line in child.stdout:
-            lines.append(line.rstrip())
-            on_line(lines[-1])
+            on_line(line.rstrip())
         status = child.wait()
     finally:
         watchdog.cancel()
@@ -111,8 +109,7 @@ def _stream(
             child.kill()
             child.wait()
     if status != 0:
-        tail = "\n".join(lines[-30:])
-        raise RunFailed(f"{' '.join(command[1:4])} ended with status {status}:\n{tail}")
+        raise RunFailed(f"{command[2]} ended with status {status}")
 
 
 def _read(example: Example, who: str, record: dict[str, Any]) -> Run:

@@ -107,7 +107,7 @@ class PrivateService:
         said = "starting redis-server, Ray and the gateway"
         while (waited := time.monotonic() - began) < self._start_seconds:
             if self._child is None or self._child.poll() is not None:
-                raise ServiceDidNotStart(f"the service ended early; its log ends with:\n{self._tail()}")
+                raise ServiceDidNotStart(f"the service ended early; its log ends with:\n{self.log_tail()}")
             if self._on_wait is not None:
                 self._on_wait(waited, said)
             if self._read_credentials():
@@ -116,7 +116,7 @@ class PrivateService:
                     return
             time.sleep(0.25)
         raise ServiceDidNotStart(
-            f"no worker was ready within {self._start_seconds:.0f} s; the log ends with:\n{self._tail()}"
+            f"no worker was ready within {self._start_seconds:.0f} s; the log ends with:\n{self.log_tail()}"
         )
 
     def _read_credentials(self) -> bool:
@@ -139,5 +139,6 @@ class PrivateService:
         )
         return _DIRECT.open(request, timeout=5)
 
-    def _tail(self) -> str:
+    def log_tail(self) -> str:
+        """The last lines of what the service said."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
