@@ -71,11 +71,20 @@ TEXT_ARGUMENTS: Mapping[str, tuple[int, frozenset[str]]] = {
 MATMUL_PRECISIONS = frozenset({"highest", "high", "medium"})
 
 AMBIENT_FLAGS = frozenset(
-    _words(
-        "cuda.matmul.allow_bf16_reduced_precision_reduction cuda.matmul.allow_fp16_reduced_precision_reduction "
-        "cuda.matmul.allow_tf32 cudnn.allow_tf32 cudnn.benchmark cudnn.deterministic cudnn.enabled "
-        "mkldnn.enabled sdp.cudnn sdp.flash sdp.math sdp.mem_efficient"
-    )
+    {
+        "cuda.matmul.allow_bf16_reduced_precision_reduction",
+        "cuda.matmul.allow_fp16_reduced_precision_reduction",
+        "cuda.matmul.allow_tf32",
+        "cudnn.allow_tf32",
+        "cudnn.benchmark",
+        "cudnn.deterministic",
+        "cudnn.enabled",
+        "mkldnn.enabled",
+        "sdp.cudnn",
+        "sdp.flash",
+        "sdp.math",
+        "sdp.mem_efficient",
+    }
 )
 """Names of `Ambient.flags`; the values are bools."""
 

@@ -1,0 +1,409 @@
+"""The gate: valid requests pass, everything else is a typed error, and the work stays bounded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import strategies
+from torchrelay.compiler import wire
+from torchrelay.compiler.check import MAX_TEXT, check
+from torchrelay.compiler.errors import (
+    BadExpression,
+    BadOption,
+    ForbiddenTarget,
+    LimitExceeded,
+    MalformedRequest,
+    RelayError,
+    SchemaMismatch,
+    Unsupported,
+)
+
+LIMITS = wire.Limits()
+RANDOM = settings(
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+
+
+@given(strategies.requests())
+@RANDOM
+def test_a_valid_request_passes(request: wire.GraphRequest) -> None:
+    check(request, LIMITS)
+
+
+@given(strategies.requests(), st.data())
+@settings(RANDOM, max_examples=100)
+def test_a_damaged_request_raises_nothing_but_relay_errors(
+    request: wire.GraphRequest, data: st.DataObject
+) -> None:
+    plain = msgspec.msgpack.decode(wire.encode_request(request))
+    for _ in range(data.draw(st.integers(1, 3))):
+        plain = data.draw(strategies.damaged(plain))
+    try:
+        check(wire.unpack_request(wire.compress(msgspec.msgpack.encode(plain))), LIMITS)
+    except RelayError:
+        pass
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=100, deadline=None)
+def test_random_bytes_raise_nothing_but_relay_errors(data: bytes) -> None:
+    for body in (data, wire.compress(data)):
+        with pytest.raises(RelayError):
+            check(wire.unpack_request(body), LIMITS)
+
+
+# --- one damage each ---------------------------------------------------------------------------------------
+
+
+def placeholder() -> wire.Node:
+    return wire.Node(op="placeholder", target="", args=[])
+
+
+def call(target: str, *args: Any, **kwargs: Any) -> wire.Node:
+    return wire.Node(op="call_function", target=target, args=list(args), kwargs=sorted(kwargs.items()))
+
+
+def method(target: str, *args: Any) -> wire.Node:
+    return wire.Node(op="call_method", target=target, args=list(args))
+
+
+def held(value: Any) -> wire.Node:
+    return wire.Node(op="get_attr", target="", args=[value])
+
+
+def output(value: Any = None) -> wire.Node:
+    return wire.Node(op="output", target="", args=[value])
+
+
+def request(*nodes: wire.Node, subgraphs: tuple[wire.Graph, ...] = (), **changes: Any) -> wire.GraphRequest:
+    """A request whose graph is one placeholder, `nodes` and an output."""
+    base = wire.GraphRequest(
+        schema=wire.SCHEMA,
+        graph=wire.Graph(nodes=[placeholder(), *nodes, output()], subgraphs=list(subgraphs)),
+        inputs=[
+            wire.TensorInput(shape=["s0"], stride=[1], dtype="float32", device="cpu", requires_grad=True)
+        ],
+        symbols=[wire.Symbol(name="s0", hint=8, lower=2, upper=None)],
+        relations=[],
+        constants=[],
+        ambient=wire.Ambient(
+            grad=True,
+            inference=False,
+            autocast=[],
+            default_dtype="float32",
+            matmul_precision="highest",
+            deterministic=False,
+            deterministic_warn_only=False,
+            fill_uninitialized=True,
+            threads=2,
+            flags=[],
+        ),
+        mode="default",
+        options=[],
+        aot_options=[],
+        toolchain=wire.Toolchain(
+            python="cp311", torch="2.13.0+cpu", triton="", cuda="", platform="linux-x86_64"
+        ),
+        target=wire.Target(kind="cpu", name="", capability="", units=0, cpu=["avx2"]),
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+IDENTITY = wire.Graph(nodes=[placeholder(), output(wire.Ref(0))])
+X = wire.Ref(0)
+
+
+def test_the_base_request_passes() -> None:
+    check(request(call("torch.add", X, X)), LIMITS)
+    check(
+        request(
+            held(wire.Subgraph(0)), call("torch.ops.higher_order.wrap", wire.Ref(1), X), subgraphs=(IDENTITY,)
+        ),
+        LIMITS,
+    )
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "os.system",
+        "torch.from_file",
+        "torch.load",
+        "torch.save",
+        "torch.ops.aten.from_file",
+        "torch.ops.aten.from_file.default",
+        "torch.ops.aten.set_.source_Storage",
+        "torch.ops.load_library",
+        "torch.ops.higher_order.call_torchbind",
+        "torch.ops.higher_order.print",
+        "torch.ops.higher_order.triton_kernel_wrapper_mutation",
+        "torch.ops.higher_order.inductor_compiled_code",
+        "torch.manual_seed",
+        "torch.set_num_threads",
+        "torch._C._jit_set_profiling_mode",
+        "torch.frombuffer",
+        "torch.from_numpy",
+        "builtins.eval",
+        "builtins.setattr",
+        "builtins.__import__",
+        "torch.nn.functional.F",
+        "torch.add.__call__",
+        "",
+    ],
+)
+def test_a_function_outside_the_table_is_forbidden(target: str) -> None:
+    with pytest.raises(ForbiddenTarget):
+        check(request(call(target, X)), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "numpy",
+        "tolist",
+        "data_ptr",
+        "share_memory_",
+        "storage",
+        "untyped_storage",
+        "register_hook",
+        "apply_",
+        "map_",
+        "backward",
+        "set_",
+        "resize_",
+        "__reduce__",
+        "__reduce_ex__",
+        "__setattr__",
+        "__getattribute__",
+        "__class__",
+        "__init__",
+        "_view_func",
+        "module_load",
+        "pin_memory",
+        "record_stream",
+        "as_subclass",
+        "__array__",
+        "__dlpack__",
+    ],
+)
+def test_a_method_outside_the_table_is_forbidden(name: str) -> None:
+    with pytest.raises(ForbiddenTarget):
+        check(request(method(name, X)), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "name", ["__class__", "__globals__", "grad_fn", "storage", "data_ptr", "_cdata", 3, None]
+)
+def test_getattr_reads_a_closed_set_of_attributes(name: Any) -> None:
+    check(request(call("builtins.getattr", X, "mT")), LIMITS)
+    with pytest.raises(ForbiddenTarget):
+        check(request(call("builtins.getattr", X, name)), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        call("builtins.getattr", "text", "mT"),
+        call("builtins.getattr", X, "mT", None),
+        call("builtins.getattr", X, name="mT"),
+        call("torch.add", wire.Ref(1)),
+        call("torch.add", wire.Ref(-1)),
+        call("torch.add", wire.Ref(99)),
+        call("torch.add", wire.ListArg([wire.TupleArg([wire.Ref(5)])])),
+        call("torch.add", wire.Const(0)),
+        call("torch.add", wire.Subgraph(0)),
+        call("torch.add", wire.DType("float33")),
+        call("torch.add", wire.Device("cuda")),
+        call("torch.add", wire.Device("xpu")),
+        call("torch.add", "cuda:1"),
+        call("torch.add", wire.MemoryFormat("rows")),
+        call("torch.add", wire.Layout("sparse_coo")),
+        call("torch.add", wire.BigInt("12")),
+        call("torch.add", wire.BigInt("9" * 500)),
+        call("torch.add", wire.DictArg([("a", 1), ("a", 2)])),
+        call("torch.add", wire.DictArg([(wire.Ref(0), 1)])),
+        wire.Node(op="call_function", target="torch.add", args=[], kwargs=[("b", 1), ("a", 1)]),
+        wire.Node(op="call_function", target="torch.add", args=[], kwargs=[("a b", 1)]),
+        wire.Node(op="call_function", target="torch.add", args=[], kwargs=[("class", 1)]),
+        method("sum"),
+        method("sum", 3),
+        wire.Node(op="placeholder", target="x", args=[]),
+        placeholder(),
+        held(wire.Const(0)),
+        held(wire.Subgraph(0)),
+        held(3),
+        output(),
+    ],
+)
+def test_a_malformed_node_is_refused(node: wire.Node) -> None:
+    with pytest.raises(MalformedRequest):
+        check(request(node), LIMITS)
+
+
+def test_a_subgraph_is_for_higher_order_operators_alone() -> None:
+    with pytest.raises(MalformedRequest, match="higher-order"):
+        check(request(held(wire.Subgraph(0)), call("torch.add", wire.Ref(1)), subgraphs=(IDENTITY,)), LIMITS)
+    with pytest.raises(MalformedRequest, match="not used"):
+        check(request(subgraphs=(IDENTITY,)), LIMITS)
+
+
+def test_a_function_as_a_value_is_for_higher_order_operators_alone() -> None:
+    with pytest.raises(ForbiddenTarget):
+        check(request(call("torch.add", wire.Callee("torch.mul"))), LIMITS)
+    with pytest.raises(ForbiddenTarget):
+        check(request(call("torch.ops.higher_order.foreach_map", wire.Callee("os.system"))), LIMITS)
+
+
+@pytest.mark.parametrize("text", ["s1", "s0.real", "__import__('os')", "s0 ** 99"])
+def test_a_bad_expression_is_named(text: str) -> None:
+    for bad in (
+        request(call("torch.add", wire.Sym(text))),
+        request(relations=[text]),
+        request(inputs=[wire.SymIntInput(text)]),
+        request(
+            inputs=[
+                wire.TensorInput(shape=[text], stride=[1], dtype="int8", device="cpu", requires_grad=False)
+            ]
+        ),
+    ):
+        with pytest.raises(BadExpression):
+            check(bad, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cpp.cxx", "/bin/sh"),
+        ("trace.enabled", True),
+        ("cuda.cutlass_dir", "/tmp"),
+        ("max_autotune", 1),
+        ("max_autotune", "yes"),
+        ("max_autotune_gemm_backends", "/bin/sh"),
+        ("joint_custom_pre_pass", None),
+        ("padding_alignment_bytes", float("nan")),
+        ("max_fusion_size", 1 << 60),
+        ("max_autotune", [True]),
+        ("nothing", 1),
+    ],
+)
+def test_an_option_outside_the_table_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(BadOption):
+        check(request(options=[(name, value)]), LIMITS)
+    with pytest.raises(BadOption):
+        check(request(aot_options=[(name, value)]), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"constants": [wire.Constant(dtype="float32", shape=[2], device="cpu", data=b"\0" * 8)]},
+        {"options": [("max_autotune", True), ("max_autotune", False)]},
+        {"options": [("shape_padding", True), ("max_autotune", True)]},
+        {"inputs": []},
+        {"symbols": [wire.Symbol(name="s1", hint=8, lower=2, upper=None)]},
+        {"symbols": [wire.Symbol(name="s0", hint=1, lower=2, upper=None)]},
+        {"target": wire.Target(kind="cpu", name="x", capability="", units=0, cpu=[])},
+        {"target": wire.Target(kind="cpu", name="", capability="", units=0, cpu=["b", "a"])},
+        {"target": wire.Target(kind="cuda", name="NVIDIA H200", capability="", units=132, cpu=[])},
+        {"toolchain": wire.Toolchain(python="../x", torch="2.13.0", triton="", cuda="", platform="")},
+    ],
+)
+def test_a_malformed_table_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(MalformedRequest):
+        check(request(**changes), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "constant",
+    [
+        wire.Constant(dtype="float32", shape=[3], device="cpu", data=b"\0" * 8),
+        wire.Constant(dtype="float32", shape=[-1], device="cpu", data=b""),
+        wire.Constant(dtype="float32", shape=[1 << 39, 1 << 39, 0], device="cuda", data=b""),
+        wire.Constant(dtype="int64", shape=[], device="cpu", data=b"\0" * 8, requires_grad=True),
+        wire.Constant(dtype="object", shape=[], device="cpu", data=b"\0" * 8),
+    ],
+)
+def test_a_constant_has_the_bytes_its_shape_needs(constant: wire.Constant) -> None:
+    with pytest.raises(MalformedRequest):
+        check(request(held(wire.Const(0)), constants=[constant]), LIMITS)
+
+
+def test_another_schema_or_torch_is_named() -> None:
+    with pytest.raises(SchemaMismatch):
+        check(request(schema=wire.SCHEMA + 1), LIMITS)
+    toolchain = wire.Toolchain(python="cp311", torch="1.9.0", triton="", cuda="", platform="")
+    with pytest.raises(Unsupported):
+        check(request(toolchain=toolchain), LIMITS)
+
+
+# --- limits ------------------------------------------------------------------------------------------------
+
+
+def nested(depth: int) -> wire.Arg:
+    value: wire.Arg = 1
+    for _ in range(depth):
+        value = wire.ListArg([value])
+    return value
+
+
+def nested_graphs(depth: int) -> wire.Graph:
+    graph = IDENTITY
+    for _ in range(depth):
+        graph = wire.Graph(nodes=[held(wire.Subgraph(0)), output()], subgraphs=[graph])
+    return graph
+
+
+def test_limits_are_limits() -> None:
+    tight = wire.Limits(nodes=4, depth=3, constant_bytes=4, inputs=2)
+    check(request(call("torch.add", nested(2))), tight)
+    for over in (
+        request(*[call("torch.add", X)] * 3),
+        request(call("torch.add", nested(3))),
+        request(held(wire.Subgraph(0)), subgraphs=(nested_graphs(3),)),
+        request(
+            held(wire.Const(0)),
+            constants=[wire.Constant(dtype="int8", shape=[5], device="cpu", data=b"\0" * 5)],
+        ),
+        request(inputs=[wire.ScalarInput(1)] * 3),
+        request(call("torch.add", "x" * (MAX_TEXT + 1))),
+    ):
+        with pytest.raises(LimitExceeded):
+            check(over, tight)
+
+
+def test_the_largest_graph_is_checked_in_seconds() -> None:
+    nodes = [
+        call("torch.add", wire.Ref(index), wire.Ref(index), alpha=wire.Sym("s0")) for index in range(99_000)
+    ]
+    started = time.perf_counter()
+    check(request(*nodes), LIMITS)
+    assert time.perf_counter() - started < 10
+
+
+def test_many_long_expressions_are_refused_before_they_cost_much() -> None:
+    relations = [f"s0 + {index}" + " + s0" * 600 for index in range(2_000)]
+    started = time.perf_counter()
+    with pytest.raises((LimitExceeded, BadExpression)):
+        check(request(relations=relations), LIMITS)
+    assert time.perf_counter() - started < 5
+
+
+def test_the_gate_needs_no_torch() -> None:
+    code = (
+        "import sys; from torchrelay.compiler import check, expr, key, table, wire; table.load('2.13.0'); "
+        "sys.exit('torch' in sys.modules or 'sympy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
