@@ -200,6 +200,12 @@ class Connection:
                     "token goes to no other host",
                     hint="Set TORCHRELAY_URL to the gateway's final address",
                 )
+            if response.headers.get("content-encoding", "identity") != "identity":
+                # Not asked for, so something between compresses; a small body could grow without bounds.
+                raise GatewayUnreachable(
+                    f"something before {self._settings.url} compresses its answers",
+                    hint="Have the proxy pass them on as they are",
+                )
             yield response
 
     def _connected(self) -> httpx2.Client:
@@ -259,10 +265,10 @@ def rebuild(error: wire.ErrorBody) -> RelayError:
 
 
 def read_body(response: httpx2.Response, limit: int, clock: Clock) -> bytes:
-    """A whole body of at most `limit` bytes, as it came (no content encoding was asked for)."""
+    """A whole body of at most `limit` bytes."""
     parts: list[bytes] = []
     size = 0
-    for part in response.iter_raw():
+    for part in response.iter_bytes():
         size += len(part)
         if size > limit:
             raise ArtifactError(

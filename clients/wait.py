@@ -94,7 +94,7 @@ class Wait:
         with self._connection.open("GET", f"{self._path}/events", self._clock, headers=headers) as response:
             if response.status_code != 200:
                 raise error_of(response.status_code, read_body(response, JSON_BYTES, self._clock))
-            for chunk in response.iter_raw():
+            for chunk in response.iter_bytes():
                 self._heard = time.monotonic()
                 for event in parser.feed(chunk):
                     self._last_id = event.id or self._last_id

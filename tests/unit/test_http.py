@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import socket
@@ -337,6 +338,12 @@ def test_redirects_are_not_followed_so_the_token_stays_here(server: Server, gate
     with pytest.raises(errors.GatewayUnreachable, match="redirects"):
         compile_graph(gateway)
     assert len(server.seen) == 1
+
+
+def test_an_answer_that_was_compressed_on_the_way_is_refused(server: Server, gateway: Gateway) -> None:
+    server.routes["POST /v1/compile"] = answer(200, gzip.compress(b"x" * 10**6), Content_Encoding="gzip")
+    with pytest.raises(errors.GatewayUnreachable, match="compresses"):
+        compile_graph(gateway)
 
 
 @pytest.mark.parametrize("announced", [True, False])
