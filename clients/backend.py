@@ -146,18 +146,19 @@ class Relay:
         return compiled, "hit" if fetched.hit else "coalesced" if fetched.coalesced else "miss"
 
     def _fetch(self, canonical: bytes, key: str) -> FetchResult:
-        """Ask the gateway in a thread, and import meanwhile what loading the answer needs."""
-        cache_only = self.settings.mode == "cache"
+        """Ask the gateway, and import meanwhile, in a thread, what loading the answer needs.
+
+        The gateway is asked in the caller's thread so that Ctrl-C ends the wait at once.
+        """
         with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="torchrelay") as pool:
-            asked = pool.submit(
-                self._gateway.compile,
+            loader = pool.submit(torch_internals.preload_loader)
+            fetched = self._gateway.compile(
                 wire.compress(canonical),
                 key,
-                cache_only=cache_only,
+                cache_only=self.settings.mode == "cache",
                 deadline=self.settings.deadline,
             )
-            torch_internals.preload_loader()
-            fetched = asked.result()
+            loader.result()
         self.report.add_seconds("wait", fetched.wait_seconds)
         self.report.add_seconds("fetch", fetched.fetch_seconds)
         return fetched
