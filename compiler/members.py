@@ -4,5 +4,8 @@ BUNDLE = "bundle.pickle"
 """The serialized callable: PyTorch's own run-time metadata, generated Python, Triton binaries. A pickle: read
 only after the signature holds."""
 
+TRITON = "triton/"
+"""Prefix of Triton's own C extensions: triton/<cache key>/<file name>."""
+
 LIBRARIES = "libraries.msgpack"
 """[(argument types, C++ source, member name), ...]: which library answers which request of generated code."""

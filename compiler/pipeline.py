@@ -58,11 +58,17 @@ def compile_request(
         compiled = inductor.compile_program(program, request, threads=threads, progress=clock.enter)
         clock.enter("verify", "")
         verification = verify.verify(request, compiled.run, settings.verify, runnable=_why_not_runnable(request))
+        if kernels.undecided() and verification.status == "skipped":
+            verify.exercise(request, compiled.run, settings.verify)
         clock.enter("autotune", "")
         bundle, tuning = autotune.fix_winners(compiled.bundle, kernels)
         clock.enter("publish", "")
+        modules = {
+            f"{members.TRITON}{cache_key}/{name}": path.read_bytes()
+            for (cache_key, name), path in sorted(kernels.modules.items())
+        }
     index, binaries = inductor.encode_libraries(compiled.libraries)
-    files = {members.BUNDLE: bundle, members.LIBRARIES: index, **binaries}
+    files = {members.BUNDLE: bundle, members.LIBRARIES: index, **binaries, **modules}
     manifest = wire.Manifest(
         schema=wire.SCHEMA,
         key=key,

@@ -14,6 +14,7 @@ import functools
 import os
 import pickle
 import re
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -325,12 +326,21 @@ def environment(**values: str) -> Iterator[None]:
 
 
 class TritonKernels:
-    """The Triton kernels that a compile made: live autotuners by bundle key, late candidates, timings."""
+    """The Triton kernels that a compile made: live autotuners by bundle key, late candidates, timings.
+
+    modules: C extensions that Triton built or used on the way (its driver's, launchers'), by (cache key, file).
+    """
 
     def __init__(self) -> None:
+        self.modules: dict[tuple[str, str], Path] = {}
         self.live: dict[str, Any] = {}
+        """Bundle key -> CachingAutotuner."""
         self.late: dict[int, list[Any]] = {}
         self.timings: dict[int, tuple[str, float, int]] = {}
+
+    def undecided(self) -> bool:
+        """Whether any kernel has several candidates left: none has run yet, so none was measured."""
+        return any(len(kernel.launchers) > 1 for kernel in self.live.values())
 
 
 @contextlib.contextmanager
@@ -365,11 +375,38 @@ def recording_kernels() -> Iterator[TritonKernels]:
         return timings
 
     with (
+        _recording_modules(kernels.modules),
         _replaced(TritonBundler, "put_static_autotuner", classmethod(put_static_autotuner)),
         _replaced(CachingAutotuner, "_precompile_config", precompile_config),
         _replaced(CachingAutotuner, "benchmark_all_configs", benchmark_all_configs),
     ):
         yield kernels
+
+
+@contextlib.contextmanager
+def _recording_modules(found: dict[tuple[str, str], Path]) -> Iterator[None]:
+    """Record the C extensions that go through triton.runtime.cache.FileCacheManager."""
+    try:
+        from triton.runtime.cache import FileCacheManager
+    except ImportError:  # a CPU build of PyTorch has no Triton
+        yield
+        return
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    get, put = FileCacheManager.get_file, FileCacheManager.put
+
+    def note(manager: Any, filename: str, path: str | None) -> str | None:
+        if path is not None and filename.endswith(suffix):
+            found[manager.key, filename] = Path(path)
+        return path
+
+    def get_file(self: Any, filename: str) -> str | None:
+        return note(self, filename, get(self, filename))
+
+    def put_file(self: Any, data: Any, filename: str, binary: bool = True) -> str | None:
+        return note(self, filename, put(self, data, filename, binary))
+
+    with _replaced(FileCacheManager, "get_file", get_file), _replaced(FileCacheManager, "put", put_file):
+        yield
 
 
 def _copied(result: Any) -> Any:
@@ -477,6 +514,7 @@ def _install_library_lookup() -> None:
 def deserialize(
     bundle: bytes,
     libraries: Mapping[tuple[tuple[str, ...], str], Path],
+    triton_modules: Mapping[tuple[str, str], bytes],
     inputs: Sequence[Any],
     *,
     cudagraphs: bool,
@@ -488,7 +526,8 @@ def deserialize(
     torch/_functorch/_aot_autograd/aot_autograd_result.py: deserialize_bundled_cache_entry, but gives the real
     inputs and the caller's CUDA-graph choice, and leaves guards to the caller.
 
-    inputs: the example inputs Dynamo gave. device_index: the GPU to run on; artifacts are compiled for GPU 0.
+    libraries: C++ kernels, by what generated code asks for. triton_modules: Triton's own C extensions, by its cache's
+    key and file name. inputs: the example inputs Dynamo gave. device_index: the GPU to run on; artifacts are compiled for GPU 0.
     """
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
     from torch._inductor.utils import BoxedBool
@@ -500,6 +539,8 @@ def deserialize(
     if device_index:
         for part in (entry.compiled_fw, entry.compiled_bw):
             _move_to_device(getattr(part, "result", None), device_index)
+    if triton_modules:
+        _place_triton_modules(triton_modules, device_index)
     _install_library_lookup()
     _loading.table = libraries
     try:
@@ -516,6 +557,23 @@ def deserialize(
         return compiled(list(args))
 
     return call
+
+
+def _place_triton_modules(modules: Mapping[tuple[str, str], bytes], device_index: int) -> None:
+    """Put Triton's C extensions into its cache and make its driver now, so that it calls no C compiler."""
+    from torch._inductor.runtime.runtime_utils import triton_cache_dir
+    from triton.runtime import driver
+    from triton.runtime.cache import FileCacheManager
+
+    # CachingAutotuner would choose this folder at the first kernel; the driver must look in the same one.
+    os.environ.setdefault("TRITON_CACHE_DIR", triton_cache_dir(device_index))
+    for (key, filename), data in modules.items():
+        if not re.fullmatch(r"[A-Z0-9]+", key) or not re.fullmatch(r"[\w.+-]+", filename):
+            raise ValueError(f"{key}/{filename} is not an entry of Triton's cache")
+        manager = FileCacheManager(key)
+        if manager.get_file(filename) is None:
+            manager.put(data, filename, binary=True)
+    _ = driver.active.utils
 
 
 _DEVICE_SPELLINGS = (

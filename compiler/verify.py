@@ -10,6 +10,7 @@ limit, and graphs that eager itself refuses on random inputs.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -60,7 +61,7 @@ def verify(
         return wire.Verification("skipped", reason, 0.0, time.perf_counter() - start)
 
     symbols = {s.name: s.hint for s in request.symbols}
-    need = sum(_bytes(spec, symbols) for spec in request.inputs if isinstance(spec, wire.TensorInput))
+    need = _input_bytes(request, symbols)
     if runnable:
         return skipped(runnable)
     if need > settings.memory_bytes:
@@ -93,6 +94,15 @@ NOISE_MULTIPLE = 20.0
 """A difference this many times eager's own answer to rounding-sized changes of its inputs is still rounding."""
 
 
+def exercise(request: wire.GraphRequest, compiled: Callable[..., Any], settings: VerifySettings) -> None:
+    """Run the compiled graph once, so that its kernels measure their candidates; its results are not looked at."""
+    symbols = {s.name: s.hint for s in request.symbols}
+    if _input_bytes(request, symbols) > settings.memory_bytes:
+        return
+    with contextlib.suppress(RuntimeError, IndexError):  # random inputs may be refused; kernels then stay undecided
+        _run(request, compiled, symbols)
+
+
 class _Noise:
     """How far eager itself moves when its inputs change by a few units in the last place.
 
@@ -118,9 +128,12 @@ class _Noise:
         return self._moved[name]
 
 
-def _bytes(spec: wire.TensorInput, symbols: dict[str, int]) -> int:
-    elements = math.prod(int(aot.size(s, symbols)) for s in spec.shape)
-    return elements * getattr(torch, spec.dtype).itemsize
+def _input_bytes(request: wire.GraphRequest, symbols: dict[str, int]) -> int:
+    return sum(
+        math.prod(int(aot.size(s, symbols)) for s in spec.shape) * getattr(torch, spec.dtype).itemsize
+        for spec in request.inputs
+        if isinstance(spec, wire.TensorInput)
+    )
 
 
 def _random_node(gm: torch.fx.GraphModule) -> str:
