@@ -101,9 +101,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     if arguments.gateway_only:
         missing = {"redis_url", "ray_address"} - settings.model_fields_set
         if missing:
-            raise SettingsError(
-                "--gateway-only needs to know where Redis and Ray are", hint="Give --redis and --ray"
-            )
+            raise SettingsError("--gateway-only needs a Redis and a Ray", hint="Give --redis and --ray")
     else:
         settings = settings.model_copy(update={"ray_address": None, "ray_token": None})
     listener = embedded.listen(

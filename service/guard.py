@@ -21,11 +21,12 @@ _LEAVE_SECONDS = 3.0
 
 
 def guarded(service: Callable[[], None]) -> int:
-    """Run `service` in a child; return its exit status, 128 + n for signal n. Call before any thread exists."""
+    """Run `service` in a child; return its exit status, 128 + n for signal n. Call before threads exist."""
     become_subreaper()
     guard = os.getpid()
     child = os.fork()
     if child == 0:
+        os.setpgid(0, 0)  # so that Ctrl-C, which goes to a whole group, comes once: from the guard
         die_with_parent(guard, signal.SIGTERM)
         status = 1
         try:

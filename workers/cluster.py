@@ -50,15 +50,14 @@ def node_resources(cpu_slots: int) -> dict[str, float]:
 
 def ray_environment(token: str | None, address: str | None) -> dict[str, str]:
     """Environment for Ray, which it reads in this process at import and hands to its servers and workers."""
-    loopback = address is None or address.startswith(("127.", "localhost:"))
     return {
         **({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {}),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         # kills whole actors when the machine is short of memory; jobs have limits of their own
         "RAY_memory_monitor_refresh_ms": "0",
-        # off means that Ray binds its ports to 127.0.0.1, whatever the name says
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if loopback else "1",
+        # a cluster of one machine binds its ports to 127.0.0.1 alone; the name tells only who asked for it
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if address is None else "1",
     }
 
 
