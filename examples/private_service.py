@@ -6,6 +6,7 @@ configuration and state, waits for /readyz, and stops it with everything it star
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -22,6 +23,14 @@ from typing import Any, Self
 from torchrelay.examples.machines import FreshMachine
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """In the child: the kernel sends it SIGTERM should our process be killed before it can stop it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class ServiceDidNotStart(Exception):
@@ -77,6 +86,7 @@ class PrivateService:
                 stderr=subprocess.STDOUT,
                 env=self._machine.environment(PYTHONUNBUFFERED="1", **self._extra),
                 start_new_session=True,  # Ctrl-C reaches us alone; we then stop it in order
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
         try:
             self._wait_ready()
