@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -121,3 +122,31 @@ def test_mode_require_raises_the_typed_error(service: PrivateService, tmp_path: 
     found = train(service, tmp_path, 1.75, TORCHRELAY_URL="http://127.0.0.1:1", TORCHRELAY_MODE="require")
     assert "GatewayUnreachable" in found["error"]
     assert (found["told"], found["misses"]) == ([], 0)
+
+
+def test_ctrl_c_ends_a_wait_for_the_service_at_once(service: PrivateService, tmp_path: Path) -> None:
+    """The service goes on compiling (others may want it); the script does not wait for that."""
+    script = (
+        "import sys, torch; from torchrelay.clients import wait\n"
+        "follow = wait.Wait._follow\n"
+        "def told(self):\n"
+        "    print('waiting', flush=True)\n"
+        "    return follow(self)\n"
+        "wait.Wait._follow = told\n"
+        "def deep(x):\n"
+        "    for _ in range(30): x = torch.tanh(x @ x.T @ x) * 0.875\n"
+        "    return x\n"
+        "try: torch.compile(deep, backend='torchrelay')(torch.ones(5, 6, requires_grad=True))\n"
+        "except KeyboardInterrupt: print('interrupted')\n"
+    )
+    environment = {**os.environ, **service.environment, "TORCHRELAY_CACHE_DIR": str(tmp_path)}
+    before = json.loads(torchrelay(service, "stats", "--json").stdout)
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "waiting\n"
+        child.send_signal(signal.SIGINT)
+        assert child.communicate(timeout=120)[0] == "interrupted\n"
+    after = json.loads(torchrelay(service, "stats", "--json").stdout)
+    assert (after["misses"] - before["misses"], after["fetches"] - before["fetches"]) == (1, 0)
