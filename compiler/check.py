@@ -16,15 +16,12 @@ from collections.abc import Iterable
 from . import expr, names, table, wire
 from .errors import BadOption, ForbiddenTarget, LimitExceeded, MalformedRequest, SchemaMismatch
 
-MAX_TEXT = 1024
-"""Characters of one string argument."""
 MAX_DIMENSIONS = 64
 MAX_EXPRESSION_TEXT = 1 << 18
 """Characters of all distinct expressions together."""
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _BIG_INT = re.compile(r"-?[1-9][0-9]{0,99}", re.ASCII)
-_KEYWORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 _OVERLOAD = re.compile(r"torch\.ops\.\w+\.\w+\.\w+", re.ASCII)
 _VERSION = re.compile(r"[A-Za-z0-9_.+\-]{0,64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_.+\-/()\[\] ]{0,128}", re.ASCII)
@@ -221,7 +218,7 @@ class _Check:
         if [name for name, _ in node.kwargs] != sorted({name for name, _ in node.kwargs}):
             raise MalformedRequest(f"{where} has keyword arguments twice or out of order")
         for name, _ in node.kwargs:
-            if not _KEYWORD.fullmatch(name) or keyword.iskeyword(name):
+            if not names.IDENTIFIER.fullmatch(name) or keyword.iskeyword(name):
                 raise MalformedRequest(f"{where} has keyword {name[:40]!r}")
         self._values(
             [*node.args, *(value for _, value in node.kwargs)], where, position, modules, higher_order
@@ -239,12 +236,7 @@ class _Check:
                 case None | bool() | int() | float():
                     pass
                 case str():
-                    if len(value) > MAX_TEXT:
-                        raise LimitExceeded(
-                            f"{where} has a text of {len(value)} characters, {MAX_TEXT} allowed"
-                        )
-                    if names.DEVICE_TEXT.fullmatch(value):
-                        raise MalformedRequest(f"{where} names a device's index")
+                    _text(value, where, higher_order)
                 case wire.Ref(index):
                     if not 0 <= index < position:
                         raise MalformedRequest(f"{where} uses node {index}, which is not before it")
@@ -259,6 +251,8 @@ class _Check:
                     for key, item in pairs:
                         if not isinstance(key, (str, int)):
                             raise MalformedRequest(f"{where} has a dict key that is neither text nor integer")
+                        if higher_order and isinstance(key, str) and not names.IDENTIFIER.fullmatch(key):
+                            raise MalformedRequest(f"{where} has option {key[:40]!r}")
                         todo += [(key, depth + 1), (item, depth + 1)]
                     if len({key for key, _ in pairs}) != len(pairs):
                         raise MalformedRequest(f"{where} has a dict with one key twice")
@@ -322,9 +316,18 @@ def _target(target: wire.Target) -> None:
             raise MalformedRequest("a CPU target has no name, capability or units")
     elif not _CAPABILITY.fullmatch(target.capability):
         raise MalformedRequest("target.capability is not a compute capability")
-    if len(target.cpu) > 256 or not all(0 < len(name) <= 40 and _NAME.fullmatch(name) for name in target.cpu):
+    if len(target.cpu) > 256 or not all(map(names.INSTRUCTION_SET.fullmatch, target.cpu)):
         raise MalformedRequest("target.cpu holds something else than instruction-set names")
     _sorted(target.cpu, "instruction sets")
+
+
+def _text(value: str, where: str, higher_order: bool) -> None:
+    if len(value) > names.MAX_TEXT:
+        raise LimitExceeded(f"{where} has a text of {len(value)} characters, {names.MAX_TEXT} allowed")
+    if not (names.OPTION_TEXT if higher_order else names.TEXT).fullmatch(value):
+        raise MalformedRequest(f"{where} has text {value[:40]!r}, with characters that could end a literal")
+    if names.DEVICE_TEXT.fullmatch(value):
+        raise MalformedRequest(f"{where} names a device's index")
 
 
 def _look_up(node: wire.Node, where: str) -> None:

@@ -286,6 +286,10 @@ class _Encoder:
             case str():
                 if names.DEVICE_TEXT.fullmatch(value):
                     return self._see_device(torch.device(value))
+                if len(value) > names.MAX_TEXT or not names.TEXT.fullmatch(value):
+                    raise Unsupported(
+                        f"a text with quotes, backslashes or control characters: {value[:40]!r}"
+                    )
                 return str(value)
             case torch.fx.Node():
                 return wire.Ref(position[value])

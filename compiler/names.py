@@ -88,5 +88,17 @@ AMBIENT_FLAGS = frozenset(
 )
 """Names of `Ambient.flags`; the values are bools."""
 
+MAX_TEXT = 1024
+"""Characters of one string argument."""
+
+TEXT = re.compile(r'[^"\\\x00-\x1f\x7f]*')
+"""What a string argument may hold: Inductor writes assertion messages into C++ between quotes, unescaped."""
+
+OPTION_TEXT = re.compile(r"[A-Za-z0-9_.' -]{0,64}", re.ASCII)
+"""What a higher-order operator's string may hold: flex_attention's kernel options become kernel code."""
+
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
+INSTRUCTION_SET = re.compile(r"[a-z0-9_.]{1,40}", re.ASCII)
+
 DEVICE_TEXT = re.compile(r"(cpu|cuda|meta):([0-9]{1,4})", re.ASCII)
 """A device with an index, as text: never on the wire, where a device is a Device without an index."""

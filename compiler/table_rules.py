@@ -231,7 +231,7 @@ DROPPED_OPTIONS = re.compile(
     r"_.*|.*_cache|cache_.*|cpp_cache_.*|compile_.*|fx_graph.*|fx_passes.*|unsafe_.*|use_static.*|strict_static.*|static_launch.*"
     r"|autotune_(in_subproc|multi_device|num_choices_displayed|lookup_table|local_cache|remote_cache)|quiesce_.*"
     r"|cpp\.(vec_isa_ok|dynamic_threads|enable_kernel_profile)|.*descriptive_names|.*unique_(user_)?kernel_names"
-    r"|assert_indirect_indexing|benchmark_harness|disable_cpp_codegen|triton_disable_.*|implicit_fallbacks|fallback_by_default|is_predispatch|kernel_name_max_ops"
+    r"|assert_indirect_indexing|benchmark_harness|benchmark_kernel|disable_cpp_codegen|triton_disable_.*|implicit_fallbacks|fallback_by_default|is_predispatch|kernel_name_max_ops"
     r"|comment_origin|inductor_choices_class|enable_autograd_for_aot|runtime_estimations.*|estimate_op_runtime"
     r"|generate_.*|wrap_.*|write_.*|save_args|run_jit.*|use_torch_profiler.*|use_launch_metadata.*|keep_static.*"
     r"|enable_auto_functionalized_v2|cudagraph_unsafe.*|precompilation.*|pipeline_max.*|incremental_autotune"
@@ -253,7 +253,7 @@ def drops_option(option: str) -> bool:
 # torch._functorch.config entries that steer the partitioner and AOTAutograd's wrappers.
 AOT_OPTIONS: dict[str, tuple[str, ...]] = {
     "activation_memory_budget": (),
-    "activation_memory_budget_runtime_estimator": ("flops", "profile", "testing"),
+    "activation_memory_budget_runtime_estimator": ("flops", "profile"),
     "activation_memory_budget_solver": ("dp", "greedy", "ilp", "dp_knapsack_sliding_hirschberg"),
     "aggressive_recomputation": (),
     "backward_pass_autocast": ("same_as_forward", "off"),

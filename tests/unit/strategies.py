@@ -21,12 +21,15 @@ FUNCTIONS = sorted(
 METHODS = sorted(OPS.methods)
 
 identifiers = st.sampled_from(["dim", "keepdim", "dtype", "alpha", "out_dtype", "p", "training", "eps"])
-texts = st.text(string.printable, max_size=20).filter(lambda text: not names.DEVICE_TEXT.fullmatch(text))
+texts = st.text("".join(set(string.printable) - set(string.whitespace + '"\\')) + " é", max_size=20).filter(
+    lambda text: not names.DEVICE_TEXT.fullmatch(text)
+)
 expressions = st.sampled_from(
     ["s0", "s1", "(s0 * s1)", "(1 + s0)", "Max(2, s1)", "FloorDiv(s0, 2)", "Mod(s1, 3)"]
 )
 relations = st.sampled_from(["Eq(Mod(s0, 2), 0)", "s0 < s1", "Ne(s0, 1)", "Or(Lt(s0, 4), Not(Eq(s1, 3)))"])
 
+words = st.sampled_from(["AUTO", "'ieee'", "subgraph_0", "BLOCK_M"])
 leaves: st.SearchStrategy[Any] = st.one_of(
     st.none(),
     st.booleans(),
@@ -118,7 +121,7 @@ def graphs(draw: st.DrawFn, held: list[wire.Constant], inputs: int, depth: int =
                 modules.add(position)
                 hop = draw(st.sampled_from(sorted(OPS.hops)))
                 callee = wire.Callee("torch.ops.aten.add.Tensor")
-                rest = draw(st.lists(values(position).filter(usable), max_size=2))
+                rest = draw(st.lists(st.one_of(words, st.integers(0, 9), st.none()), max_size=2))
                 nodes.append(
                     wire.Node(op="call_function", target=hop, args=[callee, wire.Ref(position), *rest])
                 )

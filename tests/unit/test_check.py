@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 
 import strategies
-from torchrelay.compiler import wire
-from torchrelay.compiler.check import MAX_TEXT, check
+from torchrelay.compiler import names, wire
+from torchrelay.compiler.check import check
 from torchrelay.compiler.errors import (
     BadExpression,
     BadOption,
@@ -267,6 +267,26 @@ def test_a_function_as_a_value_is_for_higher_order_operators_alone() -> None:
         check(request(call("torch.ops.higher_order.foreach_map", wire.Callee("os.system"))), LIMITS)
 
 
+@pytest.mark.parametrize("text", ['"), system("id', "back\\slash", "two\nlines", "nul\0"])
+def test_a_text_cannot_end_the_literal_it_is_written_into(text: str) -> None:
+    """Inductor puts the message of _assert_async into C++ source as it is."""
+    for value in (text, wire.ListArg([text]), wire.DictArg([(text, 1)])):
+        with pytest.raises(MalformedRequest):
+            check(request(call("torch._assert_async", X, value)), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("BLOCK_M", "__import__('os')"), ("X = 1; Y", 1), ("A\nB", 1), ("if", "a b(c)")]
+)
+def test_kernel_options_are_words(name: str, value: Any) -> None:
+    """Inductor writes flex_attention's kernel options into the kernel's source as `name = value`."""
+    good = wire.DictArg([("BACKEND", "AUTO"), ("FLOAT32_PRECISION", "'ieee'"), ("BLOCK_M", 64)])
+    check(request(call("torch.ops.higher_order.flex_attention", X, good)), LIMITS)
+    with pytest.raises(MalformedRequest):
+        bad = wire.DictArg([(name, value)])
+        check(request(call("torch.ops.higher_order.flex_attention", X, bad)), LIMITS)
+
+
 @pytest.mark.parametrize("text", ["s1", "s0.real", "__import__('os')", "s0 ** 99"])
 def test_a_bad_expression_is_named(text: str) -> None:
     for bad in (
@@ -378,7 +398,7 @@ def test_limits_are_limits() -> None:
             constants=[wire.Constant(dtype="int8", shape=[5], device="cpu", data=b"\0" * 5)],
         ),
         request(inputs=[wire.ScalarInput(1)] * 3),
-        request(call("torch.add", "x" * (MAX_TEXT + 1))),
+        request(call("torch.add", "x" * (names.MAX_TEXT + 1))),
     ):
         with pytest.raises(LimitExceeded):
             check(over, tight)

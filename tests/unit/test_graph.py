@@ -91,6 +91,12 @@ def test_another_value_is_unsupported_and_its_node_named(value: Any) -> None:
         graph.encode_graph(gm)
 
 
+@pytest.mark.parametrize("text", ['say "x"', "a\\b", "two\nlines", "x" * 2000])
+def test_a_text_that_could_end_a_literal_is_unsupported(text: str) -> None:
+    with pytest.raises(Unsupported, match="text"):
+        graph.encode_graph(module(torch._assert_async, 1, text))
+
+
 @pytest.mark.parametrize("dtype", sorted(names.DTYPE_BYTES))
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
 def test_a_constant_comes_back_bit_for_bit(dtype: str, shape: tuple[int, ...]) -> None:
