@@ -606,12 +606,14 @@ def _move_to_device(graph: Any, index: int) -> None:
         CompiledTritonKernels.key(source): CompiledTritonKernels.key(_for_device(source, index))
         for source in _kernel_sources(before)
     }
+    moved = []
     for static in bundle.static_autotuners:
-        static.cache_key = renamed.get(static.cache_key, static.cache_key)
         static.kernel.triton_meta["device"] = index
         static.kernel.device_props = static.kernel.device_props._replace(index=index)
         for result in static.kernel.compile_results:
             result.compile_meta["device"] = index
+        moved.append(dataclasses.replace(static, cache_key=renamed.get(static.cache_key, static.cache_key)))
+    graph._triton_bundle = dataclasses.replace(bundle, static_autotuners=moved)
 
 
 def _for_device(source: str, index: int) -> str:
