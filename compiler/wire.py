@@ -119,7 +119,7 @@ class Sym(_Arg, frozen=True, tag="sy"):
 
 
 class Callee(_Arg, frozen=True, tag="f"):
-    """A function passed as a value: a target of the closed table."""
+    """An operator overload passed as a value to a higher-order operator: torch.ops.<ns>.<op>.<overload>."""
 
     target: str
 
@@ -246,7 +246,7 @@ class Ambient(_Wire, frozen=True):
     fill_uninitialized: bool
     threads: int
     flags: list[tuple[str, bool | int | str]]
-    """Sorted (name, value): cudnn, tf32, reduced-precision reduction, SDPA back ends; names in graph.AMBIENT_FLAGS."""
+    """Sorted (name, value): cudnn, tf32, reduced precision, SDPA back ends; names in names.AMBIENT_FLAGS."""
 
 
 class Toolchain(_Wire, frozen=True):
