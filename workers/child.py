@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -128,7 +129,8 @@ def _one_line(error: Exception) -> str:
 
 
 def _shut_in(work: Path, seconds: float, limits: JobLimits, environment: Mapping[str, str]) -> None:
-    Path("/proc/self/oom_score_adj").write_text("1000")
+    with contextlib.suppress(OSError):  # some sandboxes lack the file; the server's watch on memory remains
+        Path("/proc/self/oom_score_adj").write_text("1000")
     processor_seconds = int(seconds * (os.cpu_count() or 1)) + 60
     for what, value in (
         (resource.RLIMIT_CORE, 0),

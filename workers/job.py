@@ -26,6 +26,8 @@ from .processes import descendants, kill_below, reap, usage
 from .settings import SlotSettings
 
 _LOOK_SECONDS = 0.25
+_EXITING_SECONDS = 0.005
+"""Between two looks whether a child that has closed its pipe is gone."""
 _EXIT_SECONDS = 5.0
 """How long a child may take to exit once it has answered."""
 _LOG_TAIL = 4000
@@ -124,25 +126,21 @@ class _Watch:
         self._answer: Done | Failed | None = None
 
     def to_the_end(self) -> Done | Failed:
-        exited = os.pidfd_open(self._pid)
-        try:
-            return self._loop(exited)
-        finally:
-            os.close(exited)
-
-    def _loop(self, exited: int) -> Done | Failed:
         poll = select.poll()
-        for descriptor in (exited, self._pipe, self._control):
+        for descriptor in (self._pipe, self._control):
             poll.register(descriptor, select.POLLIN)
+        pause = _LOOK_SECONDS
         look_at = time.monotonic()
         while True:
-            ready = {descriptor for descriptor, _ in poll.poll(_LOOK_SECONDS * 1000)}
+            ready = {descriptor for descriptor, _ in poll.poll(pause * 1000)}
             if self._control in ready and self._cancelled():
                 raise Cancelled
             if self._pipe in ready and not self._read():
                 poll.unregister(self._pipe)
-            elif exited in ready and self._pipe not in ready:
-                return self._answer or self._died()
+                pause = _EXITING_SECONDS
+            # what it wrote before it ended is still in the pipe: read first, then ask
+            if self._pipe not in ready and (status := self._exit_status()) is not None:
+                return self._answer or _died(status)
             now = time.monotonic()
             if now >= self._deadline:
                 return self._answer or self._overdue()
@@ -188,15 +186,18 @@ class _Watch:
                 hint="Compile this graph locally",
             )
 
-    def _died(self) -> Failed:
-        _, status = os.waitpid(self._pid, 0)
-        code = os.waitstatus_to_exitcode(status)
-        if code >= 0:
-            raise CompileKilled(f"the compile process ended with exit status {code} and no answer")
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        raise CompileKilled(f"the compile process was ended by {name}")
+    def _exit_status(self) -> int | None:
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if pid else None
 
     def _overdue(self) -> Failed:
         raise CompileTimeout(
             f"the compile was still running after {self._job.seconds:.0f} s, its deadline, and was killed"
         )
+
+
+def _died(code: int) -> Failed:
+    if code >= 0:
+        raise CompileKilled(f"the compile process ended with exit status {code} and no answer")
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    raise CompileKilled(f"the compile process was ended by {name}")

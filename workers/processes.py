@@ -83,10 +83,12 @@ def usage(pids: list[int]) -> Usage:
     """What `pids` hold together. File-backed pages (libraries) can be dropped and are not counted."""
     memory = 0
     for pid in pids:
-        with contextlib.suppress(OSError):
-            for line in Path("/proc", str(pid), "status").read_bytes().splitlines():
-                if line.startswith((b"RssAnon:", b"RssShmem:")):
-                    memory += int(line.split()[1]) * 1024
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            lines = Path("/proc", str(pid), "status").read_bytes().splitlines()
+            sizes = {name: value for name, _, value in (line.partition(b":") for line in lines)}
+            kept = [sizes[name] for name in (b"RssAnon", b"RssShmem") if name in sizes]
+            # some sandboxes' kernels give only the sum
+            memory += sum(int(size.split()[0]) << 10 for size in kept or [sizes.get(b"VmRSS", b"0")])
     return Usage(len(pids), memory)
 
 
