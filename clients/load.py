@@ -61,20 +61,19 @@ def load(
     return torch_internals.deserialize(
         opened.members[members.BUNDLE],
         libraries,
-        _triton_modules(opened),
+        _triton_modules(opened, cache_dir / "lib"),
         inputs,
         cudagraphs=captured.cudagraphs,
         device_index=index or 0,
     )
 
 
-def _triton_modules(opened: artifact.Artifact) -> dict[tuple[str, str], bytes]:
-    found = {}
-    for name, data in opened.members.items():
-        if name.startswith(members.TRITON):
-            key, _, filename = name.removeprefix(members.TRITON).partition("/")
-            found[key, filename] = data
-    return found
+def _triton_modules(opened: artifact.Artifact, folder: Path) -> dict[str, Path]:
+    return {
+        name.removeprefix(members.TRITON): _place(data, folder)
+        for name, data in opened.members.items()
+        if name.startswith(members.TRITON)
+    }
 
 
 def _libraries(opened: artifact.Artifact, folder: Path) -> dict[tuple[tuple[str, ...], str], Path]:

@@ -64,8 +64,7 @@ def compile_request(
         bundle, tuning = autotune.fix_winners(compiled.bundle, kernels)
         clock.enter("publish", "")
         modules = {
-            f"{members.TRITON}{cache_key}/{name}": path.read_bytes()
-            for (cache_key, name), path in sorted(kernels.modules.items())
+            f"{members.TRITON}{name}": path.read_bytes() for name, path in sorted(kernels.modules.items())
         }
     index, binaries = inductor.encode_libraries(compiled.libraries)
     files = {members.BUNDLE: bundle, members.LIBRARIES: index, **binaries, **modules}

@@ -11,14 +11,16 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import hashlib
+import importlib.util
 import os
 import pickle
 import re
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import sympy
@@ -328,11 +330,11 @@ def environment(**values: str) -> Iterator[None]:
 class TritonKernels:
     """The Triton kernels that a compile made: live autotuners by bundle key, late candidates, timings.
 
-    modules: C extensions that Triton built or used on the way (its driver's, launchers'), by (cache key, file).
+    modules: C extensions that Triton built or used on the way (its driver's, launchers'), by triton_module_id.
     """
 
     def __init__(self) -> None:
-        self.modules: dict[tuple[str, str], Path] = {}
+        self.modules: dict[str, Path] = {}
         self.live: dict[str, Any] = {}
         """Bundle key -> CachingAutotuner."""
         self.late: dict[int, list[Any]] = {}
@@ -384,29 +386,40 @@ def recording_kernels() -> Iterator[TritonKernels]:
 
 
 @contextlib.contextmanager
-def _recording_modules(found: dict[tuple[str, str], Path]) -> Iterator[None]:
-    """Record the C extensions that go through triton.runtime.cache.FileCacheManager."""
-    try:
-        from triton.runtime.cache import FileCacheManager
-    except ImportError:  # a CPU build of PyTorch has no Triton
+def _recording_modules(found: dict[str, Path]) -> Iterator[None]:
+    """Record the C extensions that Triton builds or finds (triton.runtime.build.compile_module_from_src)."""
+    owners = _triton_builders()
+    if not owners:
         yield
         return
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    get, put = FileCacheManager.get_file, FileCacheManager.put
+    original = owners[0].compile_module_from_src
 
-    def note(manager: Any, filename: str, path: str | None) -> str | None:
-        if path is not None and filename.endswith(suffix):
-            found[manager.key, filename] = Path(path)
-        return path
+    @functools.wraps(original)
+    def compile_module_from_src(src: str, name: str, *args: Any, **kwargs: Any) -> Any:
+        module = original(src, name, *args, **kwargs)
+        found[triton_module_id(src, name)] = Path(module.__file__)
+        return module
 
-    def get_file(self: Any, filename: str) -> str | None:
-        return note(self, filename, get(self, filename))
-
-    def put_file(self: Any, data: Any, filename: str, binary: bool = True) -> str | None:
-        return note(self, filename, put(self, data, filename, binary))
-
-    with _replaced(FileCacheManager, "get_file", get_file), _replaced(FileCacheManager, "put", put_file):
+    with contextlib.ExitStack() as stack:
+        for owner in owners:
+            stack.enter_context(_replaced(owner, "compile_module_from_src", compile_module_from_src))
         yield
+
+
+def _triton_builders() -> list[Any]:
+    """The modules that hold `compile_module_from_src`; none where Triton is not installed (CPU builds)."""
+    try:
+        import triton.backends.nvidia.driver
+        import triton.runtime.build
+    except ImportError:
+        return []
+    return [triton.runtime.build, triton.backends.nvidia.driver]
+
+
+def triton_module_id(source: str, name: str) -> str:
+    """What names a C extension of Triton's in an artifact. Its own cache key will not do: that one depends on
+    whether the machine has the `file` command."""
+    return f"{name}-{hashlib.sha256(source.encode()).hexdigest()}"
 
 
 def _copied(result: Any) -> Any:
@@ -514,7 +527,7 @@ def _install_library_lookup() -> None:
 def deserialize(
     bundle: bytes,
     libraries: Mapping[tuple[tuple[str, ...], str], Path],
-    triton_modules: Mapping[tuple[str, str], bytes],
+    triton_modules: Mapping[str, Path],
     inputs: Sequence[Any],
     *,
     cudagraphs: bool,
@@ -526,8 +539,8 @@ def deserialize(
     torch/_functorch/_aot_autograd/aot_autograd_result.py: deserialize_bundled_cache_entry, but gives the real
     inputs and the caller's CUDA-graph choice, and leaves guards to the caller.
 
-    libraries: C++ kernels, by what generated code asks for. triton_modules: Triton's own C extensions, by its cache's
-    key and file name. inputs: the example inputs Dynamo gave. device_index: the GPU to run on; artifacts are compiled for GPU 0.
+    libraries: C++ kernels, by what generated code asks for. triton_modules: Triton's own C extensions, by
+    triton_module_id. inputs: the example inputs Dynamo gave. device_index: the GPU to run on; artifacts are compiled for GPU 0.
     """
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
     from torch._inductor.utils import BoxedBool
@@ -540,7 +553,7 @@ def deserialize(
         for part in (entry.compiled_fw, entry.compiled_bw):
             _move_to_device(getattr(part, "result", None), device_index)
     if triton_modules:
-        _place_triton_modules(triton_modules, device_index)
+        _triton_modules.add(triton_modules)
     _install_library_lookup()
     _loading.table = libraries
     try:
@@ -559,21 +572,43 @@ def deserialize(
     return call
 
 
-def _place_triton_modules(modules: Mapping[tuple[str, str], bytes], device_index: int) -> None:
-    """Put Triton's C extensions into its cache and make its driver now, so that it calls no C compiler."""
-    from torch._inductor.runtime.runtime_utils import triton_cache_dir
-    from triton.runtime import driver
-    from triton.runtime.cache import FileCacheManager
+class _TritonModules:
+    """Prebuilt C extensions of Triton's that verified artifacts brought, by triton_module_id."""
 
-    # CachingAutotuner would choose this folder at the first kernel; the driver must look in the same one.
-    os.environ.setdefault("TRITON_CACHE_DIR", triton_cache_dir(device_index))
-    for (key, filename), data in modules.items():
-        if not re.fullmatch(r"[A-Z0-9]+", key) or not re.fullmatch(r"[\w.+-]+", filename):
-            raise ValueError(f"{key}/{filename} is not an entry of Triton's cache")
-        manager = FileCacheManager(key)
-        if manager.get_file(filename) is None:
-            manager.put(data, filename, binary=True)
-    _ = driver.active.utils
+    def __init__(self) -> None:
+        self.files: dict[str, Path] = {}
+        self.installed = False
+
+    def add(self, files: Mapping[str, Path]) -> None:
+        """Have Triton use these instead of calling a C compiler, from now on."""
+        self.files.update(files)
+        if not self.installed:
+            self.installed = True
+            self._install()
+
+    def _install(self) -> None:
+        for owner in _triton_builders():
+            original = owner.compile_module_from_src
+
+            @functools.wraps(original)
+            def compile_module_from_src(
+                src: str, name: str, *args: Any, original: Any = original, **kwargs: Any
+            ) -> Any:
+                path = self.files.get(triton_module_id(src, name))
+                return original(src, name, *args, **kwargs) if path is None else _extension(name, path)
+
+            owner.compile_module_from_src = compile_module_from_src
+
+
+_triton_modules = _TritonModules()
+
+
+def _extension(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 _DEVICE_SPELLINGS = (
