@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import redis
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -112,6 +113,13 @@ def up(home, *arguments, **environment):
         assert not service.left(10), service.left()
 
 
+def wait_until_answered(service, path, seconds=20):
+    end = time.monotonic() + seconds
+    while service.get(path)[0] != 200:
+        assert time.monotonic() < end, service.log.read_text()
+        time.sleep(0.1)
+
+
 def runtime_of(service):
     return Path((service.home / "state" / "torchrelay" / "runtime").read_text().strip())
 
@@ -138,10 +146,15 @@ def test_it_serves_from_a_deep_folder_stops_on_sigterm_and_leaves_nothing(tmp_pa
             _DIRECT.open(url + "/livez", timeout=5)
 
 
-def test_a_restart_keeps_token_and_signing_key_and_two_run_side_by_side(tmp_path):
+def redis_of(service):
+    return redis.Redis(unix_socket_path=str(runtime_of(service) / "redis.sock"))
+
+
+def test_a_restart_keeps_token_key_and_cache_and_two_run_side_by_side(tmp_path):
     with up(tmp_path / "a", "--port", "0", "--cpu-slots", "1") as first:
         first.wait_ready()
         before = first.credentials
+        redis_of(first).set("probe", "kept")
         assert first.stop(signal.SIGINT) == 0
         assert first.left() == []
     with (
@@ -151,6 +164,11 @@ def test_a_restart_keeps_token_and_signing_key_and_two_run_side_by_side(tmp_path
         again.wait_ready()
         other.wait_ready()
         assert again.credentials["token"] == before["token"]
+        assert redis_of(again).get("probe") == b"kept"
+        next(p for p in again.family.values() if "redis-server" in p.name()).kill()
+        time.sleep(0.2)
+        wait_until_answered(again, "/readyz")
+        assert redis_of(again).get("probe") == b"kept"
         assert again.credentials["public_keys"] == before["public_keys"]
         assert other.credentials["token"] != before["token"]
         assert other.get("/v1/stats", token=before["token"])[0] == 401
