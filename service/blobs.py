@@ -50,15 +50,18 @@ def open_store(location: str) -> ObjectStore:
 class Blobs:
     """Bytes by (key, digest). A blob is written whole or not at all, and is checked when it is read."""
 
-    def __init__(self, redis: Redis, keys: Keys, store: ObjectStore, *, inline_bytes: int) -> None:
+    def __init__(
+        self, redis: Redis, keys: Keys, store: ObjectStore, *, inline_bytes: int, inline_limit_bytes: int
+    ) -> None:
         self._redis = redis
         self._keys = keys
         self._store = store
         self._inline_bytes = inline_bytes
+        self._inline_limit_bytes = inline_limit_bytes
 
     async def put(self, key: str, digest: str, data: bytes) -> Place:
         """Store, before the index offers it. Raises Unavailable when the store refuses (disk full, say)."""
-        if len(data) <= self._inline_bytes:
+        if len(data) <= self._inline_bytes and await self._room(len(data)):
             await self._redis.set(self._keys.blob(digest), data, px=_ORPHAN_AGE)
             return "redis"
         try:
@@ -66,6 +69,10 @@ class Blobs:
         except (StoreError, OSError) as error:
             raise Unavailable(f"the blob store refused an artifact of {len(data)} bytes: {error}") from error
         return "store"
+
+    async def _room(self, size: int) -> bool:
+        held = int(await self._redis.get(self._keys.inline) or 0)
+        return held + size <= self._inline_limit_bytes
 
     async def get(self, key: str, digest: str) -> bytes | None:
         """The bytes from the store, unchecked; None when they are gone. Raises Unavailable."""

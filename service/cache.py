@@ -76,7 +76,8 @@ class Cache:
         log.warning("blob_lost", key=key, place=place.decode(), damaged=data is not None)
         self._metrics.damaged_blobs.inc()
         dropped = await self._scripts.drop(
-            keys=[keys.index(key), keys.lru, keys.sizes, keys.total, keys.stats], args=[key, digest, use]
+            keys=[keys.index(key), keys.lru, keys.sizes, keys.total, keys.stats, keys.inline],
+            args=[key, digest, use],
         )
         if dropped and data is not None:
             await self._blobs.delete(key, digest.decode(), "redis" if place == b"redis" else "store")
@@ -113,6 +114,7 @@ class Cache:
                 keys.active,
                 keys.waiters(key),
                 keys.stats,
+                keys.inline,
             ],
             args=[
                 key,
@@ -136,7 +138,7 @@ class Cache:
         keys, gone = self._keys, 0
         while True:
             flat = await self._scripts.evict(
-                keys=[keys.lru, keys.sizes, keys.total, keys.stats],
+                keys=[keys.lru, keys.sizes, keys.total, keys.stats, keys.inline],
                 args=[self._limit_bytes, keys.index_prefix, _EVICT_BATCH],
             )
             for i in range(0, len(flat), 3):

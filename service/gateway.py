@@ -71,7 +71,13 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
     redis = connect(settings)
     keys, scripts, metrics = Keys(settings.redis_prefix), Scripts(redis), Metrics()
     signer = signing.load_or_create(settings.signing_key_path)
-    blobs = Blobs(redis, keys, open_store(settings.blob_location), inline_bytes=settings.blob_inline_bytes)
+    blobs = Blobs(
+        redis,
+        keys,
+        open_store(settings.blob_location),
+        inline_bytes=settings.blob_inline_bytes,
+        inline_limit_bytes=settings.redis_blob_limit_bytes,
+    )
     cache = Cache(
         redis,
         keys,

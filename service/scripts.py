@@ -22,6 +22,8 @@ class Keys:
         """Hash: cache key to artifact bytes."""
         self.total = f"{prefix}total"
         """Sum of sizes."""
+        self.inline = f"{prefix}inline"
+        """Sum of the sizes of blobs that Redis itself holds."""
         self.fence = f"{prefix}fence"
         """The highest fence given out."""
         self.active = f"{prefix}active"

@@ -49,7 +49,7 @@ class ServiceSettings(BaseSettings):
     blob_url: str = ""
     """Store of large artifacts: '' is a folder under state_dir, else `file:///`, `s3://`, `gs://`, `az://`.
 
-    Installations must not share one: what the index does not offer is swept.
+    Gateways that share a Redis share it too. Installations must not: what the index does not offer is swept.
     """
     signing_key_file: Path | None = None
     """Ed25519 private key, PEM, mode 0600, made on the first start; default `state_dir/signing.pem`."""
@@ -71,6 +71,8 @@ class ServiceSettings(BaseSettings):
     """Distinct compiles that run or wait, over all gateways; past it a request gets 429."""
     blob_inline_bytes: Annotated[int, Field(ge=0)] = 256 << 10
     """Artifacts up to this size live in Redis, larger ones in the blob store."""
+    redis_blob_limit_bytes: Annotated[int, Field(ge=0)] = 1 << 30
+    """All artifacts that live in Redis together; past it, small ones go to the blob store too."""
     cache_limit_bytes: Bytes = 20 << 30
     """All artifacts together; past it the least recently used go."""
 

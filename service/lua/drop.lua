@@ -1,7 +1,7 @@
 -- Take out an index entry whose blob is lost or damaged, and take back what lookup.lua counted.
--- KEYS: index, lru, sizes, total, stats. ARGV: key, digest, 'hit' or 'fetch'.
+-- KEYS: index, lru, sizes, total, stats, inline. ARGV: key, digest, 'hit' or 'fetch'.
 -- Returns 1 if this call dropped it: an entry published since, with another digest, stays.
-local entry = redis.call('HMGET', KEYS[1], 'digest', 'size', 'seconds')
+local entry = redis.call('HMGET', KEYS[1], 'digest', 'size', 'seconds', 'place')
 if ARGV[3] == 'hit' then
   redis.call('HINCRBY', KEYS[5], 'requests', -1)
   redis.call('HINCRBY', KEYS[5], 'hits', -1)
@@ -16,6 +16,9 @@ if ARGV[3] == 'hit' then
 end
 redis.call('HINCRBY', KEYS[5], 'bytes_served', -entry[2])
 redis.call('HINCRBY', KEYS[5], 'damaged', 1)
+if entry[4] == 'redis' then
+  redis.call('DECRBY', KEYS[6], entry[2])
+end
 redis.call('DEL', KEYS[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('DECRBY', KEYS[4], redis.call('HGET', KEYS[3], ARGV[1]) or 0)

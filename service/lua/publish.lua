@@ -1,5 +1,6 @@
 -- Offer an artifact: first publish wins, and only the lease's holder publishes. The blob is already stored.
--- KEYS: index, lease, lru, sizes, total, events, run, request, active, waiters, stats.
+-- KEYS: index, lease, lru, sizes, total, events, run, request, active, waiters, stats,
+--       inline.
 -- ARGV: key, owner:fence, digest, size, place, namespace, seconds, components JSON, ttl ms, wake channel,
 --       blob key.
 -- Returns {'published', digest}, {'exists', digest}, {'refused'} or {'blobless'}.
@@ -18,6 +19,7 @@ if ARGV[5] == 'redis' then
     return {'blobless'}
   end
   redis.call('PERSIST', ARGV[11])
+  redis.call('INCRBY', KEYS[12], ARGV[4])
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -19,7 +19,13 @@ KEY_HEADER = "X-Torchrelay-Key"
 CACHE_HEADER = "X-Torchrelay-Cache"
 _LOOKS = 3
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
-_KEY_SCHEMA = {"description": "The request's cache key, 64 hex digits", "schema": {"type": "string"}}
+_HEADERS = {
+    KEY_HEADER: {"description": "The request's cache key, 64 hex digits", "schema": {"type": "string"}},
+    CACHE_HEADER: {
+        "description": "coalesced: another request had started the compile",
+        "schema": {"type": "string", "enum": ["hit", "miss", "coalesced"]},
+    },
+}
 
 
 @router.post(
@@ -30,12 +36,12 @@ _KEY_SCHEMA = {"description": "The request's cache key, 64 hex digits", "schema"
         200: {
             "description": "A hit: the signed artifact",
             "content": {wire.ARTIFACT_MEDIA_TYPE: _BINARY},
-            "headers": {KEY_HEADER: _KEY_SCHEMA},
+            "headers": _HEADERS,
         },
         202: {
             "description": "A miss: a compile runs; follow its events",
             "content": {"application/json": {"schema": {"$ref": "#/components/schemas/CompileStatus"}}},
-            "headers": {KEY_HEADER: _KEY_SCHEMA},
+            "headers": _HEADERS,
         },
     },
     response_class=Response,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import time
@@ -31,6 +32,23 @@ def test_small_artifacts_live_in_redis_and_large_ones_in_the_store(
         assert len(redis_server.client().keys("torchrelay:blob:*")) == 1
         assert redis_server.client().ttl(redis_server.client().keys("torchrelay:blob:*")[0]) == -1
         assert post(http, graph(2)).content == large
+
+
+def test_redis_holds_no_more_blobs_than_it_may(
+    start_gateway: StartGateway, redis_server: RedisServer
+) -> None:
+    gateway = start_gateway(ArtifactPool(member_bytes=10_000), redis_blob_limit_bytes=25_000)
+    redis = redis_server.client()
+    with gateway.http() as http:
+        first, _, _ = (compiled(http, graph(size)) for size in (1, 2, 3))
+        assert (len(redis.keys("torchrelay:blob:*")), len(_blobs(gateway))) == (2, 1)
+        assert all(post(http, graph(size)).status_code == 200 for size in (1, 2, 3))
+        redis.delete(f"torchrelay:blob:{hashlib.sha256(first).hexdigest()}")
+        compiled(http, graph(1))
+        assert (len(redis.keys("torchrelay:blob:*")), len(_blobs(gateway))) == (2, 1)
+    assert int(redis.get("torchrelay:inline")) == sum(
+        redis.strlen(name) for name in redis.keys("torchrelay:blob:*")
+    )
 
 
 @pytest.mark.parametrize("place", ["redis", "store"])

@@ -88,6 +88,21 @@ def test_another_gateway_takes_over_when_the_holder_is_killed(
         assert second.get(f"/v1/artifacts/{name}").status_code == 200
 
 
+def test_a_restarted_gateway_goes_on_with_what_its_clients_wait_for(
+    start_gateway: StartGateway, start_process: Callable[[float], GatewayProcess]
+) -> None:
+    killed = start_process(60)
+    with killed.http() as http:
+        name = post(http, graph()).json()["key"]
+        stream = follow(http, name)
+        seen = next(stream)[0]
+        killed.kill()
+    with start_gateway().http() as http:
+        stages = [stage for _, stage, _ in follow(http, name, after=seen) if stage != "comment"]
+        assert stages[-3:] == ["inductor", "publish", "done"]
+        assert post(http, graph()).status_code == 200
+
+
 def test_a_gateway_that_stops_hands_its_compiles_over_at_once(start_gateway: StartGateway) -> None:
     holder, other = start_gateway(ArtifactPool(seconds=60), lease_seconds=30), start_gateway(lease_seconds=30)
     with holder.http() as first, other.http() as second:
@@ -131,7 +146,14 @@ def test_a_late_publish_under_an_old_fence_is_refused(
         assert new.body == b"body"
 
         publish = [keys.index(name), keys.lease(name), keys.lru, keys.sizes, keys.total, keys.events(name)]
-        publish += [keys.run(name), keys.request(name), keys.active, keys.waiters(name), keys.stats]
+        publish += [
+            keys.run(name),
+            keys.request(name),
+            keys.active,
+            keys.waiters(name),
+            keys.stats,
+            keys.inline,
+        ]
 
         async def offer(token: str, digest: str) -> list[bytes]:
             place = ["store", "default", "1.0", "{}", 1000, keys.wake, keys.blob(digest)]
@@ -239,6 +261,7 @@ def test_redis_gone_is_a_typed_answer_and_it_heals_by_itself(
 def test_posts_at_the_same_moment_start_one_compile(gateway: Running) -> None:
     gateway.pool.seconds = 0.5
     with ThreadPoolExecutor(8) as threads, gateway.http() as http:
-        answers = list(threads.map(lambda _: post(http, graph()).status_code, range(8)))
-    assert answers == [202] * 8
+        answers = list(threads.map(lambda _: post(http, graph()), range(8)))
+    assert [answer.status_code for answer in answers] == [202] * 8
+    assert sorted(answer.headers["X-Torchrelay-Cache"] for answer in answers) == ["coalesced"] * 7 + ["miss"]
     assert len(gateway.pool.calls) == 1
