@@ -28,8 +28,8 @@ OFFER = "torchrelay_worker"
 """Ray resource of a node on which slots may be placed."""
 CPU_SLOTS = "torchrelay_cpu"
 NAMESPACE = "torchrelay"
-_SOCKET_ROOM = 48
-"""Bytes that a session directory may have: Ray adds up to 58 for its sockets' paths, which hold 107."""
+_SOCKET_ROOM = 43
+"""Bytes that a session directory may have: Ray adds up to 64 (a process id of seven digits) to make a socket's, which holds 107."""
 
 T = TypeVar("T")
 
