@@ -29,7 +29,7 @@ OFFER = "torchrelay_worker"
 CPU_SLOTS = "torchrelay_cpu"
 NAMESPACE = "torchrelay"
 _SOCKET_ROOM = 43
-"""Bytes that a session directory may have: Ray adds up to 64 (a process id of seven digits) to make a socket's, which holds 107."""
+"""Bytes that a session directory may have: Ray adds up to 64 (process ids have seven digits), sockets hold 107."""
 
 T = TypeVar("T")
 
