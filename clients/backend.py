@@ -111,9 +111,7 @@ class Relay:
             raise ClientError(
                 f"unexpected {type(error).__name__}: {error}", hint="Please report this with its traceback"
             ) from error
-        self.report.record(
-            outcome, key=key, seconds=time.perf_counter() - start, nodes=len(gm.graph.nodes)
-        )
+        self.report.record(outcome, key=key, seconds=time.perf_counter() - start, nodes=len(gm.graph.nodes))
         return compiled
 
     def fell_back(self, error: RelayError, *, seconds: float, nodes: int) -> None:

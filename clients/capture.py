@@ -284,7 +284,8 @@ def _ambient(kind: str, values: Sequence[Any]) -> wire.Ambient:
 def _options(mode: Mode, options: Mapping[str, Any]) -> list[tuple[str, wire.OptionValue]]:
     """Inductor's configuration where it differs from its defaults: the process' own, then the call's."""
     allowed = table.load(torch.__version__).options
-    chosen = {name: value for name, value in torch_internals.changed_options().items() if name in allowed}
+    current = torch_internals.current_options()
+    chosen = {name: current[name] for name, option in allowed.items() if current[name] != option.default}
     for name, value in torch_internals.changed_options().items():
         if name not in allowed and torch_internals.option_reaches_code(name):
             raise BadOption(f"torch._inductor.config.{name} = {value!r} cannot be sent")
@@ -298,8 +299,10 @@ def _options(mode: Mode, options: Mapping[str, Any]) -> list[tuple[str, wire.Opt
 
 def _aot_options() -> list[tuple[str, wire.OptionValue]]:
     allowed = table.load(torch.__version__).aot_options
-    changed = torch_internals.changed_aot_options()
-    return sorted((name, value) for name, value in changed.items() if name in allowed)
+    current = torch_internals.current_aot_options()
+    return sorted(
+        (name, current[name]) for name, option in allowed.items() if current[name] != option.default
+    )
 
 
 def _cudagraphs(mode: Mode, options: Mapping[str, Any]) -> bool:

@@ -133,12 +133,10 @@ def _describe(gm: torch.fx.GraphModule, request: wire.GraphRequest, inputs: list
         if isinstance(spec, wire.TensorInput) and spec.static_address:
             node.meta["tensor_dict"] = {"_dynamo_static_input_type": spec.static_address}
     gm.meta["dynamo_compile_id"] = CompileId(frame_id=0, frame_compile_id=0)
-    gm._param_name_to_source = {}
+    gm._param_name_to_source = {}  # type: ignore[assignment]
 
 
-def _propagate(
-    gm: torch.fx.GraphModule, inputs: list[Any], fake_mode: FakeTensorMode, env: ShapeEnv
-) -> None:
+def _propagate(gm: torch.fx.GraphModule, inputs: list[Any], fake_mode: FakeTensorMode, env: ShapeEnv) -> None:
     """Set `example_value` on every node, as Dynamo does: Inductor's pre-grad passes read it.
 
     Runs on inputs of its own, because graphs may change theirs in place.

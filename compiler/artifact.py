@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from msgspec import Struct
 
 from . import wire
-from .errors import ArtifactError, MalformedRequest, LimitExceeded, SignatureError
+from .errors import ArtifactError, LimitExceeded, MalformedRequest, SignatureError
 
 MAGIC = b"TRLYART1"
 DOMAIN = b"torchrelay artifact v1\0"

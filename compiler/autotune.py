@@ -10,7 +10,9 @@ from __future__ import annotations
 from . import torch_internals, wire
 
 
-def fix_winners(bundle: bytes, kernels: torch_internals.TritonKernels) -> tuple[bytes, list[wire.Measurement]]:
+def fix_winners(
+    bundle: bytes, kernels: torch_internals.TritonKernels
+) -> tuple[bytes, list[wire.Measurement]]:
     """Keep winners in `bundle` (made by this process); measurements of the kernels that had several candidates."""
     if not kernels.live:
         return bundle, []

@@ -124,7 +124,7 @@ def inductor_options() -> dict[str, Option]:
         values = rules.CHOICES.get(name, ())
         if tag == "str" and not values:
             continue
-        table[name] = Option(type=tag, optional=name in rules.OPTIONAL, values=values)  # type: ignore[arg-type]
+        table[name] = Option(type=tag, optional=name in rules.OPTIONAL, values=values, default=default)  # type: ignore[arg-type]
     return table
 
 
@@ -133,7 +133,7 @@ def aot_options() -> dict[str, Option]:
 
     current = config.get_config_copy()
     return {
-        name: Option(type=_tag(current[name]), values=values)  # type: ignore[arg-type]
+        name: Option(type=_tag(current[name]), values=values, default=current[name])  # type: ignore[arg-type]
         for name, values in rules.AOT_OPTIONS.items()
         if _tag(current.get(name))
     }
@@ -171,8 +171,9 @@ def encode(table: OpTable) -> str:
                     ("type", entry.type),
                     ("optional", entry.optional),
                     ("values", entry.values),
+                    ("default", entry.default),
                 )
-                if value
+                if value or (key == "default" and value is not None)
             }
             for name, entry in sorted(entries.items())
         }

@@ -11,7 +11,7 @@ import sympy
 import torch
 from msgspec import Struct
 
-from . import expr, torch_internals, wire
+from . import expr, table, torch_internals, wire
 from . import target as targets
 from .aot import Program, ambient
 from .errors import CompileFailed, SpecializeInputs, Unsupported
@@ -36,7 +36,9 @@ class Compiled(Struct, frozen=True):
 
 def options_of(request: wire.GraphRequest, threads: int) -> dict[str, Any]:
     """Inductor's configuration for a request: its mode, its options, and what the target fixes."""
+    defaults = table.load(request.toolchain.torch).options
     return {
+        **{name: option.default for name, option in defaults.items()},
         **torch_internals.mode_options(request.mode),
         **dict(request.options),
         "cpp.threads": request.ambient.threads,

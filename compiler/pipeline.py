@@ -26,6 +26,9 @@ class PipelineSettings(Struct, frozen=True, kw_only=True):
     verify: verify.VerifySettings = verify.VerifySettings()
 
 
+DEFAULTS = PipelineSettings()
+
+
 def preload() -> None:
     """Import all that a compile needs; never touches a GPU. What a fork server calls before it forks."""
     torch_internals.preload_compiler()
@@ -38,7 +41,7 @@ def compile_request(
     worker: str,
     workdir: Path,
     progress: Callable[[wire.Stage, str], None],
-    settings: PipelineSettings = PipelineSettings(),
+    settings: PipelineSettings = DEFAULTS,
 ) -> bytes:
     """Compile a request that check.check has passed; returns an unsigned artifact file (artifact.pack).
 
@@ -47,7 +50,10 @@ def compile_request(
     """
     clock = _Clock(progress)
     threads = settings.threads or len(os.sched_getaffinity(0))
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(workdir / "inductor"), "TRITON_CACHE_DIR": str(workdir / "triton")}
+    caches = {
+        "TORCHINDUCTOR_CACHE_DIR": str(workdir / "inductor"),
+        "TRITON_CACHE_DIR": str(workdir / "triton"),
+    }
     with (
         torch_internals.environment(**caches),
         _kernel_processes(request, threads),
@@ -57,7 +63,9 @@ def compile_request(
         program = aot.rebuild(request)
         compiled = inductor.compile_program(program, request, threads=threads, progress=clock.enter)
         clock.enter("verify", "")
-        verification = verify.verify(request, compiled.run, settings.verify, runnable=_why_not_runnable(request))
+        verification = verify.verify(
+            request, compiled.run, settings.verify, runnable=_why_not_runnable(request)
+        )
         if kernels.undecided() and verification.status == "skipped":
             verify.exercise(request, compiled.run, settings.verify)
         clock.enter("autotune", "")

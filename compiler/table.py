@@ -27,6 +27,8 @@ class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     optional: bool = False
     values: tuple[str, ...] = ()
     """For a str: the values allowed. Free text is never an option's value."""
+    default: bool | int | float | str | None = None
+    """PyTorch's own, in a process whose environment says nothing about it. A request holds what differs."""
 
     def accepts(self, value: object) -> bool:
         """Whether `value` has the option's type and lies in its set or range."""

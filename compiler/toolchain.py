@@ -29,7 +29,7 @@ def local_toolchain() -> wire.Toolchain:
 
 
 def local_target(kind: Literal["cpu", "cuda"], index: int | None = None) -> wire.Target:
-    """The target that this process is: its CPU's instruction sets and, for `cuda`, the GPU `index` (default: current)."""
+    """This process' target: its CPU's instruction sets and, for `cuda`, the GPU `index` (default: current)."""
     cpu = target.instruction_sets(_cpuinfo_flags())
     if kind == "cpu":
         return wire.Target(kind="cpu", name="", capability="", units=0, cpu=cpu)

@@ -111,7 +111,9 @@ def must_specialize(error: BaseException) -> frozenset[str] | None:
     from torch._dynamo.exc import TensorifyScalarRestartAnalysis
     from torch._dynamo.symbolic_convert import TensorifyState
 
-    return frozenset(TensorifyState.force_specializations) if isinstance(error, TensorifyScalarRestartAnalysis) else None
+    if not isinstance(error, TensorifyScalarRestartAnalysis):
+        return None
+    return frozenset(TensorifyState.force_specializations)
 
 
 def trace_again(specialized: Iterable[str]) -> BaseException:
@@ -195,7 +197,7 @@ def mode_options(mode: str, dynamic: bool | None = None) -> dict[str, Any]:
 
 def check_options(mode: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Refuse unknown modes and options as Inductor does (torch._TorchCompileInductorWrapper); the merged options."""
-    wrapper = torch._TorchCompileInductorWrapper(mode, dict(options), None)
+    wrapper = torch._TorchCompileInductorWrapper(mode, dict(options), None)  # type: ignore[no-untyped-call]
     return dict(wrapper.config)
 
 
@@ -231,8 +233,9 @@ def cpu_target(vector_sets: Collection[str], flags: Sequence[str], avx512_bf16: 
         kept = [flag for flag in cflags if not flag.startswith(("march=", "mcpu="))]
         return kept + list(flags), ldflags
 
-    with _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: chosen), _replaced(
-        cpp_builder, "_get_optimization_cflags", optimization_flags
+    with (
+        _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: chosen),
+        _replaced(cpp_builder, "_get_optimization_cflags", optimization_flags),
     ):
         yield
 
@@ -258,7 +261,7 @@ def recording_libraries() -> Iterator[dict[tuple[tuple[str, ...], str], Callable
     built: dict[tuple[tuple[str, ...], str], Callable[[], Path]] = {}
     original = AsyncCompile.cpp_pybinding
 
-    def cpp_pybinding(self: Any, argtypes: Sequence[str], source_code: str) -> Any:
+    def cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
         result = original(self, argtypes, source_code)
 
         def library() -> Path:
@@ -288,7 +291,7 @@ def preload_compiler() -> None:
         import torch._inductor.lowering
         import torch._inductor.scheduler  # noqa: F401
 
-    from torch._inductor.compile_fx import select_decomp_table
+    from torch._inductor.decomposition import select_decomp_table
 
     select_decomp_table()
 
@@ -371,7 +374,7 @@ def recording_kernels() -> Iterator[TritonKernels]:
         return result
 
     def benchmark_all_configs(self: Any, *args: Any, **kwargs: Any) -> Any:
-        timings = benchmark(self, *args, **kwargs)
+        timings = benchmark(self, *args, **kwargs)  # type: ignore[no-untyped-call]
         best = min(timings, key=timings.get)
         kernels.timings[id(self)] = (str(best.config), float(timings[best]), len(timings))
         return timings
@@ -453,7 +456,7 @@ def keep_winners(bundle: bytes, kernels: TritonKernels) -> bytes:
 
 
 def _keep_winner(stored: Any, live: Any, late: Sequence[Any]) -> None:
-    from torch._inductor.runtime.triton_heuristics import triton_config_to_hashable
+    from torch._inductor.runtime.runtime_utils import triton_config_to_hashable
 
     if live is None or len(live.launchers) != 1:
         return
@@ -468,7 +471,8 @@ def _keep_winner(stored: Any, live: Any, late: Sequence[Any]) -> None:
 
 def _embed_binaries(stored: Any) -> set[str]:
     """Put each candidate's binary into the pickle itself; the Triton hashes (as paths) that are now inside."""
-    from torch._inductor.runtime.runtime_utils import triton_cache_dir, triton_hash_to_path_key
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+    from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
 
     inside: set[str] = set()
     for result in stored.compile_results:
@@ -513,7 +517,7 @@ def _install_library_lookup() -> None:
         return
 
     @functools.wraps(original)
-    def cpp_pybinding(self: Any, argtypes: Sequence[str], source_code: str) -> Any:
+    def cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
         path = (_loading.table or {}).get((tuple(argtypes), source_code))
         if path is None:
             return original(self, argtypes, source_code)
@@ -540,7 +544,8 @@ def deserialize(
     inputs and the caller's CUDA-graph choice, and leaves guards to the caller.
 
     libraries: C++ kernels, by what generated code asks for. triton_modules: Triton's own C extensions, by
-    triton_module_id. inputs: the example inputs Dynamo gave. device_index: the GPU to run on; artifacts are compiled for GPU 0.
+    triton_module_id. inputs: the example inputs Dynamo gave. device_index: the GPU to run on (artifacts are
+    compiled for GPU 0).
     """
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
     from torch._inductor.utils import BoxedBool
@@ -712,16 +717,23 @@ def codegen_threads() -> int:
     return config.cpp.threads if config.cpp.threads > 0 else torch.get_num_threads()
 
 
-def changed_options() -> dict[str, Any]:
-    """Entries of torch._inductor.config that this process or its environment changed."""
+def current_options() -> dict[str, Any]:
+    """torch._inductor.config as it is now, however it came to be so."""
     from torch._inductor import config
 
-    return _changed(config)
+    return dict(config.get_config_copy())
 
 
-def changed_aot_options() -> dict[str, Any]:
-    """Entries of torch._functorch.config that this process or its environment changed."""
+def current_aot_options() -> dict[str, Any]:
+    """torch._functorch.config as it is now."""
     from torch._functorch import config
+
+    return dict(config.get_config_copy())
+
+
+def changed_options() -> dict[str, Any]:
+    """Entries of torch._inductor.config that this process set to something else."""
+    from torch._inductor import config
 
     return _changed(config)
 
@@ -777,7 +789,7 @@ def user_error(error: Exception) -> Exception:
 
     kind = type(error)
     both = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__})
-    result: Exception = both.__new__(both)
+    result: Exception = both.__new__(both)  # type: ignore[call-overload]
     result.args = error.args
     result.__dict__.update(error.__dict__)
     result.first_useful_frame = None  # type: ignore[attr-defined]

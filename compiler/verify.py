@@ -99,7 +99,9 @@ def exercise(request: wire.GraphRequest, compiled: Callable[..., Any], settings:
     symbols = {s.name: s.hint for s in request.symbols}
     if _input_bytes(request, symbols) > settings.memory_bytes:
         return
-    with contextlib.suppress(RuntimeError, IndexError):  # random inputs may be refused; kernels then stay undecided
+    with contextlib.suppress(
+        RuntimeError, IndexError
+    ):  # random inputs may be refused; kernels then stay undecided
         _run(request, compiled, symbols)
 
 
@@ -146,7 +148,16 @@ def _random_node(gm: torch.fx.GraphModule) -> str:
     return ""
 
 
-_RANDOM_WORDS = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_", "rrelu")
+_RANDOM_WORDS = (
+    "rand",
+    "dropout",
+    "bernoulli",
+    "multinomial",
+    "normal_",
+    "uniform_",
+    "exponential_",
+    "rrelu",
+)
 
 
 def _draws(node: torch.fx.Node) -> bool:
@@ -163,11 +174,12 @@ def _dropout_off(node: torch.fx.Node) -> bool:
     attention = "scaled_dot_product" in name
     position = 4 if attention else 1
     default = 0.0 if attention else 0.5
-    p = node.args[position] if len(node.args) > position else node.kwargs.get("dropout_p" if attention else "p", default)
+    keyword = "dropout_p" if attention else "p"
+    p = node.args[position] if len(node.args) > position else node.kwargs.get(keyword, default)
     training = True
     if not attention:
         training = node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)  # type: ignore[assignment]
-    return p == 0 or training is False
+    return bool(p == 0) or training is False
 
 
 def _random_inputs(request: wire.GraphRequest, symbols: dict[str, int], nudge: float) -> list[Any]:
@@ -255,7 +267,9 @@ def _difference(name: str, want: Any, have: Any, floor: float = 1e-3) -> tuple[f
             same = want == have or (isinstance(want, float) and math.isclose(want, have, rel_tol=1e-3))
         return (0.0, 0.0) if same else (math.inf, math.inf)
     if want.shape != have.shape or want.dtype != have.dtype:
-        raise VerifyFailed(f"{name} has {tuple(have.shape)} {have.dtype}, eager {tuple(want.shape)} {want.dtype}")
+        raise VerifyFailed(
+            f"{name} has {tuple(have.shape)} {have.dtype}, eager {tuple(want.shape)} {want.dtype}"
+        )
     if want.numel() == 0:
         return 0.0, 0.0
     if not (want.dtype.is_floating_point or want.dtype.is_complex):

@@ -209,7 +209,7 @@ class SymIntInput(_Wire, frozen=True, tag="symint"):
 class ScalarInput(_Wire, frozen=True, tag="scalar"):
     """A Python number or None that Dynamo passes as an input without a symbol."""
 
-    value: None | bool | int | float
+    value: bool | int | float | None
 
 
 Input = TensorInput | SymIntInput | ScalarInput
@@ -278,7 +278,7 @@ class Target(_Wire, frozen=True):
     """Instruction-set names of the host, sorted (compiler/target.py)."""
 
 
-OptionValue = None | bool | int | float | str | list[None | bool | int | float | str]
+OptionValue = bool | int | float | str | None
 
 
 class GraphRequest(_Wire, frozen=True):
