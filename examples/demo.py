@@ -87,7 +87,9 @@ def run_three_ways(
         except RunFailed as error:
             raise RunFailed(f"{error}; the service's log ends with:\n{service.log_tail()}") from None
     held = True
-    for passed, text in check(*runs, tolerance=tolerance, compilers=teammate_machine.compilers()):
+    local, first, teammate = runs
+    compilers = teammate_machine.compilers()
+    for passed, text in check(local, first, teammate, tolerance=tolerance, compilers=compilers):
         narrator.line(f"{'ok  ' if passed else 'FAIL'}  {text}")
         held &= passed
     return runs, held
