@@ -52,6 +52,8 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "architectures.json").write_text(json.dumps(records, indent=1) + "\n")
     for record in records:
+        for reason in record.get("reasons", ()):
+            print(f"{record['model']}: {reason}")
         if "error" in record:
             print(f"{record['model']}: {record['error']}", file=sys.stderr)
     return 1 if any("error" in record for record in records) else 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 import torchrelay
 import workloads
 from torch import Tensor, nn
+from torchrelay.clients.report import FallbackWarning
 
 Gradients = dict[str, Tensor]
 
@@ -35,13 +37,15 @@ def main() -> None:
         torch.cuda.set_device(device)
     model, loss_of = build(args.model, device)
     loss, gradients, again, seconds = {}, {}, {}, {}
-    for backend in ("inductor", "torchrelay"):
-        compiled = torch.compile(model, backend=backend)
-        began = time.perf_counter()
-        loss[backend], gradients[backend] = training_step(model, loss_of, compiled)
-        seconds[backend] = time.perf_counter() - began
-        _, again[backend] = training_step(model, loss_of, compiled)
-        torch._dynamo.reset()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", FallbackWarning)
+        for backend in ("inductor", "torchrelay"):
+            compiled = torch.compile(model, backend=backend)
+            began = time.perf_counter()
+            loss[backend], gradients[backend] = training_step(model, loss_of, compiled)
+            seconds[backend] = time.perf_counter() - began
+            _, again[backend] = training_step(model, loss_of, compiled)
+            torch._dynamo.reset()
     local, relay = gradients["inductor"], gradients["torchrelay"]
     same = torch.equal(loss["inductor"], loss["torchrelay"]) and local.keys() == relay.keys()
     report: dict[str, Any] = msgspec.to_builtins(torchrelay.report())
@@ -51,6 +55,7 @@ def main() -> None:
         "graphs": len(report["graphs"]),
         "remote": report["hits"] + report["misses"] + report["disk_hits"] + report["coalesced"],
         "fallbacks": report["fallbacks"],
+        "reasons": [str(w.message) for w in warned if issubclass(w.category, FallbackWarning)],
         "difference": largest_difference(local, relay),
         "noise": largest_difference(local, again["inductor"]),
         "equal": same and all(torch.equal(local[name], relay[name]) for name in local),
