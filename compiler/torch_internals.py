@@ -348,6 +348,12 @@ class TritonKernels:
         return any(len(kernel.launchers) > 1 for kernel in self.live.values())
 
 
+def kernel_key(source: str) -> str:
+    """What a bundle calls a Triton kernel: a digest of its source. Upstream's own (CompiledTritonKernels.key) also
+    digests every source file of PyTorch, 0.3 s at each start, for what the artifact's toolchain says already."""
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
 @contextlib.contextmanager
 def recording_kernels() -> Iterator[TritonKernels]:
     """Record every statically launchable Triton kernel compiled inside the block.
@@ -356,6 +362,7 @@ def recording_kernels() -> Iterator[TritonKernels]:
     _precompile_config (candidates added after the bundle was made: scaled reductions, coordinate descent) and
     benchmark_all_configs.
     """
+    from torch._inductor.async_compile import CompiledTritonKernels
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
     from torch._inductor.triton_bundler import TritonBundler
 
@@ -381,6 +388,7 @@ def recording_kernels() -> Iterator[TritonKernels]:
 
     with (
         _recording_modules(kernels.modules),
+        _replaced(CompiledTritonKernels, "key", staticmethod(kernel_key)),
         _replaced(TritonBundler, "put_static_autotuner", classmethod(put_static_autotuner)),
         _replaced(CachingAutotuner, "_precompile_config", precompile_config),
         _replaced(CachingAutotuner, "benchmark_all_configs", benchmark_all_configs),
@@ -508,8 +516,9 @@ _loading = _Libraries()
 
 
 def _install_library_lookup() -> None:
-    """Make AsyncCompile.cpp_pybinding ask the artifact being loaded by this thread first; else as before."""
-    from torch._inductor.async_compile import AsyncCompile
+    """Make AsyncCompile.cpp_pybinding ask the artifact being loaded by this thread first, and
+    CompiledTritonKernels.key name its kernels as the worker did; else as before."""
+    from torch._inductor.async_compile import AsyncCompile, CompiledTritonKernels
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
     original = AsyncCompile.cpp_pybinding
@@ -526,6 +535,12 @@ def _install_library_lookup() -> None:
 
     cpp_pybinding._torchrelay = True  # type: ignore[attr-defined]
     AsyncCompile.cpp_pybinding = cpp_pybinding  # type: ignore[method-assign]
+    upstream_key = CompiledTritonKernels.key
+
+    def key(kernel_src: str) -> str:
+        return upstream_key(kernel_src) if _loading.table is None else kernel_key(kernel_src)
+
+    CompiledTritonKernels.key = staticmethod(key)  # type: ignore[method-assign,assignment]
 
 
 def deserialize(
@@ -631,8 +646,6 @@ def _move_to_device(graph: Any, index: int) -> None:
 
     The Triton kernels' own sources are part of the text: their cached binaries are found by the new text's key.
     """
-    from torch._inductor.async_compile import CompiledTritonKernels
-
     if graph is None or not getattr(graph, "source_code", None):
         return
     before = graph.source_code
@@ -643,8 +656,7 @@ def _move_to_device(graph: Any, index: int) -> None:
     if bundle is None:
         return
     renamed = {
-        CompiledTritonKernels.key(source): CompiledTritonKernels.key(_for_device(source, index))
-        for source in _kernel_sources(before)
+        kernel_key(source): kernel_key(_for_device(source, index)) for source in _kernel_sources(before)
     }
     moved = []
     for static in bundle.static_autotuners:
