@@ -69,6 +69,7 @@ def compile_program(
                 targets.vector_sets(cpu), targets.compiler_flags(cpu), "avx512_bf16" in cpu
             )
         )
+        stack.enter_context(torch_internals.short_kernel_names())
         built = stack.enter_context(torch_internals.recording_libraries())
         stack.enter_context(torch_internals.tracing(program.fake_mode))
         stack.enter_context(ambient(request.ambient))

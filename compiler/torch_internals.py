@@ -16,6 +16,7 @@ import importlib.util
 import os
 import pickle
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -248,6 +249,34 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, original)
+
+
+NAME_LENGTH = 100
+"""Longest fused part of a kernel's name. Triton cuts its cache's file names at 150 characters; the static launcher
+looks for the whole name, does not find the binary, and the kernel would be compiled and measured again on every
+client."""
+
+
+@contextlib.contextmanager
+def short_kernel_names() -> Iterator[None]:
+    """Cap torch._inductor.utils.get_fused_kernel_name wherever it was imported; a suffix keeps names unique."""
+    from torch._inductor import utils
+
+    original = utils.get_fused_kernel_name
+
+    @functools.wraps(original)
+    def get_fused_kernel_name(*args: Any, **kwargs: Any) -> str:
+        return original(*args, **kwargs)[:NAME_LENGTH].rstrip("_")
+
+    holders = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("torch._inductor") and vars(module).get("get_fused_kernel_name") is original
+    ]
+    with contextlib.ExitStack() as stack:
+        for module in holders:
+            stack.enter_context(_replaced(module, "get_fused_kernel_name", get_fused_kernel_name))
+        yield
 
 
 @contextlib.contextmanager
