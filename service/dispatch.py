@@ -14,7 +14,9 @@ from typing import Literal, Protocol
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from redis.exceptions import RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ReadOnlyError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..compiler import artifact, wire
 from ..compiler.errors import (
@@ -41,6 +43,8 @@ log = structlog.get_logger(__name__)
 
 ATTEMPTS = 2
 """A worker that dies (its node went away, say) gets one more try, on another worker if there is one."""
+OUTAGES = (RedisConnectionError, RedisTimeoutError, ReadOnlyError)
+"""What a Redis that restarts or fails over answers: worth waiting for. Any other answer stays the same."""
 REPEATABLE = (CompileFailed, VerifyFailed, Unsupported, ForbiddenTarget, BadOption)
 """Errors that the same request would meet again, so they are remembered for a while."""
 _POOL_GRACE_SECONDS = 30.0
@@ -273,7 +277,7 @@ class Dispatcher:
                 if renewal in ("lost", "published"):
                     log.warning("late_publish_refused", key=offer.key, verdict=renewal)
                     return False
-            except RedisError as error:
+            except OUTAGES as error:
                 if time.monotonic() > until:
                     raise
                 log.warning("publish_delayed", key=offer.key, error=str(error))
@@ -294,7 +298,7 @@ class Dispatcher:
             try:
                 await self._leases.fail(flight.granted.lease, error, remember_seconds=remember)
                 return
-            except RedisError as outage:
+            except OUTAGES as outage:
                 if time.monotonic() > until:
                     raise
                 log.warning("failure_not_told", key=key, error=str(outage))
@@ -307,8 +311,10 @@ def _as_relay_error(failure: BaseException) -> RelayError:
         return ServiceError(f"the worker returned an artifact that cannot be signed: {failure.message}")
     if isinstance(failure, RelayError):
         return failure
-    if isinstance(failure, RedisError):
+    if isinstance(failure, OUTAGES):
         return Unavailable("Redis could not be reached while the compile was published")
+    if isinstance(failure, RedisError):
+        return Unavailable(f"Redis refused the compile's result ({type(failure).__name__})")
     return ServiceError(f"the service failed with {type(failure).__name__}; its log says more")
 
 
