@@ -569,7 +569,7 @@ def _install_library_lookup() -> None:
     def key(kernel_src: str) -> str:
         return upstream_key(kernel_src) if _loading.table is None else kernel_key(kernel_src)
 
-    CompiledTritonKernels.key = staticmethod(key)  # type: ignore[method-assign,assignment]
+    CompiledTritonKernels.key = staticmethod(key)  # type: ignore[method-assign]
 
 
 def deserialize(
@@ -598,20 +598,32 @@ def deserialize(
     if kernels or constant_args:
         raise TypeError("the artifact refers to user-written Triton kernels")
     entry.guards_expr = None
-    if device_index:
-        for part in (entry.compiled_fw, entry.compiled_bw):
-            _move_to_device(getattr(part, "result", None), device_index)
+    graphs: list[Any] = [
+        part.result
+        for part in (entry.compiled_fw, entry.compiled_bw)
+        if getattr(part, "result", None) is not None
+    ]
+    without_lowering = all(_needs_no_lowering(graph.source_code) for graph in graphs)
+    for graph in graphs:
+        if without_lowering:
+            graph.source_code = graph.source_code.replace(_HEAVY_IMPORT, _LIGHT_IMPORT)
+        if device_index:
+            _move_to_device(graph, device_index)
     if triton_modules:
         _triton_modules.add(triton_modules)
     _install_library_lookup()
     _loading.table = libraries
+    light = contextlib.ExitStack()
     try:
+        if without_lowering:
+            light.enter_context(_without_lowering())
         compiled = entry.wrap_post_compile(
             list(inputs),
             entry.sanitized_aot_config,
             {"cudagraphs": BoxedBool(cudagraphs), "boxed_forward_device_index": BoxedDeviceIndex(None)},
         )
     finally:
+        light.close()
         _loading.table = None
 
     @functools.wraps(compiled)
@@ -619,6 +631,75 @@ def deserialize(
         return compiled(list(args))
 
     return call
+
+
+@contextlib.contextmanager
+def _without_lowering() -> Iterator[None]:
+    """Answer FxGraphCache.cache_hit_post_compile's `from .graph import GraphLowering` without importing all of
+    Inductor's lowering: it only looks whether a test asked to see the generated code."""
+    name = "torch._inductor.graph"
+    if name in sys.modules:
+        yield
+        return
+    import torch._inductor as package
+
+    stub = ModuleType(name)
+    stub.GraphLowering = type("GraphLowering", (), {"save_output_code": None})  # type: ignore[attr-defined]
+    sys.modules[name] = stub
+    try:
+        yield
+    finally:
+        if sys.modules.get(name) is stub:
+            del sys.modules[name]
+        if getattr(package, "graph", None) is stub:
+            del package.graph
+
+
+class _ExternKernels:
+    """torch._inductor.select_algorithm.extern_kernels for generated code that runs where nothing is compiled.
+
+    That module imports all of Inductor's lowering, 0.4 s of every start, to hold what are mostly torch's own
+    functions: those are answered directly, and the module is imported when another one is asked for.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _TORCH_KERNELS and hasattr(torch, name):
+            value = getattr(torch, name)
+        else:
+            from torch._inductor.select_algorithm import extern_kernels as upstream
+
+            value = getattr(upstream, name)
+        setattr(self, name, value)
+        return value
+
+
+_TORCH_KERNELS = frozenset(
+    {"mm", "bmm", "addmm", "baddbmm", "convolution", "_int_mm", "_scaled_mm", "_grouped_mm"}
+)
+_OPERATOR = re.compile(
+    r"extern_kernels\.(?P<kernel>\w+)|torch\.ops\.(?P<space>\w+)\b(?P<rest>(?:\.\w+)*)|inductor_ops\.(?P<inductor>\w+)"
+)
+
+
+def _needs_no_lowering(source: str) -> bool:
+    """Whether generated Python calls nothing that Inductor's lowering modules define when they are imported."""
+    for found in _OPERATOR.finditer(source):
+        name = found["kernel"] or found["inductor"] or f"{found['space']}{found['rest']}"
+        plain = (
+            name in _TORCH_KERNELS
+            if found["kernel"]
+            else found["space"] in ("aten", "prims", "_quantized")
+            or name in ("inductor", "inductor._alloc_from_pool")
+        )
+        if not plain:
+            return False
+    return True
+
+
+_HEAVY_IMPORT = "from torch._inductor.select_algorithm import extern_kernels\n"
+_LIGHT_IMPORT = f"from {__name__} import extern_kernels\n"
+
+extern_kernels = _ExternKernels()
 
 
 class _TritonModules:
@@ -675,8 +756,6 @@ def _move_to_device(graph: Any, index: int) -> None:
 
     The Triton kernels' own sources are part of the text: their cached binaries are found by the new text's key.
     """
-    if graph is None or not getattr(graph, "source_code", None):
-        return
     before = graph.source_code
     graph.source_code = _for_device(before, index)
     graph.device_idxs = type(graph.device_idxs)(index if i == 0 else i for i in graph.device_idxs)
@@ -720,7 +799,8 @@ def preload_loader() -> None:
         import torch._functorch.aot_autograd
         import torch._inductor.async_compile
         import torch._inductor.codecache
-        import torch._inductor.compile_fx
+        import torch._inductor.codegen.memory_planning
+        import torch._inductor.debug
         import torch._inductor.output_code  # noqa: F401
 
 

@@ -53,6 +53,8 @@ def ray_environment(token: str | None, address: str | None) -> dict[str, str]:
     return {
         **({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {}),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # a node that starts on a busy machine needs longer than Ray's 30 s
+        "RAY_raylet_start_wait_time_s": "120",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         # kills whole actors when the machine is short of memory; jobs have limits of their own
         "RAY_memory_monitor_refresh_ms": "0",
