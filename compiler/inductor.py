@@ -32,6 +32,8 @@ class Compiled(Struct, frozen=True):
     bundle: bytes
     libraries: list[Library]
     guards: list[str]
+    halves: dict[int, torch.fx.GraphModule]
+    """The graphs that AOTAutograd gave to Inductor, by the id of their compiled form; kept when asked for."""
 
 
 def options_of(request: wire.GraphRequest, threads: int) -> dict[str, Any]:
@@ -54,13 +56,19 @@ def options_of(request: wire.GraphRequest, threads: int) -> dict[str, Any]:
 
 
 def compile_program(
-    program: Program, request: wire.GraphRequest, *, threads: int, progress: Callable[[wire.Stage, str], None]
+    program: Program,
+    request: wire.GraphRequest,
+    *,
+    threads: int,
+    progress: Callable[[wire.Stage, str], None],
+    keep_halves: bool = False,
 ) -> Compiled:
     """Compile forward and backward and collect everything built.
 
     threads: parallel g++ and Triton compilers. Raises CompileFailed with the compiler's own message.
     """
     cpu = request.target.cpu
+    halves: dict[int, torch.fx.GraphModule] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch._functorch.config.patch(dict(torch_internals.AOT_SERIALIZABLE)))
         stack.enter_context(torch._functorch.config.patch(dict(request.aot_options)))
@@ -80,6 +88,7 @@ def compile_program(
                 program.inputs,
                 options,
                 on_lowering=lambda backward: progress("inductor", "backward" if backward else "forward"),
+                kept=halves if keep_halves else None,
             )
             bundle = torch_internals.serialize(run)
         except TypeError as error:
@@ -96,7 +105,7 @@ def compile_program(
     libraries = [
         Library(list(argtypes), source, path().read_bytes()) for (argtypes, source), path in built.items()
     ]
-    return Compiled(run, bundle, libraries, guards_of(program, request.relations))
+    return Compiled(run, bundle, libraries, guards_of(program, request.relations), halves)
 
 
 def guards_of(program: Program, known: Collection[str]) -> list[str]:

@@ -61,10 +61,20 @@ def compile_request(
     ):
         clock.enter("aot", "")
         program = aot.rebuild(request)
-        compiled = inductor.compile_program(program, request, threads=threads, progress=clock.enter)
+        compiled = inductor.compile_program(
+            program,
+            request,
+            threads=threads,
+            progress=clock.enter,
+            keep_halves=verify.draws_random_numbers(program.gm),
+        )
         clock.enter("verify", "")
         verification = verify.verify(
-            request, compiled.run, settings.verify, runnable=_why_not_runnable(request)
+            request,
+            compiled.run,
+            settings.verify,
+            runnable=_why_not_runnable(request),
+            halves=compiled.halves,
         )
         if kernels.undecided() and verification.status == "skipped":
             verify.exercise(request, compiled.run, settings.verify)

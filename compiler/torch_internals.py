@@ -168,10 +168,12 @@ def inductor_compile(
     patches: Mapping[str, Any],
     *,
     on_lowering: Callable[[bool], None] | None = None,
+    kept: dict[int, torch.fx.GraphModule] | None = None,
 ) -> Callable[..., Any]:
     """torch._inductor.compile_fx.compile_fx: AOTAutograd, lowering and code generation.
 
-    on_lowering(is_backward) is called as each half leaves AOTAutograd and enters Inductor.
+    on_lowering(is_backward) is called as each half leaves AOTAutograd and enters Inductor. kept: receives a copy of
+    each half as it was then, by the id of its compiled form (see `replaying`).
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
@@ -182,11 +184,44 @@ def inductor_compile(
         @functools.wraps(compile_fx_inner)
         def inner(*args: Any, **kwargs: Any) -> Any:
             on_lowering(bool(kwargs.get("is_backward")))
-            return compile_fx_inner(*args, **kwargs)
+            before = None if kept is None else _graph_copy(args[0])
+            lowered = compile_fx_inner(*args, **kwargs)
+            if kept is not None and before is not None:
+                kept[id(lowered)] = before
+            return lowered
 
         compiled = compile_fx(gm, list(inputs), inner_compile=inner, config_patches=dict(patches))
     assert callable(compiled)
     return compiled
+
+
+def _graph_copy(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    copied = torch.fx.Graph()
+    copied.output(copied.graph_copy(gm.graph, {}))
+    return torch.fx.GraphModule(gm, copied)
+
+
+@contextlib.contextmanager
+def replaying(
+    kept: Mapping[int, torch.fx.GraphModule],
+    replay: Callable[[torch.fx.GraphModule, list[Any], Callable[[list[Any]], Any]], Any],
+) -> Iterator[None]:
+    """Inside the block, run each compiled graph of `kept` through replay(graph, inputs, run).
+
+    Wraps torch._inductor.output_code.CompiledFxGraph.__call__.
+    """
+    from torch._inductor.output_code import CompiledFxGraph
+
+    original = CompiledFxGraph.__call__
+
+    def call(self: Any, inputs: Any) -> Any:
+        gm = kept.get(id(self))
+        if gm is None:
+            return original(self, inputs)
+        return replay(gm, inputs, lambda given: original(self, given))
+
+    with _replaced(CompiledFxGraph, "__call__", call):
+        yield
 
 
 def mode_options(mode: str, dynamic: bool | None = None) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 Forward outputs, in-place changes of inputs, and gradients are compared, once, on inputs of the request's own
 shapes (symbols at their example values). The measure is the largest difference of a tensor relative to its
 largest magnitude; the tolerance follows the lowest precision at work, and a value that is rounding noise in eager too
-may differ by a multiple of that noise. What cannot be compared is skipped, and
-the manifest says why: graphs that draw random numbers (Inductor's streams are its own), graphs past the memory
-limit, and graphs that eager itself refuses on random inputs.
+may differ by a multiple of that noise. What cannot be compared is skipped, and the manifest says why: graphs that
+draw random numbers on a GPU (on a CPU, replay.py compares them), graphs past the memory limit, and graphs that
+eager itself refuses on random inputs.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from msgspec import Struct
 
-from . import aot, graph, wire
+from . import aot, graph, replay, torch_internals, wire
 from .errors import VerifyFailed
 
 TOLERANCE: dict[torch.dtype, float] = {
@@ -50,10 +50,12 @@ def verify(
     settings: VerifySettings,
     *,
     runnable: str = "",
+    halves: Mapping[int, torch.fx.GraphModule] | None = None,
 ) -> wire.Verification:
     """Compare `compiled` with eager. `runnable`: why this worker cannot run the code at all, '' if it can.
 
-    Raises VerifyFailed with the name of the first value that differs.
+    A graph that draws random numbers is compared half by half instead (replay.py), by `halves`: the graphs that
+    Inductor compiled, by the id of their compiled form. Raises VerifyFailed with the first value that differs.
     """
     start = time.perf_counter()
 
@@ -68,13 +70,20 @@ def verify(
         return skipped(f"inputs need {need} bytes, limit {settings.memory_bytes}")
     gm = graph.decode_graph(request.graph, request.constants, device_index={"cuda": 0}, symbols=symbols)
     if name := _random_node(gm):
-        return skipped(f"the graph draws random numbers ({name})")
+        unknown = next(filter(None, map(replay.cannot_draw, (halves or {}).values())), "")
+        if request.target.kind != "cpu" or not halves or unknown:
+            return skipped(f"the graph draws random numbers ({unknown or name})")
+        try:
+            worst = _replayed(request, gm, compiled, symbols, halves)
+        except replay.CannotReplay as error:
+            return skipped(f"eager cannot run on random inputs: {error}")
+        return wire.Verification("passed", "", worst, time.perf_counter() - start)
     try:
         expected = _run(request, gm, symbols)
     except Exception as error:  # eager's own refusal of random inputs: indices out of range and the like
         return skipped(f"eager cannot run on random inputs: {type(error).__name__}: {str(error)[:200]}")
     found = _run(request, compiled, symbols)
-    tolerance = _tolerance(request, gm, expected)
+    tolerance = _tolerance(request, gm, expected.outputs)
     worst = 0.0
     noise: _Noise | None = None
     floor = _gradient_floor(expected)
@@ -84,10 +93,42 @@ def verify(
         if not relative <= tolerance:
             noise = noise or _Noise(request, gm, symbols, expected)
             if not absolute <= NOISE_MULTIPLE * noise.of(name):
-                raise VerifyFailed(
-                    f"{name} differs from eager by {relative:.3g} of its magnitude, tolerance {tolerance:g}"
-                )
+                raise _disagreement(name, relative, tolerance)
     return wire.Verification("passed", "", worst, time.perf_counter() - start)
+
+
+def draws_random_numbers(gm: torch.fx.GraphModule) -> bool:
+    """Whether a graph, or a graph inside it, draws random numbers when it runs."""
+    return bool(_random_node(gm))
+
+
+def _replayed(
+    request: wire.GraphRequest,
+    gm: torch.fx.GraphModule,
+    compiled: Callable[..., Any],
+    symbols: dict[str, int],
+    halves: Mapping[int, torch.fx.GraphModule],
+) -> float:
+    """The largest difference of any value of either half from ATen's."""
+    tolerance = _tolerance(request, gm, [])
+    worst = 0.0
+
+    def compare(name: str, want: Any, have: Any) -> None:
+        nonlocal worst
+        relative, absolute = _difference(name, want, have)
+        worst = max(worst, absolute)
+        if not relative <= tolerance:
+            raise _disagreement(name, relative, tolerance)
+
+    with torch_internals.replaying(halves, replay.Replay(compare)):
+        _run(request, compiled, symbols)
+    return worst
+
+
+def _disagreement(name: str, relative: float, tolerance: float) -> VerifyFailed:
+    return VerifyFailed(
+        f"{name} differs from eager by {relative:.3g} of its magnitude, tolerance {tolerance:g}"
+    )
 
 
 NOISE_MULTIPLE = 20.0
@@ -301,10 +342,10 @@ def _is_zero(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not bool(value.count_nonzero())
 
 
-def _tolerance(request: wire.GraphRequest, gm: torch.fx.GraphModule, outcome: _Outcome) -> float:
+def _tolerance(request: wire.GraphRequest, gm: torch.fx.GraphModule, outputs: Sequence[Any]) -> float:
     """By the lowest precision of inputs, outputs, autocast and casts inside the graph."""
     dtypes = {getattr(torch, s.dtype) for s in request.inputs if isinstance(s, wire.TensorInput)}
-    dtypes |= {o.dtype for o in outcome.outputs if isinstance(o, torch.Tensor)}
+    dtypes |= {o.dtype for o in outputs if isinstance(o, torch.Tensor)}
     dtypes |= {getattr(torch, cast.dtype) for cast in request.ambient.autocast}
     for module in gm.modules():
         if isinstance(module, torch.fx.GraphModule):

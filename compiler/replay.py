@@ -1,0 +1,140 @@
+"""Verification of graphs that draw random numbers: Inductor's own graphs in; agreement with ATen out.
+
+Eager draws its random numbers in another order than compiled code, so their outputs cannot be compared. What can
+be: each graph that AOTAutograd hands to Inductor (forward, backward) against the same graph run node by node with
+ATen, on the very inputs of the compiled run and from the same generator state. Random values come from the same
+counter-based generator that the kernels use, Philox-4x32-10 at (seed, position), worked out here with tensors
+(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011; ATen/core/PhiloxRNGEngine.h).
+
+CPU graphs only: Triton spells its generator differently.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+_ROUND_A, _ROUND_B = 0xD2511F53, 0xCD9E8D57
+_KEY_A, _KEY_B = 0x9E3779B9, 0xBB67AE85
+_MASK = 0xFFFFFFFF
+
+Compare = Callable[[str, Any, Any], None]
+"""(name, what ATen gives, what compiled code gives); raises VerifyFailed where they differ."""
+
+
+class CannotReplay(Exception):
+    """ATen itself refused the graph on these inputs; nothing can be said of the compiled form."""
+
+
+class Replay:
+    """Runs a graph beside its compiled form. `compare` judges each pair of values; `graphs` counts the runs."""
+
+    def __init__(self, compare: Compare) -> None:
+        self._compare = compare
+        self.graphs = 0
+
+    def __call__(self, gm: torch.fx.GraphModule, inputs: list[Any], run: Callable[[list[Any]], Any]) -> Any:
+        """`run(inputs)`, after which its outputs and changed inputs have been compared with `gm`'s."""
+        self.graphs += 1
+        mine = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+        given = list(inputs)  # compiled code empties the list it is given
+        state = torch.get_rng_state()
+        try:
+            with torch.no_grad():
+                want = _Drawing(gm).run(*mine)
+        except Exception as error:  # indices out of range and the like: the inputs are random
+            raise CannotReplay(f"{type(error).__name__}: {str(error)[:200]}") from error
+        torch.set_rng_state(state)
+        have = run(inputs)
+        for position, (a, b) in enumerate(zip(_listed(want), _listed(have), strict=True)):
+            self._compare(f"output {position} of graph {self.graphs}", a, b)
+        for position in _changed_inputs(gm):
+            self._compare(
+                f"input {position} of graph {self.graphs} after the call", mine[position], given[position]
+            )
+        return have
+
+
+class _Drawing(torch.fx.Interpreter):
+    """Interprets a graph with ATen, but draws Inductor's random numbers."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is torch.ops.prims.inductor_seeds.default:
+            limits = torch.iinfo(
+                torch.int64
+            )  # as generated code draws seeds; the operator's own range differs
+            return torch.randint(limits.min, limits.max, [args[0]])
+        if target is torch.ops.prims.inductor_random.default:
+            size, seed, mode = args[:3]
+            return uniform(size, seed) if mode == "rand" else normal(size, seed)
+        return super().call_function(target, args, kwargs)
+
+
+def _changed_inputs(gm: torch.fx.GraphModule) -> list[int]:
+    """Positions of the inputs that the graph itself changes. Compiled code may reuse others' memory (donated)."""
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    changed = {
+        node.args[0]
+        for node in gm.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable and node.args
+    }
+    return [position for position, node in enumerate(placeholders) if node in changed]
+
+
+def cannot_draw(gm: torch.fx.GraphModule) -> str:
+    """The name of a node that draws in a way not worked out here (random integers), '' if there is none."""
+    known = ("inductor_seeds", "inductor_lookup_seed", "inductor_random")
+    for node in gm.graph.nodes:
+        name = str(node.target)
+        drawing = name.startswith("prims.inductor_") and any(word in name for word in ("rand", "seed"))
+        if drawing and name.split(".")[1] in known:
+            continue
+        if drawing:
+            return str(node)
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            return str(node)
+    return ""
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, tuple | list) else [value]
+
+
+def uniform(size: Sequence[int], seed: torch.Tensor) -> torch.Tensor:
+    """float32 in [0, 1) of shape `size`: what a CPU kernel draws for `prims.inductor_random(size, seed, "rand")`."""
+    return _to_float(_philox(size, seed)[0])
+
+
+def normal(size: Sequence[int], seed: torch.Tensor) -> torch.Tensor:
+    """float32 standard normal of shape `size`, by Box-Muller, as CPU kernels do it."""
+    first, second, *_ = _philox(size, seed)
+    u1, u2 = 1 - _to_float(first), 1 - _to_float(second)
+    return torch.sqrt(-2.0 * torch.log(u1.double())).mul(torch.cos(2.0 * math.pi * u2.double())).float()
+
+
+def _to_float(word: torch.Tensor) -> torch.Tensor:
+    return (word & 0x7FFFFFFF).float() * 4.6566127342e-10
+
+
+def _philox(size: Sequence[int], seed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Four 32-bit words (in int64) for each position: Philox-4x32-10 of counter (position, 0, 0, 0), key (seed, 0)."""
+    position = torch.arange(math.prod(size), dtype=torch.int64).reshape(tuple(size)) & _MASK
+    zero = torch.zeros_like(position)
+    counter = (position, zero, zero, zero)
+    key = (int(seed) & _MASK, 0)
+    for _ in range(10):
+        high0, low0 = _multiply(_ROUND_A, counter[0])
+        high1, low1 = _multiply(_ROUND_B, counter[2])
+        counter = (high1 ^ counter[1] ^ key[0], low1, high0 ^ counter[3] ^ key[1], low0)
+        key = ((key[0] + _KEY_A) & _MASK, (key[1] + _KEY_B) & _MASK)
+    return counter
+
+
+def _multiply(factor: int, word: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """High and low 32 bits of a 64-bit product, in int64 without overflow: sixteen bits of `factor` at a time."""
+    low = word * (factor & 0xFFFF)
+    middle = word * (factor >> 16) + (low >> 16)
+    return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
