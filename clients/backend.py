@@ -31,6 +31,7 @@ from . import load
 from .capture import Captured, Mode, capture
 from .disk_cache import DiskCache
 from .http import FetchResult, Gateway
+from .lift import lift
 from .report import Outcome, RunReport, process_report
 from .settings import ClientSettings, load_settings
 
@@ -95,12 +96,13 @@ class Relay:
         start = time.perf_counter()
         try:
             with self.report.timed("encode"):
-                captured = capture(gm, example_inputs, mode=mode, options=options)
+                lifted = lift(gm, example_inputs)
+                captured = capture(lifted.gm, lifted.inputs, mode=mode, options=options)
                 canonical = wire.encode_request(captured.request)
             with self.report.timed("key"):
                 key = keys.key_of_bytes(canonical)
             try:
-                compiled, outcome = self._obtain(captured, canonical, key, example_inputs)
+                compiled, outcome = self._obtain(captured, canonical, key, lifted.inputs)
             except SpecializeInputs as error:
                 raise torch_internals.trace_again(captured.floats[p] for p in error.positions) from None
         except RelayError:
@@ -112,7 +114,7 @@ class Relay:
                 f"unexpected {type(error).__name__}: {error}", hint="Please report this with its traceback"
             ) from error
         self.report.record(outcome, key=key, seconds=time.perf_counter() - start, nodes=len(gm.graph.nodes))
-        return compiled
+        return lifted.bind(compiled)
 
     def fell_back(self, error: RelayError, *, seconds: float, nodes: int) -> None:
         """Count a graph compiled locally, here and (if it answers at once) at the service."""

@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torchrelay
+from torch.testing._internal.two_tensor import TwoTensor
 from torchrelay.clients.backend import Relay
-from torchrelay.compiler.errors import LimitExceeded, RelayError, Unsupported
+from torchrelay.compiler.errors import RelayError, Unsupported
 
 Connect = Callable[..., Relay]
-
-
-class Tagged(torch.Tensor):
-    """A tensor subclass that Dynamo can trace through."""
 
 
 @torch.library.custom_op("torchrelay_tests::doubled", mutates_args=())
@@ -29,10 +26,6 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-LARGE = torch.ones(3 << 10, 3 << 10)
-"""36 MiB: more than a request may hold."""
-
-
 def with_custom_op(x: torch.Tensor) -> torch.Tensor:
     return doubled(x) + 1
 
@@ -43,7 +36,7 @@ def plain(x: torch.Tensor) -> torch.Tensor:
 
 CASES: list[tuple[Any, Any, type[RelayError], str]] = [
     (with_custom_op, lambda: torch.randn(4), Unsupported, "torchrelay_tests"),
-    (plain, lambda: torch.randn(4).as_subclass(Tagged), Unsupported, "Tagged"),
+    (plain, lambda: TwoTensor(torch.randn(4), torch.randn(4)), Unsupported, "subclass, TwoTensor"),
     (plain, lambda: torch.randn(4, dtype=torch.complex64).conj(), Unsupported, "conjugated"),
 ]
 
@@ -70,25 +63,6 @@ def test_require_raises_the_typed_error_itself(
         torch.compile(program, backend="torchrelay")(given())
     assert caught.value.code == kind.code
     assert torchrelay.report().fallbacks == {}
-
-
-def test_a_constant_past_the_limit_falls_back(connect: Connect) -> None:
-    connect(TORCHRELAY_MODE="remote")
-    gm = torch.fx.symbolic_trace(_Constant())
-    x = torch.randn(3 << 10)
-    with pytest.warns(torchrelay.FallbackWarning, match="tensors of more than"):
-        found = torch._dynamo.lookup_backend("torchrelay")(gm, [x])(x)
-    torch.testing.assert_close(found[0] if isinstance(found, tuple | list) else found, LARGE[0] + x)
-    assert torchrelay.report().fallbacks == {LimitExceeded.code: 1}
-
-
-class _Constant(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("large", LARGE)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-        return (self.large[0] + x,)
 
 
 def test_one_warning_for_many_graphs(connect: Connect) -> None:

@@ -69,10 +69,10 @@ def test_fallback_random_draws_eagers_stream() -> None:
     def noisy(x: torch.Tensor) -> torch.Tensor:
         return F.dropout(x, 0.5) + torch.rand(8)
 
-    run = agree(of(noisy), rows(4, 8), options={"fallback_random": True})
+    found = agree(of(noisy), rows(4, 8), options={"fallback_random": True})
     torch.manual_seed(101)
     expected = noisy(torch.randn(4, 8))
-    assert torch.equal(dict(run.values)["step 1: output 0"], expected)
+    assert torch.equal(dict(found.values)["step 1: output 0"], expected)
 
 
 def test_autocast_computes_in_bfloat16() -> None:
@@ -164,6 +164,18 @@ def test_constants_made_in_the_graph() -> None:
     agree(of(constant), rows(3, 4, grad=True))
 
 
+HELD = torch.arange(4.0)
+
+
+@torch._dynamo.assume_constant_result
+def held() -> torch.Tensor:
+    return HELD
+
+
+def test_tensors_that_the_graph_itself_holds() -> None:
+    agree(of(lambda x: x * held() + held()), rows(3, 4, grad=True))
+
+
 def test_nested_results_keep_their_structure() -> None:
     def nest(x: dict[str, torch.Tensor], y: list[torch.Tensor]) -> dict[str, Any]:
         return {"a": [x["x"] + 1, (y[0] * 2,)], "none": None, "number": 3}
@@ -196,8 +208,8 @@ def test_inputs_that_overlap_see_each_others_changes() -> None:
 
 
 def test_outputs_are_views_of_inputs_as_locally() -> None:
-    run = agree(of(lambda x: (x.view(-1), x.t(), x, x + 1)), rows(4, 4, grad=True))
-    assert dict(run.values)["step 0: aliases"] == [(0,), (0,), (0,), ()]
+    found = agree(of(lambda x: (x.view(-1), x.t(), x, x + 1)), rows(4, 4, grad=True))
+    assert dict(found.values)["step 0: aliases"] == [(0,), (0,), (0,), ()]
 
 
 @pytest.mark.parametrize(
@@ -245,10 +257,10 @@ def test_complex_numbers() -> None:
 
 
 def test_a_new_shape_recompiles_once_and_then_serves_every_size() -> None:
-    run = agree(
+    found = agree(
         lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU()), lambda s: (torch.randn(4 + 3 * s, 8),), steps=4
     )
-    assert run.graphs == 2
+    assert found.graphs == 2
 
 
 def test_a_size_that_breaks_an_assumption_recompiles() -> None:
@@ -263,17 +275,17 @@ def test_a_size_that_breaks_an_assumption_recompiles() -> None:
     def given(step: int) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.randn(8 + step, 8, requires_grad=True), torch.randn(3 + step, 8)
 
-    run = agree(of(by_size), given, steps=4, dynamic=True)
-    assert 1 < run.graphs < 4
+    found = agree(of(by_size), given, steps=4, dynamic=True)
+    assert 1 < found.graphs < 4
     for step in range(4):
         torch.manual_seed(100 + step)
         expected = by_size(*given(step))
-        torch.testing.assert_close(dict(run.values)[f"step {step}: output 0"], expected[0].detach())
+        torch.testing.assert_close(dict(found.values)[f"step {step}: output 0"], expected[0].detach())
 
 
 def test_a_symbolic_float_serves_every_value() -> None:
-    run = agree(of(lambda x, k: x * k + k), lambda step: (torch.randn(4), 1.5 + step), steps=4)
-    assert run.graphs == 2
+    found = agree(of(lambda x, k: x * k + k), lambda step: (torch.randn(4), 1.5 + step), steps=4)
+    assert found.graphs == 2
 
 
 def test_a_float_that_cannot_stay_symbolic_is_traced_again() -> None:
