@@ -51,8 +51,12 @@ def load(
     """Make a verified artifact callable on this process' device.
 
     Guards that the compile added on symbolic sizes become guards of Dynamo's own shape environment, so that a
-    size which breaks one recompiles. Raises ArtifactError if a guard does not hold for the example sizes.
+    size which breaks one recompiles. Raises ArtifactError if a part is missing, or a guard does not
+    hold for the example sizes.
     """
+    missing = {members.BUNDLE, members.LIBRARIES} - opened.members.keys()
+    if missing:
+        raise ArtifactError(f"the artifact lacks {', '.join(sorted(missing))}")
     for guard in opened.manifest.guards:
         if not bool(expr.evaluate(guard, captured.symints)):
             raise ArtifactError(f"the artifact assumes {guard}, which does not hold here")

@@ -37,7 +37,9 @@ def eager_of(request: wire.GraphRequest) -> torch.fx.GraphModule:
     return graph.decode_graph(request.graph, request.constants, device_index={}, symbols={})
 
 
-def wrapped(request: wire.GraphRequest, change: Callable[..., None] | None = None, scale: float = 1.0) -> Callee:
+def wrapped(
+    request: wire.GraphRequest, change: Callable[..., None] | None = None, scale: float = 1.0
+) -> Callee:
     """The graph itself, with a mistake around it: `change` is applied to the inputs, `scale` to the first output."""
     eager = eager_of(request)
 
@@ -149,9 +151,7 @@ def test_a_gradient_that_is_rounding_noise_is_no_disagreement() -> None:
     eager = eager_of(request)
 
     def in_double(*inputs: Any) -> Any:
-        wide = [
-            x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs
-        ]
+        wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
         outputs = [o.float() for o in eager(*wide)]
         for given, changed in zip(inputs, wide, strict=True):
             if isinstance(given, torch.Tensor) and not given.requires_grad:
