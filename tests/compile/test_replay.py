@@ -35,7 +35,7 @@ def program(x, buffer):
     return torch.nn.functional.dropout(x, 0.3) + torch.rand_like(x) + buffer
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def compiled():
     kept: dict[int, torch.fx.GraphModule] = {}
 
