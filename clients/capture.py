@@ -13,12 +13,11 @@ from typing import Any, Literal, cast
 import sympy
 import torch
 from msgspec import Struct
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..compiler import aot, expr, graph, names, table, torch_internals, wire
 from ..compiler.errors import BadExpression, BadOption, Unsupported
 from ..compiler.toolchain import local_target, local_toolchain
+from ..compiler.torch_internals import FakeTensor, ShapeEnv
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
@@ -99,9 +98,9 @@ class _Symbols:
     def _add(self, size: Any) -> None:
         if not isinstance(size, torch.SymInt):
             return
-        self.env = size.node.shape_env
-        for symbol in sorted(size.node.expr.free_symbols, key=str):
-            if torch_internals.symbol_hint(size.node.shape_env, symbol) is None:
+        self.env = torch_internals.sym_env(size)
+        for symbol in sorted(torch_internals.sym_expr(size).free_symbols, key=str):
+            if torch_internals.symbol_hint(self.env, symbol) is None:
                 raise Unsupported(f"an input's size depends on data ({symbol})")
             self.names.setdefault(symbol, f"s{len(self.names)}")
 
@@ -109,7 +108,7 @@ class _Symbols:
         """A size as the wire has it: an integer, or an expression over the names."""
         if isinstance(size, int):
             return size
-        rendered = size.node.expr
+        rendered = torch_internals.sym_expr(size)
         if rendered.is_Integer:
             return int(rendered)
         try:
@@ -212,7 +211,7 @@ def _number(position: int, value: torch.Tensor) -> float | None:
         return None
     if not isinstance(number, torch.SymFloat) or torch_internals.symfloat_name(number) is None:
         raise Unsupported(f"input {position} is a symbolic Python {type(number).__name__}")
-    return float(number.node.hint)
+    return torch_internals.sym_hint(number)
 
 
 def _dtype(dtype: torch.dtype) -> str:
@@ -307,4 +306,4 @@ def _aot_options() -> list[tuple[str, wire.OptionValue]]:
 
 def _cudagraphs(mode: Mode, options: Mapping[str, Any]) -> bool:
     merged = {**torch_internals.mode_options(mode), **options}
-    return bool(merged.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs))
+    return bool(merged.get("triton.cudagraphs", torch_internals.current_options()["triton.cudagraphs"]))

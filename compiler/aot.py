@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 from msgspec import Struct
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import expr, graph, torch_internals, wire
 from .errors import MalformedRequest
+from .torch_internals import FakeTensorMode, ShapeEnv
 
 
 class Program(Struct, frozen=True):
@@ -122,18 +121,10 @@ def _with_autograd(spec: wire.TensorInput, value: torch.Tensor) -> torch.Tensor:
 
 
 def _describe(gm: torch.fx.GraphModule, request: wire.GraphRequest, inputs: list[Any]) -> None:
-    """What Dynamo attaches to a graph and its placeholders and AOTAutograd looks for."""
-    from torch._dynamo.source import LocalSource
-    from torch._guards import CompileId
-
-    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    for position, (node, spec, value) in enumerate(zip(placeholders, request.inputs, inputs, strict=True)):
-        node._dynamo_source = LocalSource(f"input_{position}")
-        node.meta["example_value"] = value
-        if isinstance(spec, wire.TensorInput) and spec.static_address:
-            node.meta["tensor_dict"] = {"_dynamo_static_input_type": spec.static_address}
-    gm.meta["dynamo_compile_id"] = CompileId(frame_id=0, frame_compile_id=0)
-    gm._param_name_to_source = {}  # type: ignore[assignment]
+    """What Dynamo attaches to a graph and its placeholders."""
+    nodes = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    marks = [getattr(spec, "static_address", "") for spec in request.inputs]
+    torch_internals.describe_as_dynamo(gm, list(zip(nodes, inputs, marks, strict=True)))
 
 
 def _propagate(gm: torch.fx.GraphModule, inputs: list[Any], fake_mode: FakeTensorMode, env: ShapeEnv) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from . import expr, names, table, wire
+from . import expr, names, table, torch_internals, wire
 from .errors import BadExpression, ForbiddenTarget, LimitExceeded, MalformedRequest, Unsupported
+from .torch_internals import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _MEMORY_FORMATS = {getattr(torch, name): name for name in sorted(names.MEMORY_FORMATS)}
@@ -188,7 +188,7 @@ class _Encoder:
         subgraphs: list[wire.Graph] = []
         subgraph_position: dict[int, int] = {}
         for node in gm.graph.nodes:
-            if node.target is torch._C._log_api_usage_once and not node.users:
+            if node.target is torch_internals.LOG_API_USAGE and not node.users:
                 continue  # counts uses of an API; computes nothing
             try:
                 if node.op == "get_attr":
@@ -321,7 +321,7 @@ class _Encoder:
 
     def _symbolic(self, value: Any) -> wire.Arg:
         try:
-            return wire.Sym(expr.render(value.node.expr, self._symbols))
+            return wire.Sym(expr.render(torch_internals.sym_expr(value), self._symbols))
         except BadExpression as error:
             raise Unsupported(f"symbolic argument {value}: {error.message}") from None
 

@@ -70,8 +70,8 @@ def compile_program(
     cpu = request.target.cpu
     halves: dict[int, torch.fx.GraphModule] = {}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch._functorch.config.patch(dict(torch_internals.AOT_SERIALIZABLE)))
-        stack.enter_context(torch._functorch.config.patch(dict(request.aot_options)))
+        stack.enter_context(torch_internals.aot_config(torch_internals.AOT_SERIALIZABLE))
+        stack.enter_context(torch_internals.aot_config(dict(request.aot_options)))
         stack.enter_context(
             torch_internals.cpu_target(
                 targets.vector_sets(cpu), targets.compiler_flags(cpu), "avx512_bf16" in cpu
@@ -117,9 +117,9 @@ def guards_of(program: Program, known: Collection[str]) -> list[str]:
     if env is None or not (program.symbols or program.numbers):
         return []
     symbols: dict[sympy.Symbol, str] = {
-        value.node._expr: name
+        symbol: name
         for name, value in program.symbols.items()
-        if isinstance(value, torch.SymInt) and isinstance(value.node._expr, sympy.Symbol)
+        if (symbol := torch_internals.sym_symbol(value)) is not None
     }
     found: list[str] = []
     numbers = {torch_internals.symfloat_name(number) for number in program.numbers.values()}

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from . import torch_internals
+
 _ROUND_A, _ROUND_B = 0xD2511F53, 0xCD9E8D57
 _KEY_A, _KEY_B = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
@@ -79,7 +81,7 @@ def _changed_inputs(gm: torch.fx.GraphModule) -> list[int]:
     changed = {
         node.args[0]
         for node in gm.graph.nodes
-        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable and node.args
+        if torch_internals.changes_its_inputs(node.target) and node.args
     }
     return [position for position, node in enumerate(placeholders) if node in changed]
 

@@ -26,9 +26,24 @@ from typing import Any
 
 import sympy
 import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from .errors import Unsupported
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
+    "ShapeEnv",
+]
+"""Types that other modules name; everything else here is used by its module's name."""
+
+LOG_API_USAGE: Any = torch._C._log_api_usage_once
+"""Counts API usage and computes nothing; some libraries' graphs hold calls of it."""
 
 AOT_SERIALIZABLE: dict[str, Any] = {
     "strict_autograd_cache": True,
@@ -54,6 +69,57 @@ def tracing(fake_mode: Any) -> Iterator[Any]:
     compile_id = CompileId(frame_id=0, frame_compile_id=0)
     with compile_context(CompileContext(compile_id)), upstream(context):
         yield context
+
+
+def sym_expr(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Expr:
+    """The expression that a symbolic value is (SymNode.expr)."""
+    expression: sympy.Expr = value.node.expr
+    return expression
+
+
+def sym_symbol(value: Any) -> sympy.Symbol | None:
+    """The symbol that a symbolic integer was made for (SymNode._expr), before replacements; else None."""
+    symbol = value.node._expr if isinstance(value, torch.SymInt) else None
+    return symbol if isinstance(symbol, sympy.Symbol) else None
+
+
+def sym_env(value: torch.SymInt) -> ShapeEnv:
+    """The shape environment a symbolic integer belongs to (SymNode.shape_env)."""
+    env: ShapeEnv = value.node.shape_env
+    return env
+
+
+def sym_hint(value: torch.SymFloat) -> float:
+    """The example value of a symbolic float (SymNode.hint)."""
+    return float(value.node.hint)
+
+
+def aot_config(patches: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Set torch._functorch.config entries inside a block."""
+    manager: contextlib.AbstractContextManager[Any] = torch._functorch.config.patch(dict(patches))
+    return manager
+
+
+def changes_its_inputs(target: Any) -> bool:
+    """Whether an operator's schema says that it writes to an argument."""
+    return isinstance(target, OpOverload) and bool(target._schema.is_mutable)
+
+
+def describe_as_dynamo(
+    gm: torch.fx.GraphModule, placeholders: Sequence[tuple[torch.fx.Node, Any, str]]
+) -> None:
+    """Attach what Dynamo attaches to a graph and AOTAutograd looks for: a source for each placeholder
+    (node, example value, static-address mark), a compile id, and names of parameters (none)."""
+    from torch._dynamo.source import LocalSource
+    from torch._guards import CompileId
+
+    for position, (node, value, static_address) in enumerate(placeholders):
+        node._dynamo_source = LocalSource(f"input_{position}")
+        node.meta["example_value"] = value
+        if static_address:
+            node.meta["tensor_dict"] = {"_dynamo_static_input_type": static_address}
+    gm.meta["dynamo_compile_id"] = CompileId(frame_id=0, frame_compile_id=0)
+    gm._param_name_to_source = {}  # type: ignore[assignment]
 
 
 def new_shape_env() -> ShapeEnv:

@@ -125,3 +125,36 @@ def test_make_flow_lists_the_ten_stages_in_order_and_imports_nothing() -> None:
     assert set(numbers) == set(range(1, 11))
     assert "clients/capture.py" in done.stdout.splitlines()[0]
     assert "clients/load.py" in done.stdout.splitlines()[-1]
+
+
+GENERATORS = {"generate_table.py", "table_rules.py"}
+"""Run by a developer for each new torch, never by client, gateway or worker."""
+
+
+def private_names(source: str) -> set[str]:
+    """Dotted names under torch that have a private part, as a module's code spells them."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+    return {
+        name
+        for name in found
+        if name.startswith("torch.")
+        and any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+    }
+
+
+def test_private_pytorch_apis_are_touched_in_one_file_only() -> None:
+    guilty = {
+        f"{path.parent.name}/{path.name}": names
+        for folder in ("clients", "compiler", "workers", "service")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.name not in GENERATORS | {"torch_internals.py"} and (names := private_names(path.read_text()))
+    }
+    assert guilty == {}
+    assert private_names((ROOT / "compiler" / "torch_internals.py").read_text())
