@@ -11,6 +11,7 @@ CPU graphs only: Triton spells its generator differently.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,8 +24,9 @@ _ROUND_A, _ROUND_B = 0xD2511F53, 0xCD9E8D57
 _KEY_A, _KEY_B = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
 
-Compare = Callable[[str, Any, Any], None]
-"""(name, what ATen gives, what compiled code gives); raises VerifyFailed where they differ."""
+Compare = Callable[[str, Any, Any, float, Callable[[], float]], None]
+"""(name, what ATen gives, what compiled code gives, the largest magnitude among the graph's outputs, how far ATen's own
+value moves when the inputs change by a few units in the last place); raises VerifyFailed where they differ."""
 
 
 class CannotReplay(Exception):
@@ -41,23 +43,72 @@ class Replay:
     def __call__(self, gm: torch.fx.GraphModule, inputs: list[Any], run: Callable[[list[Any]], Any]) -> Any:
         """`run(inputs)`, after which its outputs and changed inputs have been compared with `gm`'s."""
         self.graphs += 1
-        mine = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         given = list(inputs)  # compiled code empties the list it is given
+        before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         state = torch.get_rng_state()
         try:
-            with torch.no_grad():
-                want = _Drawing(gm).run(*mine)
+            want, changed = _reference(gm, before)
         except Exception as error:  # indices out of range and the like: the inputs are random
             raise CannotReplay(f"{type(error).__name__}: {str(error)[:200]}") from error
         torch.set_rng_state(state)
-        have = run(inputs)
-        for position, (a, b) in enumerate(zip(_listed(want), _listed(have), strict=True)):
-            self._compare(f"output {position} of graph {self.graphs}", a, b)
-        for position in _changed_inputs(gm):
+        have = _listed(run(inputs))
+        have += [given[position] for position in changed]
+        want += changed.values()
+        names = [f"output {p}" for p in range(len(want) - len(changed))]
+        names += [f"input {p} after the call" for p in changed]
+        scale = max((_magnitude(value) for value in want), default=0.0)
+        after = torch.get_rng_state()
+        noise = _Noise(gm, before, state, want)
+        for position, (name, a, b) in enumerate(zip(names, want, have, strict=True)):
             self._compare(
-                f"input {position} of graph {self.graphs} after the call", mine[position], given[position]
+                f"{name} of graph {self.graphs}", a, b, scale, functools.partial(noise.of, position)
             )
-        return have
+        torch.set_rng_state(after)
+        return have[: len(have) - len(changed)]
+
+
+class _Noise:
+    """How far ATen's own values move when the inputs change by four units in the last place, found when asked for."""
+
+    def __init__(
+        self, gm: torch.fx.GraphModule, inputs: list[Any], state: torch.Tensor, want: list[Any]
+    ) -> None:
+        self._gm, self._inputs, self._state, self._want = gm, inputs, state, want
+        self._moved: list[float] | None = None
+
+    def of(self, position: int) -> float:
+        if self._moved is None:
+            self._moved = [0.0] * len(self._want)
+            for sign in (4.0, -4.0):
+                torch.set_rng_state(self._state)
+                outputs, changed = _reference(self._gm, [_nudged(x, sign) for x in self._inputs])
+                for index, (a, b) in enumerate(zip(self._want, [*outputs, *changed.values()], strict=True)):
+                    if isinstance(a, torch.Tensor) and a.dtype.is_floating_point and a.numel():
+                        self._moved[index] = max(self._moved[index], float((a - b).abs().max()))
+        return self._moved[position]
+
+
+def _nudged(value: Any, units: float) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+        return value
+    signs = torch.ones_like(value)
+    signs.reshape(-1)[::2] = -1
+    return value * (1 + units * torch.finfo(value.dtype).eps * signs)
+
+
+def _magnitude(value: Any) -> float:
+    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point or not value.numel():
+        return 0.0
+    largest = float(value.abs().max())
+    return largest if math.isfinite(largest) else 0.0
+
+
+def _reference(gm: torch.fx.GraphModule, inputs: list[Any]) -> tuple[list[Any], dict[int, Any]]:
+    """ATen's outputs, and the inputs that the graph changes, by position; `inputs` themselves stay as they are."""
+    mine = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+    with torch.no_grad():
+        outputs = _listed(_Drawing(gm).run(*mine))
+    return outputs, {position: mine[position] for position in _changed_inputs(gm)}
 
 
 class _Drawing(torch.fx.Interpreter):
