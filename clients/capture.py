@@ -230,7 +230,6 @@ def _device_index(gm: torch.fx.GraphModule, values: Sequence[Any]) -> int | None
     for module in gm.modules():
         if isinstance(module, torch.fx.GraphModule):
             for node in module.graph.nodes:
-                torch.fx.map_arg((node.args, node.kwargs), lambda n: n)
                 found |= _devices_in((node.args, node.kwargs))
     found |= {t.device for t in (*gm.parameters(), *gm.buffers()) if t.device.type == "cuda"}
     indices = {torch.cuda.current_device() if d.index is None else d.index for d in found}
