@@ -269,8 +269,11 @@ def _run(
     differentiable = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
     if differentiable and leaves:
         # Random cotangents: constant ones vanish in any normalization and would compare nothing.
-        draw = torch.Generator("cpu").manual_seed(1)
-        seeds = [torch.randn(o.shape, generator=draw).to(o) for o in differentiable]
+        # Drawn on the device: a language model's logits take seconds to fill on a CPU.
+        draws = {o.device: torch.Generator(o.device).manual_seed(1) for o in differentiable}
+        seeds = [
+            torch.randn(o.shape, generator=draws[o.device], device=o.device).to(o) for o in differentiable
+        ]
         gradients = list(torch.autograd.grad(differentiable, leaves, seeds, allow_unused=True))
     mutated = [value.detach() for value in inputs if isinstance(value, torch.Tensor)]
     return _Outcome([_detached(o) for o in outputs], mutated, gradients)
