@@ -257,26 +257,27 @@ def _run(
     request: wire.GraphRequest, function: Callable[..., Any], symbols: dict[str, int], nudge: float = 0.0
 ) -> _Outcome:
     inputs = _random_inputs(request, symbols, nudge)
+    sources = [_gradient_source(v) for v in inputs if isinstance(v, torch.Tensor) and v.requires_grad]
     with aot.ambient(request.ambient):
         result = function(*inputs)
     outputs = list(result) if isinstance(result, tuple | list) else [result]
-    leaves = [
-        value
-        for spec, value in zip(request.inputs, inputs, strict=True)
-        if isinstance(spec, wire.TensorInput) and spec.requires_grad and spec.is_leaf
-    ]
     gradients: list[torch.Tensor | None] = []
     differentiable = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
-    if differentiable and leaves:
+    if differentiable and sources:
         # Random cotangents: constant ones vanish in any normalization and would compare nothing.
         # Drawn on the device: a language model's logits take seconds to fill on a CPU.
         draws = {o.device: torch.Generator(o.device).manual_seed(1) for o in differentiable}
         seeds = [
             torch.randn(o.shape, generator=draws[o.device], device=o.device).to(o) for o in differentiable
         ]
-        gradients = list(torch.autograd.grad(differentiable, leaves, seeds, allow_unused=True))
+        gradients = list(torch.autograd.grad(differentiable, sources, seeds, allow_unused=True))
     mutated = [value.detach() for value in inputs if isinstance(value, torch.Tensor)]
     return _Outcome([_detached(o) for o in outputs], mutated, gradients)
+
+
+def _gradient_source(value: torch.Tensor) -> Any:
+    """What autograd.grad differentiates by: an activation as it is before the graph may change it in place."""
+    return value if value.is_leaf else torch.autograd.graph.get_gradient_edge(value)
 
 
 def _detached(value: Any) -> Any:

@@ -102,7 +102,9 @@ def test_a_wrong_output_is_named() -> None:
         verify(request, wrapped(request, scale=1.1), VerifySettings())
 
 
-def test_a_wrong_gradient_is_named() -> None:
+@pytest.mark.parametrize("leaf", [True, False], ids=["leaf", "activation"])
+@pytest.mark.parametrize("in_place", [False, True], ids=["", "changed in place"])
+def test_a_wrong_gradient_is_named(leaf: bool, in_place: bool) -> None:
     class Halved(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -112,7 +114,10 @@ def test_a_wrong_gradient_is_named() -> None:
         def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
             return gradient * 0.5
 
-    request = request_of(lambda x: x.sin(), torch.randn(4, 8, requires_grad=True))
+    if leaf and in_place:
+        pytest.skip("autograd allows no change of a leaf")
+    x = torch.randn(4, 8, requires_grad=True)
+    request = request_of(lambda x: (x.mul_(2) if in_place else x).sin(), x if leaf else x * 1)
     eager = eager_of(request)
     with pytest.raises(VerifyFailed, match="gradient 0 differs"):
         verify(request, lambda *inputs: [Halved.apply(eager(*inputs)[0])], VerifySettings())
