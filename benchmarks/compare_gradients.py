@@ -2,7 +2,10 @@
 
 The two run on the same weights, batch and seed. `difference` is the largest, over parameters, of
 max|relay - local| / max|local|; `noise` is the same between two steps of the one local compilation (atomic
-additions land in any order); `equal` says that loss and all gradients agree in every bit.
+additions land in any order); `equal` says that loss and all gradients agree in every bit. On a GPU, Inductor
+measures reductions' candidates, which add in different orders, and one compile's winners need not be the next
+one's; --deterministic is Inductor's option that measures nothing, so that both sides run the same kernels.
+`measured` counts the Triton kernels that were measured in this process for the service's artifacts.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import torchrelay
 import workloads
 from torch import Tensor, nn
 from torchrelay.clients.report import FallbackWarning
+from torchrelay.compiler import torch_internals
 
 Gradients = dict[str, Tensor]
 
@@ -30,20 +34,26 @@ def main() -> None:
     known = [*tiny_architectures.ARCHITECTURES, *workloads.WORKLOADS]
     parser.add_argument("--model", required=True, choices=known)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--deterministic", action="store_true")
     args = parser.parse_args()
 
     device = torch.device(args.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.backends.cudnn.allow_tf32 = False  # it turns a difference in the last place into one of 1e-3
     model, loss_of = build(args.model, device)
     loss, gradients, again, seconds = {}, {}, {}, {}
+    options = {"deterministic": True} if args.deterministic else None
+    measured = 0
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", FallbackWarning)
         for backend in ("inductor", "torchrelay"):
-            compiled = torch.compile(model, backend=backend)
+            compiled = torch.compile(model, backend=backend, options=options)
+            before = torch_internals.kernels_measured()
             began = time.perf_counter()
             loss[backend], gradients[backend] = training_step(model, loss_of, compiled)
             seconds[backend] = time.perf_counter() - began
+            measured = torch_internals.kernels_measured() - before
             _, again[backend] = training_step(model, loss_of, compiled)
             torch._dynamo.reset()
     local, relay = gradients["inductor"], gradients["torchrelay"]
@@ -59,6 +69,7 @@ def main() -> None:
         "difference": largest_difference(local, relay),
         "noise": largest_difference(local, again["inductor"]),
         "equal": same and all(torch.equal(local[name], relay[name]) for name in local),
+        "measured": measured,
         "losses": {backend: value.item() for backend, value in loss.items()},
         "seconds": seconds,
     }

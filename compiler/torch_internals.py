@@ -648,10 +648,13 @@ _loading = _Libraries()
 
 
 def _install_library_lookup() -> None:
-    """Make AsyncCompile.cpp_pybinding ask the artifact being loaded by this thread first, and
-    CompiledTritonKernels.key name its kernels as the worker did; else as before."""
+    """For the thread that loads an artifact, and else as before: AsyncCompile.cpp_pybinding asks the artifact
+    first, CompiledTritonKernels.key names its kernels as the worker did, and autotune_cache's
+    inductor_meta_from_config says that there are no tuning caches to consult (winners are in the artifact), rather
+    than digest every source file of Triton, 0.4 s at each start."""
     from torch._inductor.async_compile import AsyncCompile, CompiledTritonKernels
     from torch._inductor.codecache import CppPythonBindingsCodeCache
+    from torch._inductor.runtime import autotune_cache
 
     original = AsyncCompile.cpp_pybinding
     if getattr(original, "_torchrelay", False):
@@ -673,6 +676,12 @@ def _install_library_lookup() -> None:
         return upstream_key(kernel_src) if _loading.table is None else kernel_key(kernel_src)
 
     CompiledTritonKernels.key = staticmethod(key)  # type: ignore[method-assign]
+    upstream_meta = autotune_cache.inductor_meta_from_config
+
+    def inductor_meta_from_config() -> dict[str, object]:
+        return upstream_meta() if _loading.table is None else {"autotune_local_cache": False}
+
+    autotune_cache.inductor_meta_from_config = inductor_meta_from_config
 
 
 def deserialize(
@@ -922,6 +931,14 @@ def trace_seconds() -> float:
 
     context = get_metrics_context()
     return (time.time_ns() - context._start_time_ns) / 1e9 if context.in_progress() else 0.0
+
+
+def kernels_measured() -> int:
+    """How often this process chose between a Triton kernel's candidates by running them
+    (torch._dynamo.utils.compilation_time_metrics of CachingAutotuner.benchmark_all_configs)."""
+    from torch._dynamo.utils import compilation_time_metrics
+
+    return len(compilation_time_metrics.get("CachingAutotuner.benchmark_all_configs", ()))
 
 
 def set_default_backend(name: str | None) -> None:

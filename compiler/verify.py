@@ -36,6 +36,15 @@ TOLERANCE: dict[torch.dtype, float] = {
 class VerifySettings(Struct, frozen=True, kw_only=True):
     memory_bytes: int = 4 << 30
     """Inputs larger than this, all together, are not verified."""
+    gpu_memory_fraction: float = 0.125
+    """On a GPU, inputs may also take this part of its memory: outputs, gradients and eager's own come on top."""
+
+    def limit(self, kind: str) -> int:
+        """Bytes of inputs up to which a graph for a `cpu` or `cuda` target is run."""
+        if kind != "cuda":
+            return self.memory_bytes
+        total = torch.cuda.get_device_properties(0).total_memory
+        return max(self.memory_bytes, int(total * self.gpu_memory_fraction))
 
 
 class _Outcome(Struct):
@@ -66,8 +75,8 @@ def verify(
     need = _input_bytes(request, symbols)
     if runnable:
         return skipped(runnable)
-    if need > settings.memory_bytes:
-        return skipped(f"inputs need {need} bytes, limit {settings.memory_bytes}")
+    if need > (limit := settings.limit(request.target.kind)):
+        return skipped(f"inputs need {need} bytes, limit {limit}")
     gm = graph.decode_graph(request.graph, request.constants, device_index={"cuda": 0}, symbols=symbols)
     if name := _random_node(gm):
         unknown = next(filter(None, map(replay.cannot_draw, (halves or {}).values())), "")
@@ -82,6 +91,21 @@ def verify(
         expected = _run(request, gm, symbols)
     except Exception as error:  # eager's own refusal of random inputs: indices out of range and the like
         return skipped(f"eager cannot run on random inputs: {type(error).__name__}: {str(error)[:200]}")
+    try:
+        worst = _compared(request, gm, compiled, symbols, expected)
+    except torch.OutOfMemoryError as error:  # eager's results are held beside the compiled graph's
+        return skipped(f"the GPU has too little memory for both: {str(error)[:200]}")
+    return wire.Verification("passed", "", worst, time.perf_counter() - start)
+
+
+def _compared(
+    request: wire.GraphRequest,
+    gm: torch.fx.GraphModule,
+    compiled: Callable[..., Any],
+    symbols: dict[str, int],
+    expected: _Outcome,
+) -> float:
+    """The largest difference of any value from eager's. Raises VerifyFailed."""
     found = _run(request, compiled, symbols)
     tolerance = _tolerance(request, gm, expected.outputs)
     worst = 0.0
@@ -94,7 +118,7 @@ def verify(
             noise = noise or _Noise(request, gm, symbols, expected)
             if not absolute <= NOISE_MULTIPLE * noise.of(name):
                 raise _disagreement(name, relative, tolerance)
-    return wire.Verification("passed", "", worst, time.perf_counter() - start)
+    return worst
 
 
 def draws_random_numbers(gm: torch.fx.GraphModule) -> bool:
@@ -138,7 +162,7 @@ NOISE_MULTIPLE = 20.0
 def exercise(request: wire.GraphRequest, compiled: Callable[..., Any], settings: VerifySettings) -> None:
     """Run the compiled graph once, so that its kernels measure their candidates; its results are not looked at."""
     symbols = {s.name: s.hint for s in request.symbols}
-    if _input_bytes(request, symbols) > settings.memory_bytes:
+    if _input_bytes(request, symbols) > settings.limit(request.target.kind):
         return
     with contextlib.suppress(
         RuntimeError, IndexError

@@ -17,7 +17,9 @@ from torchrelay.examples.private_service import PrivateService
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ROUNDING = 1e-5
-"""Relative; float32 rounds at 6e-8, and sums of a gradient may be added in another order."""
+"""Relative, where both sides run the same kernels; float32 rounds at 6e-8, and atomics add in any order."""
+REORDERED = 1e-3
+"""Where each side measured its own reductions: sums in another order, through 50 batch normalizations."""
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -37,27 +39,25 @@ def child(script: str, *flags: str, machine: FreshMachine, service: PrivateServi
     return record
 
 
-@pytest.mark.parametrize(
-    ("model", "library"), [("gpt2", "transformers"), ("gpt2-12x768", "transformers"), ("resnet50", "timm")]
-)
+MODELS = [("gpt2", "transformers"), ("gpt2-12x768", "transformers"), ("resnet50", "timm")]
+
+
+@pytest.mark.parametrize(("model", "library"), MODELS)
+@pytest.mark.parametrize("tuned", [False, True], ids=["deterministic", "tuned"])
 def test_gradients_are_those_of_local_compilation(
-    model: str, library: str, service: PrivateService, tmp_path: Path
+    model: str, library: str, tuned: bool, service: PrivateService, tmp_path: Path
 ) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     last = f"cuda:{torch.cuda.device_count() - 1}"  # with two GPUs, not the one the worker compiled for
-    record = child(
-        "compare_gradients.py",
-        "--model",
-        model,
-        "--device",
-        last,
-        machine=FreshMachine(tmp_path),
-        service=service,
-    )
+    flags = ["--model", model, "--device", last] + ([] if tuned else ["--deterministic"])
+    record = child("compare_gradients.py", *flags, machine=FreshMachine(tmp_path), service=service)
+    print(json.dumps(record))
     assert record["remote"] == record["graphs"] >= 1
     assert record["fallbacks"] == {}
-    assert record["equal"] or record["difference"] <= max(10 * record["noise"], ROUNDING)
+    assert record["measured"] == 0
+    rounding = REORDERED if tuned else ROUNDING
+    assert record["equal"] or record["difference"] <= max(10 * record["noise"], rounding)
 
 
 def test_a_machine_without_a_compiler_trains_on_a_hit(service: PrivateService, tmp_path: Path) -> None:
