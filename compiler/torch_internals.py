@@ -706,6 +706,7 @@ def deserialize(
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
     from torch._inductor.utils import BoxedBool
 
+    preload_loader()  # running the code needs all of it, whether a download imported it meanwhile or not
     entry, kernels, constant_args = pickle.loads(bundle)
     if kernels or constant_args:
         raise TypeError("the artifact refers to user-written Triton kernels")
@@ -715,7 +716,7 @@ def deserialize(
         for part in (entry.compiled_fw, entry.compiled_bw)
         if getattr(part, "result", None) is not None
     ]
-    without_lowering = all(_needs_no_lowering(graph.source_code) for graph in graphs)
+    without_lowering = not cudagraphs and all(_needs_no_lowering(graph.source_code) for graph in graphs)
     for graph in graphs:
         if without_lowering:
             graph.source_code = graph.source_code.replace(_HEAVY_IMPORT, _LIGHT_IMPORT)
@@ -749,22 +750,43 @@ def deserialize(
 def _without_lowering() -> Iterator[None]:
     """Answer FxGraphCache.cache_hit_post_compile's `from .graph import GraphLowering` without importing all of
     Inductor's lowering: it only looks whether a test asked to see the generated code."""
-    name = "torch._inductor.graph"
-    if name in sys.modules:
+    if _LOWERING in sys.modules:
         yield
         return
     import torch._inductor as package
 
-    stub = ModuleType(name)
-    stub.GraphLowering = type("GraphLowering", (), {"save_output_code": None})  # type: ignore[attr-defined]
-    sys.modules[name] = stub
+    stub = _LoweringStub(_LOWERING)
+    sys.modules[_LOWERING] = stub
+    package.graph = stub
     try:
         yield
     finally:
-        if sys.modules.get(name) is stub:
-            del sys.modules[name]
+        if sys.modules.get(_LOWERING) is stub:
+            del sys.modules[_LOWERING]
         if getattr(package, "graph", None) is stub:
             del package.graph
+
+
+_LOWERING = "torch._inductor.graph"
+
+
+class _LoweringStub(ModuleType):
+    """Stands for torch._inductor.graph while an artifact loads. Only codecache is answered by the stub itself:
+    whoever else asks meanwhile, in any thread, gets the real module's attribute."""
+
+    def __getattr__(self, name: str) -> Any:
+        asker = sys._getframe(1).f_globals.get("__name__")
+        if name == "GraphLowering" and asker == "torch._inductor.codecache":
+            return _NoLowering
+        if name.startswith("__"):  # the import system's own questions
+            raise AttributeError(name)
+        if sys.modules.get(_LOWERING) is self:
+            del sys.modules[_LOWERING]
+        return getattr(importlib.import_module(_LOWERING), name)
+
+
+class _NoLowering:
+    save_output_code = None
 
 
 class _ExternKernels:
