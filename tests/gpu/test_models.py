@@ -17,9 +17,7 @@ from torchrelay.examples.private_service import PrivateService
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ROUNDING = 1e-5
-"""Relative, where both sides run the same kernels; float32 rounds at 6e-8, and atomics add in any order."""
-REORDERED = 1e-3
-"""Where each side measured its own reductions: sums in another order, through 50 batch normalizations."""
+"""Relative. float32 rounds at 6e-8; atomics, and reductions whose winners each side measured, add in any order."""
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -56,8 +54,7 @@ def test_gradients_are_those_of_local_compilation(
     assert record["remote"] == record["graphs"] >= 1
     assert record["fallbacks"] == {}
     assert record["measured"] == 0
-    rounding = REORDERED if tuned else ROUNDING
-    assert record["equal"] or record["difference"] <= max(10 * record["noise"], rounding)
+    assert record["equal"] or record["difference"] <= max(10 * record["noise"], ROUNDING)
 
 
 def test_a_machine_without_a_compiler_trains_on_a_hit(service: PrivateService, tmp_path: Path) -> None:
