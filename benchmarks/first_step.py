@@ -76,7 +76,7 @@ def main() -> int:
                         service=service,
                         redis_port=redis_port,
                     )
-                    run_round(at, chosen, number, records, failures)
+                    run_round(at, chosen, args.repeats, number, records, failures)
                     if args.steady and last_round and service is not None:
                         run_steady(at, service, steady, failures)
 
@@ -88,9 +88,16 @@ def main() -> int:
 
 
 def run_round(
-    at: Surroundings, chosen: list[str], number: int, records: list[summary.Record], failures: list[str]
+    at: Surroundings,
+    chosen: list[str],
+    repeats: int,
+    number: int,
+    records: list[summary.Record],
+    failures: list[str],
 ) -> None:
-    for name in chosen:
+    """Every variant once, then the warm ones in the same order until each has run `repeats` times."""
+    again = [name for name in chosen if VARIANTS[name].warm] * (repeats - 1)
+    for name in [*chosen, *again]:
         variant = VARIANTS[name]
         if variant.after is not None and not done(records, at.model, variant.after, number):
             say(f"{at.model}: {variant.label}: skipped, because {variant.after} did not finish")
@@ -189,6 +196,7 @@ def parse_arguments() -> argparse.Namespace:
         help=", ".join(VARIANTS),
     )
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each warm variant in a round")
     parser.add_argument("--steps", type=int, default=50, help="steps after the first, in each process")
     parser.add_argument(
         "--steady",

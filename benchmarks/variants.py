@@ -43,7 +43,8 @@ class Surroundings:
     machines: dict[str, FreshMachine] = field(default_factory=dict)
 
     def new_machine(self, name: str, *, compiler: bool = True) -> FreshMachine:
-        self.machines[name] = FreshMachine(self.root / name, compiler=compiler)
+        folder = self.root / f"{name}-{len(list(self.root.glob(f'{name}-*')))}"
+        self.machines[name] = FreshMachine(folder, compiler=compiler)
         return self.machines[name]
 
     @property
@@ -140,17 +141,19 @@ class Variant:
     run: Callable[[Surroundings], dict[str, Any]]
     after: str | None = None
     """The variant that must have run in the same round."""
+    warm: bool = False
+    """Whether it starts from what others compiled, and may be repeated."""
 
 
 VARIANTS: dict[str, Variant] = {
     "eager": Variant("eager", _eager),
     "local-cold": Variant("cold torch.compile", _local_cold),
-    "local-warm": Variant("warm, same machine, local cache", _local_warm, "local-cold"),
-    "mega-cache": Variant("warm, new machine, Mega-Cache", _mega_cache, "local-cold"),
-    "redis": Variant("warm, new machine, Inductor's Redis caches", _redis),
+    "local-warm": Variant("warm, same machine, local cache", _local_warm, "local-cold", warm=True),
+    "mega-cache": Variant("warm, new machine, Mega-Cache", _mega_cache, "local-cold", warm=True),
+    "redis": Variant("warm, new machine, Inductor's Redis caches", _redis, warm=True),
     "relay-cold": Variant("torchrelay, first time", _relay_cold),
-    "relay-hit": Variant("torchrelay, new machine, no compiler", _relay_hit, "relay-cold"),
-    "relay-disk": Variant("torchrelay, its disk cache", _relay_disk, "relay-hit"),
+    "relay-hit": Variant("torchrelay, new machine, no compiler", _relay_hit, "relay-cold", warm=True),
+    "relay-disk": Variant("torchrelay, its disk cache", _relay_disk, "relay-hit", warm=True),
 }
 
 

@@ -151,7 +151,7 @@ class Relay:
         The gateway is asked in the caller's thread so that Ctrl-C ends the wait at once.
         """
         with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="torchrelay") as pool:
-            loader = pool.submit(torch_internals.preload_loader)
+            loader = pool.submit(load.preload)
             fetched = self._gateway.compile(
                 wire.compress(canonical),
                 key,

