@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from . import aot, artifact, autotune, inductor, members, torch_internals, verify, wire
 from . import target as targets
+from .kernel_store import Exchange
 from .toolchain import local_target
 
 
@@ -41,11 +42,13 @@ def compile_request(
     worker: str,
     workdir: Path,
     progress: Callable[[wire.Stage, str], None],
+    kernels: Exchange | None = None,
     settings: PipelineSettings = DEFAULTS,
 ) -> bytes:
     """Compile a request that check.check has passed; returns an unsigned artifact file (artifact.pack).
 
-    workdir: a folder of this job alone. progress: told each stage as it begins, with a detail.
+    workdir: a folder of this job alone. progress: told each stage as it begins, with a detail. kernels: where
+    libraries that earlier compiles built are found, and new ones laid.
     Raises CompileFailed, Unsupported, VerifyFailed.
     """
     clock = _Clock(progress)
@@ -57,7 +60,8 @@ def compile_request(
     with (
         torch_internals.environment(**caches),
         _kernel_processes(request, threads),
-        torch_internals.recording_kernels() as kernels,
+        torch_internals.sharing_libraries(kernels) as builds,
+        torch_internals.recording_kernels() as triton,
     ):
         clock.enter("aot", "")
         program = aot.rebuild(request)
@@ -76,13 +80,13 @@ def compile_request(
             runnable=_why_not_runnable(request),
             halves=compiled.halves,
         )
-        if kernels.undecided() and verification.status == "skipped":
+        if triton.undecided() and verification.status == "skipped":
             verify.exercise(request, compiled.run, settings.verify)
         clock.enter("autotune", "")
-        bundle, tuning = autotune.fix_winners(compiled.bundle, kernels)
+        bundle, tuning = autotune.fix_winners(compiled.bundle, triton)
         clock.enter("publish", "")
         modules = {
-            f"{members.TRITON}{name}": path.read_bytes() for name, path in sorted(kernels.modules.items())
+            f"{members.TRITON}{name}": path.read_bytes() for name, path in sorted(triton.modules.items())
         }
     index, binaries = inductor.encode_libraries(compiled.libraries)
     files = {members.BUNDLE: bundle, members.LIBRARIES: index, **binaries, **modules}
@@ -96,7 +100,9 @@ def compile_request(
         stages=clock.seconds(),
         verification=verification,
         tuning=tuning,
-        kernels=len(binaries) + len(kernels.live),
+        kernels=len(binaries) + len(triton.live),
+        kernels_built=builds.built + len(triton.live),
+        kernels_reused=builds.reused,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         worker=worker,
     )

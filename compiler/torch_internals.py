@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from .errors import Unsupported
+from .kernel_store import Exchange
 
 __all__ = [
     "FakeTensor",
@@ -405,6 +406,44 @@ def recording_libraries() -> Iterator[dict[tuple[tuple[str, ...], str], Callable
 
     with _replaced(AsyncCompile, "cpp_pybinding", cpp_pybinding):
         yield built
+
+
+@dataclasses.dataclass
+class Builds:
+    """How many C++ libraries a compile built, and how many it found built."""
+
+    built: int = 0
+    reused: int = 0
+
+
+@contextlib.contextmanager
+def sharing_libraries(exchange: Exchange | None) -> Iterator[Builds]:
+    """Take C++ libraries from earlier compiles instead of building them, and offer those that are built.
+
+    Wraps torch._inductor.codecache._worker_compile_cpp, which is given builders whose last target is the library.
+    """
+    from torch._inductor import codecache
+
+    builds, lock = Builds(), threading.Lock()
+    original = codecache._worker_compile_cpp
+
+    @functools.wraps(original)
+    def worker_compile_cpp(lock_path: str, cpp_builders: Sequence[Any]) -> None:
+        target = Path(cpp_builders[-1].get_target_file_path())
+        if target.suffix != ".so" or target.exists():  # a precompiled header, or done by another thread
+            original(lock_path, cpp_builders)
+            return
+        found = exchange is not None and exchange.borrow(target.name, target)
+        if not found:
+            original(lock_path, cpp_builders)
+            if exchange is not None:
+                exchange.offer(target)
+        with lock:
+            builds.reused += found
+            builds.built += not found
+
+    with _replaced(codecache, "_worker_compile_cpp", worker_compile_cpp):
+        yield builds
 
 
 def preload_compiler() -> None:

@@ -343,11 +343,15 @@ class Manifest(_Wire, frozen=True):
     verification: Verification
     tuning: list[Measurement]
     kernels: int
-    """Kernels built: C++ libraries and Triton binaries."""
+    """Kernels inside: C++ libraries and Triton binaries."""
     created: str
     """RFC 3339, UTC."""
     worker: str
     """The worker's id, opaque."""
+    kernels_built: int = 0
+    """Kernels that this compile built itself."""
+    kernels_reused: int = 0
+    """Kernels that an earlier compile had built."""
 
 
 # --- progress and status (JSON on the HTTP side) ------------------------------------------------------------
@@ -411,6 +415,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     inputs: int = 20_000
 
 
+_PIECE = 1 << 20
+
 _request_encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(GraphRequest)
 
@@ -422,6 +428,28 @@ def encode_request(request: GraphRequest) -> bytes:
 
 def compress(data: bytes, level: int = 3) -> bytes:
     return zstd.compress(data, level)
+
+
+def unpacked_size(data: bytes, limit: int) -> int:
+    """Bytes that a zstd frame holds, counted without keeping them where the frame does not say.
+
+    Raises LimitExceeded past `limit`, MalformedRequest on garbage.
+    """
+    try:
+        size = zstd.get_frame_info(data).decompressed_size
+        if size is None:
+            decompressor, size = zstd.ZstdDecompressor(), 0
+            while not decompressor.eof and size <= limit:
+                part = decompressor.decompress(data, max_length=_PIECE)
+                data = b""
+                size += len(part)
+                if not part and decompressor.needs_input:
+                    raise MalformedRequest("body ends inside its zstd frame")
+    except zstd.ZstdError as error:
+        raise MalformedRequest(f"body is not a zstd frame: {error}") from None
+    if size > limit:
+        raise LimitExceeded(f"body holds more than {limit} bytes after decompression")
+    return size
 
 
 def decompress(data: bytes, limit: int) -> bytes:
@@ -457,6 +485,8 @@ def unpack_request(body: bytes, limits: Limits = Limits()) -> GraphRequest:  # n
         request = _request_decoder.decode(data)
     except RecursionError:
         raise LimitExceeded("arguments are nested too deep") from None
+    except UnicodeDecodeError as error:
+        raise MalformedRequest(f"request holds text that is not UTF-8: {error}") from None
     except msgspec.ValidationError as error:
         _raise_if_other_schema(data)
         raise MalformedRequest(f"request does not match schema {SCHEMA}: {error}") from None
@@ -474,7 +504,9 @@ class _SchemaOnly(Struct):
 def _raise_if_other_schema(data: bytes) -> None:
     try:
         found = msgspec.msgpack.decode(data, type=_SchemaOnly).schema
-    except msgspec.MsgspecError:
+    except RecursionError:  # in what is skipped on the way to the schema
+        raise LimitExceeded("the request is nested too deep") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return
     if found != SCHEMA:
         raise SchemaMismatch(f"request has schema {found}, this side speaks {SCHEMA}")

@@ -110,6 +110,8 @@ def _pool_settings(settings: ServiceSettings, runtime: Path | None) -> PoolSetti
         gpu_slots_per_gpu=settings.gpu_slots_per_gpu,
         memory_limit_bytes=settings.worker_memory_limit_bytes,
         request_limits=settings.limits,
+        kernels_dir=settings.kernels_location,
+        kernels_bytes=settings.kernels_limit_bytes,
     )
 
 

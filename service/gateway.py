@@ -84,6 +84,7 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
         scripts,
         blobs,
         metrics,
+        trusted=[signer.public_key()],
         limit_bytes=settings.cache_limit_bytes,
         progress_ttl_seconds=settings.progress_ttl_seconds,
     )
@@ -133,6 +134,8 @@ def worker_pool(settings: ServiceSettings) -> CompilePool:
             queue_limit=settings.max_queued,
             memory_limit_bytes=settings.worker_memory_limit_bytes,
             request_limits=settings.limits,
+            kernels_dir=settings.kernels_location,
+            kernels_bytes=settings.kernels_limit_bytes,
         )
     )
 

@@ -106,6 +106,11 @@ class ServiceSettings(BaseSettings):
     """0 leaves GPUs alone."""
     worker_memory_limit_bytes: Bytes = 16 << 30
     """Memory of one compile, all its processes together."""
+    kernels_dir: Path | None = None
+    """A folder on each worker node where built C++ libraries are kept for later compiles; default
+    `state_dir/kernels` with a local Ray, and none on a cluster, whose nodes may have no such path."""
+    kernels_limit_bytes: Bytes = 2 << 30
+    """All of a node's kept libraries together; past it the least recently used go."""
     ray_temp_dir: str | None = None
     """Session folder of the local Ray; its path must be short, for sockets lie in it."""
 
@@ -127,6 +132,12 @@ class ServiceSettings(BaseSettings):
     @property
     def signing_key_path(self) -> Path:
         return self.signing_key_file or self.state_dir / "signing.pem"
+
+    @property
+    def kernels_location(self) -> str | None:
+        if self.kernels_dir is not None:
+            return str(self.kernels_dir.absolute())
+        return str((self.state_dir / "kernels").absolute()) if self.ray_address is None else None
 
     @property
     def blob_location(self) -> str:

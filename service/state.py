@@ -5,6 +5,7 @@ token          the owner's bearer token
 signing.pem    the artifacts' signing key (signing.py)
 redis/         the append-only file
 blobs/         large artifacts
+kernels/       C++ libraries that compiles built, for later compiles
 runtime        the name of the running service's folder of sockets, for whoever must clean up after it
 """
 

@@ -19,10 +19,14 @@ import msgspec
 
 from ..compiler import wire
 from ..compiler.errors import CompileFailed, CompileKilled, RelayError
+from ..compiler.kernel_store import Exchange
 from .environment import job_environment
 from .messages import Answer, Done, Event, Failed, encode
 from .processes import die_with_parent
 from .settings import JobLimits
+
+OFFERS = "kernels"
+"""The folder of a job's directory in which it lays the libraries that it built."""
 
 
 def fork(body: Callable[[int], None], log: Path | None) -> tuple[int, int]:
@@ -87,6 +91,7 @@ def compile_job(
     work: Path,
     limits: JobLimits,
     environment: Mapping[str, str],
+    kernels: Path | None,
     pipe: int,
 ) -> None:
     """Shut this process in and run the engine in it; Events, then Done or Failed, go to `pipe`."""
@@ -109,6 +114,7 @@ def compile_job(
             workdir=work / "compile",
             limits=limits.request,
             progress=progress,
+            kernels=None if kernels is None else Exchange(kernels, work / OFFERS),
         )
         answer = Done(artifact)
     except RelayError as error:
@@ -140,7 +146,7 @@ def _shut_in(work: Path, seconds: float, limits: JobLimits, environment: Mapping
         hard = resource.getrlimit(what)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(what, (value, value))
-    for name in ("home", "tmp", "inductor", "triton", "cuda", "compile"):
+    for name in ("home", "tmp", "inductor", "triton", "cuda", "compile", OFFERS):
         (work / name).mkdir()
     private = job_environment(environment, work)
     for name in set(os.environ) - set(private):

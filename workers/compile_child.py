@@ -15,6 +15,7 @@ import msgspec
 
 from ..compiler import wire
 from ..compiler.errors import MalformedRequest
+from ..compiler.kernel_store import Exchange
 
 
 def preload() -> None:
@@ -39,6 +40,7 @@ def compile_graph(
     workdir: Path,
     limits: wire.Limits,
     progress: Callable[[wire.Stage, str], None],
+    kernels: Exchange | None = None,
 ) -> bytes:
     """Decode, check against `limits` and compile. Raises RelayError subclasses."""
     from ..compiler import check
@@ -49,4 +51,6 @@ def compile_graph(
     except msgspec.MsgspecError as error:
         raise MalformedRequest(f"request does not match schema {wire.SCHEMA}: {error}") from None
     check.check(graph_request, limits)
-    return compile_request(graph_request, key=key, worker=worker, workdir=workdir, progress=progress)
+    return compile_request(
+        graph_request, key=key, worker=worker, workdir=workdir, progress=progress, kernels=kernels
+    )

@@ -25,6 +25,7 @@ import msgspec
 
 from ..compiler import wire
 from ..compiler.errors import CompileKilled
+from ..compiler.kernel_store import KernelStore
 from . import child, job
 from .messages import Answer, Cancel, Failed, Frames, Job, Order, Ready, decode_order, encode
 from .processes import become_subreaper, kill_below
@@ -47,6 +48,7 @@ class ForkServer:
         self._settings = settings
         self._engine = engine
         self._jobs_dir = jobs_dir
+        self._kernels = _kernel_store(settings)
         self._environment = dict(os.environ)
         self._frames = Frames()
         self._orders: list[Order] = []
@@ -70,6 +72,7 @@ class ForkServer:
                 engine=self._engine,
                 settings=self._settings,
                 jobs_dir=self._jobs_dir,
+                kernels=self._kernels,
                 environment=self._environment,
                 on_event=self._send,
                 control=self._connection.fileno(),
@@ -116,6 +119,16 @@ class ForkServer:
             self._connection.sendall(encode(message))
         except ConnectionError:
             raise Disconnected from None
+
+
+def _kernel_store(settings: SlotSettings) -> KernelStore | None:
+    if settings.kernels_dir is None:
+        return None
+    try:
+        return KernelStore(Path(settings.kernels_dir), settings.kernels_bytes)
+    except OSError as error:
+        print(f"kernels are not kept for later compiles: {error}", file=sys.stderr, flush=True)
+        return None
 
 
 def _description_failure(data: bytes) -> Failed:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..compiler.errors import CompileKilled, CompileTimeout, RelayError
+from ..compiler.kernel_store import KernelStore
 from . import child
 from .messages import BadFrame, Done, Event, Failed, Frames, Job, decode_from_child
 from .processes import descendants, kill_below, reap, usage
@@ -43,6 +44,7 @@ def run(
     engine: ModuleType,
     settings: SlotSettings,
     jobs_dir: Path,
+    kernels: KernelStore | None,
     environment: Mapping[str, str],
     on_event: Callable[[Event], None],
     control: int,
@@ -56,11 +58,13 @@ def run(
     log = work / "log"
     try:
         pid, pipe = child.fork(
-            functools.partial(_in_child, job, engine, settings, work, environment),
+            functools.partial(_in_child, job, engine, settings, work, kernels, environment),
             log,
         )
         try:
-            answer = _Watch(job, pid, pipe, settings, on_event, control, cancelled).to_the_end()
+            take_in = functools.partial(_take_in, kernels, work / child.OFFERS)
+            answer = _Watch(job, pid, pipe, settings, on_event, control, cancelled, take_in).to_the_end()
+            take_in()
         except RelayError as error:
             answer = Failed.of(error)
         finally:
@@ -79,6 +83,7 @@ def _in_child(
     engine: ModuleType,
     settings: SlotSettings,
     work: Path,
+    kernels: KernelStore | None,
     environment: Mapping[str, str],
     pipe: int,
 ) -> None:
@@ -91,8 +96,18 @@ def _in_child(
         work=work,
         limits=settings.limits,
         environment=environment,
+        kernels=None if kernels is None else kernels.folder,
         pipe=pipe,
     )
+
+
+def _take_in(kernels: KernelStore | None, offers: Path) -> None:
+    """Give other jobs what this one has built so far; a store that cannot take it costs later compiles time."""
+    if kernels is not None and offers.is_dir():
+        try:
+            kernels.take_in(offers)
+        except OSError as error:
+            print(f"kernels were not kept: {error}", file=sys.stderr, flush=True)
 
 
 def _copy_log(job: Job, answer: Failed, log: Path) -> None:
@@ -113,8 +128,10 @@ class _Watch:
         on_event: Callable[[Event], None],
         control: int,
         cancelled: Callable[[], bool],
+        take_in: Callable[[], None],
     ) -> None:
         self._job = job
+        self._take_in = take_in
         self._pid = pid
         self._pipe = pipe
         self._limits = settings.limits
@@ -172,6 +189,7 @@ class _Watch:
         return True
 
     def _look(self) -> None:
+        self._take_in()
         pids = descendants(os.getpid())
         held = usage(pids)
         if held.memory > self._limits.memory_bytes:

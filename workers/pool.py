@@ -275,6 +275,8 @@ class WorkerPool:
                 memory_bytes=self._settings.memory_limit_bytes, request=self._settings.request_limits
             ),
             jobs_root=self._settings.temp_dir,
+            kernels_dir=self._settings.kernels_dir,
+            kernels_bytes=self._settings.kernels_bytes,
         )
 
     async def _retire(self, slot: Slot) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ..compiler import wire
+from ..compiler import kernel_store, wire
 
 ENGINE = "torchrelay.workers.compile_child"
 
@@ -38,6 +38,9 @@ class SlotSettings(Struct, frozen=True, kw_only=True):
     limits: JobLimits = JobLimits()
     jobs_root: str | None = None
     """Where job directories are made; None: the machine's temporary directory."""
+    kernels_dir: str | None = None
+    """Where built C++ libraries are kept for later jobs (compiler/kernel_store.py); None: nowhere."""
+    kernels_bytes: int = kernel_store.DEFAULT_LIMIT
 
 
 class PoolSettings(Struct, frozen=True, kw_only=True):
@@ -55,6 +58,9 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     """0 leaves GPUs alone."""
     memory_limit_bytes: int = JobLimits().memory_bytes
     request_limits: wire.Limits = wire.Limits()
+    kernels_dir: str | None = None
+    """On each worker node: where its slots keep built C++ libraries; None: nowhere."""
+    kernels_bytes: int = kernel_store.DEFAULT_LIMIT
     object_store_bytes: int = 256 << 20
     queue_limit: int = 256
     """Jobs that wait for a slot; past it, Overloaded."""

@@ -27,8 +27,10 @@ def describe(kind):
     return TOOLCHAIN, TARGET
 
 
-def compile_graph(request, *, key, worker, workdir, limits, progress):
+def compile_graph(request, *, key, worker, workdir, limits, progress, kernels):
     order = msgspec.json.decode(request)
+    if order["do"] in ("build", "fetch"):
+        order["kernels"] = kernels
     return globals()[order.pop("do")](workdir=workdir, progress=progress, **order)
 
 
@@ -53,6 +55,22 @@ def surroundings(workdir, progress):
             "descriptors": [str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in _descriptors()],
         }
     )
+
+
+def build(workdir, progress, kernels, name, text, sleep):
+    """Lay a library out for other jobs, then go on for a while."""
+    library = workdir / name
+    library.write_text(text)
+    kernels.offer(library)
+    progress("inductor", "built")
+    time.sleep(sleep)
+    return b"built"
+
+
+def fetch(workdir, progress, kernels, name):
+    """The library that another job built."""
+    found = kernels.borrow(name, workdir / name)
+    return (workdir / name).read_bytes() if found else b""
 
 
 def _descriptors():

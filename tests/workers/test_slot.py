@@ -25,8 +25,9 @@ def engine_on_the_path(monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
 
 
-def settings(tmp_path, **limits):
+def settings(tmp_path, kernels=None, **limits):
     return SlotSettings(
+        kernels_dir=None if kernels is None else str(kernels),
         worker=f"w-{os.getpid()}",
         kind="cpu",
         engine="engine",
@@ -36,8 +37,8 @@ def settings(tmp_path, **limits):
 
 
 @contextlib.asynccontextmanager
-async def warm_slot(tmp_path, **limits):
-    slot = CompileSlot(settings(tmp_path, **limits))
+async def warm_slot(tmp_path, kernels=None, **limits):
+    slot = CompileSlot(settings(tmp_path, kernels, **limits))
     ready = decode_answer(await slot.start())
     assert isinstance(ready, Ready), ready
     try:
@@ -61,6 +62,32 @@ async def run(slot, do, seconds=20.0, job_id="j", **order):
             assert isinstance(message, Done)
             return events, message.artifact
     raise AssertionError("no answer")
+
+
+def test_what_a_job_builds_is_found_by_another_slot_while_the_job_still_runs(tmp_path):
+    library = f"c{'a' * 51}.main.so"
+
+    async def scenario():
+        (tmp_path / "one").mkdir()
+        (tmp_path / "other").mkdir()
+        async with (
+            warm_slot(tmp_path / "one", kernels=tmp_path / "kernels") as (one, _),
+            warm_slot(tmp_path / "other", kernels=tmp_path / "kernels") as (other, _),
+        ):
+            building = asyncio.create_task(
+                run(one, "build", name=library, text="binary", sleep=60, seconds=90)
+            )
+            while not (tmp_path / "kernels" / library).exists():
+                assert not building.done()
+                await asyncio.sleep(0.05)
+            assert (await run(other, "fetch", name=library))[1] == b"binary"
+            assert not building.done()
+            await one.cancel("j")
+            with pytest.raises(CompileKilled):
+                await building
+        assert (tmp_path / "kernels" / library).read_text() == "binary"
+
+    asyncio.run(scenario())
 
 
 async def still_works(slot):

@@ -1,0 +1,125 @@
+"""C++ libraries that earlier compiles built, kept on a worker's disk: a library's name in; its file out.
+
+Inductor names a library by a digest of its source, the compiler's whole command line and its version: who asks for
+the same name wants the same binary. A job only reads the store and lays what it built beside it (`Exchange`); the
+process that watches the job takes that in, so that other jobs find a library as soon as it is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+NAME = re.compile(r"c[a-z2-7]{51}(\.main)?\.so")
+"""How torch._inductor.codecache names a library."""
+LIBRARY_LIMIT = 64 << 20
+"""Bytes; a larger file is no kernel."""
+DEFAULT_LIMIT = 2 << 30
+_UNFINISHED_SECONDS = 3600.0
+
+
+class Exchange(Struct, frozen=True):
+    """What a job sees: where to look for libraries, and where to lay its own. Safe for threads."""
+
+    store: Path
+    offers: Path
+
+    def borrow(self, name: str, target: Path) -> bool:
+        """Copy the stored library to `target`, whole or not at all; False if there is none.
+
+        A copy, because a link would let the job change what others will load.
+        """
+        source = self.store / name
+        if NAME.fullmatch(name) is None or not source.is_file():
+            return False
+        with _beside(target) as temporary:
+            try:
+                shutil.copyfile(source, temporary)
+            except FileNotFoundError:  # trimmed a moment ago
+                return False
+            temporary.replace(target)
+        (self.offers / name).touch()  # empty: it was used
+        return True
+
+    def offer(self, built: Path) -> None:
+        """Lay a finished library out for the store."""
+        if NAME.fullmatch(built.name) is not None:
+            with contextlib.suppress(FileExistsError):
+                os.link(built, self.offers / built.name)
+
+
+class KernelStore:
+    """The libraries of one worker machine, in one folder that several slots share; at most `limit_bytes` of them."""
+
+    def __init__(self, folder: Path, limit_bytes: int = DEFAULT_LIMIT) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise PermissionError(f"{folder} belongs to another user")
+        self.folder = folder
+        self._limit_bytes = limit_bytes
+
+    def take_in(self, offers: Path) -> int:
+        """Keep what a job laid out, and note what it used; returns how many libraries are new."""
+        kept = 0
+        for offered in sorted(offers.iterdir()):
+            if NAME.fullmatch(offered.name) is not None:
+                kept += self._keep(offered)
+            offered.unlink()
+        if kept:
+            self._trim()
+        return kept
+
+    def _keep(self, offered: Path) -> bool:
+        target = self.folder / offered.name
+        try:
+            descriptor = os.open(offered, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:  # a link, or gone: nothing that a job of ours lays out
+            return False
+        with os.fdopen(descriptor, "rb") as source:
+            size = os.fstat(descriptor).st_size
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(target)
+                return False
+            if not 0 < size <= LIBRARY_LIMIT:
+                return False
+            with _beside(target) as temporary:
+                with temporary.open("wb") as copy:
+                    shutil.copyfileobj(source, copy)
+                temporary.replace(target)
+        return True
+
+    def _trim(self) -> None:
+        """Remove the least recently used libraries until the rest fits."""
+        held: list[tuple[float, int, Path]] = []
+        for path in self.folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another slot trims too
+                status = path.stat()
+                if NAME.fullmatch(path.name) is not None:
+                    held.append((status.st_mtime, status.st_size, path))
+                elif status.st_mtime < time.time() - _UNFINISHED_SECONDS:
+                    path.unlink()  # a copy that a crash cut short
+        total = sum(size for _, size, _ in held)
+        for _, size, path in sorted(held):
+            if total <= self._limit_bytes:
+                return
+            path.unlink(missing_ok=True)
+            total -= size
+
+
+@contextlib.contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A temporary file in `target`'s folder, gone afterwards unless it was moved."""
+    handle, name = tempfile.mkstemp(prefix=".", dir=target.parent)
+    os.close(handle)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
