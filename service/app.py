@@ -16,11 +16,11 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from ..compiler import wire
+from . import auth, logs, problems
 from . import gateway as parts
-from . import logs, problems
 from .dispatch import CompilePool
 from .observe import Observe
-from .routes import artifacts, compile, health, progress, status
+from .routes import artifacts, compile, health, progress, status, tokens
 from .settings import ServiceSettings
 from .stats import StatsReply
 
@@ -37,6 +37,9 @@ _SCHEMAS = (
     status.InfoReply,
     status.FallbackReport,
     health.ReadyReply,
+    tokens.TokenRequest,
+    tokens.TokenReply,
+    auth.TokenRecord,
 )
 
 
@@ -72,7 +75,7 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
         summary="Compile PyTorch graphs once, and hand the artifact to everyone",
         lifespan=lifespan,
     )
-    for module in (compile, progress, artifacts, status, health):
+    for module in (compile, progress, artifacts, status, health, tokens):
         app.include_router(module.router)
     problems.install(app, retry_after_seconds=settings.retry_after_seconds)
     app.add_middleware(Observe)

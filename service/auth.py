@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Literal
+from datetime import UTC, datetime
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from fastapi import Request, Security
@@ -23,23 +25,55 @@ from ..compiler.errors import Forbidden, Unauthenticated
 from .scripts import Keys
 from .settings import ServiceSettings
 
-Role = Literal["read", "compile", "admin"]
-"""read: artifacts, progress, stats. compile: ask for compiles. admin: everything."""
+Role = Literal["read", "compile", "tune", "train", "admin"]
+"""read: artifacts, progress, stats; every other role includes it. compile: ask for compiles. tune, train: ask
+for tuning and training jobs. admin: everything."""
+ROLES: tuple[Role, ...] = get_args(Role)
 
+OWNER_ID = "owner"
 _DOMAIN = b"torchrelay token v1\0"
 _TOKEN_LIMIT = 512
+_ID_BYTES = 6
+_REMEMBERED_SECONDS = 30 * 86400
+"""A token that expired or was revoked is still listed, and still told so, for this long."""
+_RENEW = "Ask an administrator for a new token, then run `torchrelay login`"
 
 _bearer = HTTPBearer(auto_error=False, description="A token of `torchrelay up`, or one that an admin issued")
 
 
 class Grant(Struct, frozen=True):
-    """Whose token it is, and what it opens."""
+    """Whose token it is, by name and public id, and what it opens."""
 
     name: str
     roles: frozenset[Role]
+    id: str
 
     def allows(self, role: Role) -> bool:
-        return role in self.roles or "admin" in self.roles
+        return role in self.roles or "admin" in self.roles or (role == "read" and bool(self.roles))
+
+
+class TokenRecord(Struct, frozen=True, kw_only=True):
+    """What Redis holds of a token, under its digest. Times are seconds since 1970, UTC."""
+
+    id: str
+    """Names the token where it must not be shown; opens nothing."""
+    name: str
+    roles: frozenset[Role]
+    created: int
+    expires: int | None = None
+    revoked: int | None = None
+
+    def over(self, now: float) -> int | None:
+        """When it stopped opening anything; None while it does."""
+        ends = [end for end in (self.expires, self.revoked) if end is not None and end <= now]
+        return min(ends, default=None)
+
+
+class Issued(Struct, frozen=True):
+    """A new token: `secret` is what its holder sends, and exists nowhere else."""
+
+    secret: str
+    record: TokenRecord
 
 
 def new_token() -> str:
@@ -62,20 +96,61 @@ class Tokens:
             raise Unauthenticated("the token is too long to be one")
         found = digest(token)
         if self._owner is not None and hmac.compare_digest(found, self._owner):
-            return Grant("owner", frozenset({"admin"}))
-        record = await self._redis.hget(self._keys.tokens, found)
-        if record is None:
+            return Grant("owner", frozenset({"admin"}), OWNER_ID)
+        data = await self._redis.hget(self._keys.tokens, found)
+        if data is None:
             raise Unauthenticated("the token is not known")
-        return msgspec.json.decode(record, type=Grant)
+        record = msgspec.json.decode(data, type=TokenRecord)
+        now = time.time()
+        if record.revoked is not None and record.revoked <= now:
+            raise Unauthenticated(f"the token {record.id} was revoked on {_day(record.revoked)}", hint=_RENEW)
+        if record.expires is not None and record.expires <= now:
+            raise Unauthenticated(f"the token {record.id} expired on {_day(record.expires)}", hint=_RENEW)
+        return Grant(record.name, record.roles, record.id)
 
-    async def issue(self, name: str, roles: frozenset[Role]) -> str:
-        """A new token for `name`; it is shown once and cannot be read back."""
-        token = new_token()
-        await self._redis.hset(self._keys.tokens, digest(token), msgspec.json.encode(Grant(name, roles)))
-        return token
+    async def issue(
+        self, name: str, roles: frozenset[Role], *, lifetime_seconds: int | None = None
+    ) -> Issued:
+        """A new token for `name`; it is shown once and cannot be read back. None: it does not expire."""
+        secret, now = new_token(), int(time.time())
+        record = TokenRecord(
+            id=secrets.token_hex(_ID_BYTES),
+            name=name,
+            roles=roles,
+            created=now,
+            expires=None if lifetime_seconds is None else now + lifetime_seconds,
+        )
+        await self._redis.hset(self._keys.tokens, digest(secret), msgspec.json.encode(record))
+        await self._forget(now - _REMEMBERED_SECONDS)
+        return Issued(secret, record)
 
-    async def revoke(self, token: str) -> bool:
-        return bool(await self._redis.hdel(self._keys.tokens, digest(token)))
+    async def records(self) -> list[TokenRecord]:
+        """Every issued token, oldest first; the settings' own is not among them."""
+        records = [record for _, record in await self._all()]
+        return sorted(records, key=lambda record: (record.created, record.id))
+
+    async def revoke(self, token_id: str) -> TokenRecord | None:
+        """From now on the token opens nothing. Its record as it is then; None for an unknown id."""
+        for field, record in await self._all():
+            if record.id == token_id:
+                if record.revoked is None:
+                    record = msgspec.structs.replace(record, revoked=int(time.time()))
+                    await self._redis.hset(self._keys.tokens, field, msgspec.json.encode(record))
+                return record
+        return None
+
+    async def _all(self) -> list[tuple[bytes, TokenRecord]]:
+        found = await self._redis.hgetall(self._keys.tokens)
+        return [(field, msgspec.json.decode(data, type=TokenRecord)) for field, data in found.items()]
+
+    async def _forget(self, before: float) -> None:
+        old = [field for field, record in await self._all() if record.over(before) is not None]
+        if old:
+            await self._redis.hdel(self._keys.tokens, *old)
+
+
+def _day(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 
 def requires(role: Role) -> Callable[..., Awaitable[Grant]]:

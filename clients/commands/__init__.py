@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ... import __version__
-from . import doctor, run, stats
+from . import doctor, login, run, stats, token
 
 
 def _print_version(asked: bool) -> None:
@@ -33,4 +33,6 @@ def application() -> typer.Typer:
     app.command("demo", context_settings=passed_on)(run.demo)
     app.command("doctor")(doctor.doctor)
     app.command("stats")(stats.stats)
+    app.command("login")(login.login)
+    app.add_typer(token.app, name="token")
     return app

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Meta, Struct
 
 from ...compiler import artifact, wire
-from ...compiler.errors import BY_CODE, LimitExceeded, MalformedRequest
+from ...compiler.errors import BY_CODE, MalformedRequest
 from ..auth import Grant, requires
 from ..gateway import Gateway, gateway_of
+from ..json_body import read_json
 from ..problems import documented
 from ..signing import public_key_text
 from ..stats import StatsReply
+from .answers import json_answer, json_reply, json_request
 
 router = APIRouter(tags=["service"])
-
-_REPORT_BYTES = 4096
 
 
 class InfoReply(Struct, frozen=True):
@@ -38,52 +38,41 @@ class FallbackReport(Struct, frozen=True, forbid_unknown_fields=True):
     count: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
 
 
-def _json(name: str, *, many: bool = False) -> dict[int | str, dict[str, Any]]:
-    schema: dict[str, Any] = {"$ref": f"#/components/schemas/{name}"}
-    if many:
-        schema = {"type": "array", "items": schema}
-    return {200: {"description": name, "content": {"application/json": {"schema": schema}}}}
-
-
-def _answer(body: object) -> Response:
-    return Response(wire.to_json(body), media_type="application/json", headers={"Cache-Control": "no-store"})
-
-
 @router.get(
     "/v1/stats",
     summary="Counters of all gateways",
-    responses={**documented(), **_json("StatsReply")},
+    responses={**documented(), **json_reply("StatsReply")},
     response_class=Response,
 )
 async def stats(
     gateway: Annotated[Gateway, Depends(gateway_of)], _: Annotated[Grant, Depends(requires("read"))]
 ) -> Response:
     snapshot = await gateway.stats.snapshot()
-    return _answer(msgspec.convert({**snapshot.counters, "fallbacks": snapshot.fallbacks}, StatsReply))
+    return json_answer(msgspec.convert({**snapshot.counters, "fallbacks": snapshot.fallbacks}, StatsReply))
 
 
 @router.get(
     "/v1/workers",
     summary="The workers, and what they compile for",
-    responses={**documented(), **_json("WorkerInfo", many=True)},
+    responses={**documented(), **json_reply("WorkerInfo", many=True)},
     response_class=Response,
 )
 async def workers(
     gateway: Annotated[Gateway, Depends(gateway_of)], _: Annotated[Grant, Depends(requires("read"))]
 ) -> Response:
-    return _answer(gateway.pool.workers() if gateway.state.pool_started else [])
+    return json_answer(gateway.pool.workers() if gateway.state.pool_started else [])
 
 
 @router.get(
     "/v1/info",
     summary="Version, schema and signing keys",
-    responses={**documented(), **_json("InfoReply")},
+    responses={**documented(), **json_reply("InfoReply")},
     response_class=Response,
 )
 async def info(
     gateway: Annotated[Gateway, Depends(gateway_of)], _: Annotated[Grant, Depends(requires("read"))]
 ) -> Response:
-    return _answer(
+    return json_answer(
         InfoReply(
             version=version("torchrelay"),
             schema=wire.SCHEMA,
@@ -99,27 +88,14 @@ async def info(
     responses={**documented(413, 422)},
     response_class=Response,
     status_code=204,
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/FallbackReport"}}},
-        }
-    },
+    openapi_extra=json_request("FallbackReport"),
 )
 async def report(
     request: Request,
     gateway: Annotated[Gateway, Depends(gateway_of)],
     _: Annotated[Grant, Depends(requires("read"))],
 ) -> Response:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > _REPORT_BYTES:
-            raise LimitExceeded(f"a report has at most {_REPORT_BYTES} bytes")
-    try:
-        told = msgspec.json.decode(body, type=FallbackReport)
-    except msgspec.MsgspecError as error:
-        raise MalformedRequest(f"not a report: {error}", hint="See /docs") from None
+    told = await read_json(request, FallbackReport)
     if told.reason not in BY_CODE:
         raise MalformedRequest(f"{told.reason!r} is no error code", hint="See compiler/errors.py")
     await gateway.stats.count_fallbacks(told.reason, told.count)

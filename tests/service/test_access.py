@@ -22,6 +22,9 @@ GUARDED = [
     ("GET", "/v1/workers"),
     ("GET", "/v1/info"),
     ("POST", "/v1/report"),
+    ("POST", "/v1/tokens"),
+    ("GET", "/v1/tokens"),
+    ("DELETE", "/v1/tokens/000000000000"),
 ]
 
 
@@ -45,29 +48,18 @@ def _issue(running: Running, *roles: Role) -> str:
     async def issue() -> str:
         tokens, redis = _tokens(running)
         try:
-            return await tokens.issue("reader", frozenset(roles))
+            return (await tokens.issue("reader", frozenset(roles))).secret
         finally:
             await redis.aclose()
 
     return asyncio.run(issue())
 
 
-def test_a_token_opens_what_its_roles_allow_until_it_is_revoked(gateway: Running) -> None:
-    token = _issue(gateway, "read")
-    with gateway.http(token) as http:
+def test_a_token_opens_what_its_roles_allow(gateway: Running) -> None:
+    with gateway.http(_issue(gateway, "read")) as http:
         assert http.get("/v1/stats").status_code == 200
         refused = post(http, graph())
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
-
-        async def revoke() -> bool:
-            tokens, redis = _tokens(gateway)
-            try:
-                return await tokens.revoke(token)
-            finally:
-                await redis.aclose()
-
-        assert asyncio.run(revoke())
-        assert http.get("/v1/stats").status_code == 401
 
 
 def test_redis_never_holds_a_token(gateway: Running, redis_server: RedisServer) -> None:

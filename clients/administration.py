@@ -1,0 +1,68 @@
+"""What an administrator asks of a gateway: typed calls in, the service's own records out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import httpx2
+import msgspec
+from msgspec import Struct
+
+from .connection import Clock, Connection, decode
+from .settings import ClientSettings
+
+T = TypeVar("T")
+
+_QUICK_SECONDS = 10.0
+
+
+class Token(Struct, frozen=True, kw_only=True):
+    """A token's record; times in seconds since 1970."""
+
+    id: str
+    name: str
+    roles: list[str]
+    created: int
+    expires: int | None = None
+    revoked: int | None = None
+
+
+class NewToken(Struct, frozen=True):
+    """`token` is the secret, shown this once."""
+
+    token: str
+    record: Token
+
+
+class Administration:
+    """One gateway's administration. `transport` replaces the network, for tests."""
+
+    def __init__(self, settings: ClientSettings, transport: httpx2.BaseTransport | None = None) -> None:
+        self._settings = settings
+        self._connection = Connection(settings, transport)
+
+    def __enter__(self) -> Administration:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._connection.close()
+
+    def create_token(self, name: str, roles: Sequence[str], expires_seconds: int | None) -> NewToken:
+        body = {"name": name, "roles": list(roles), "expires_seconds": expires_seconds}
+        return self._ask("POST", "/v1/tokens", NewToken, body)
+
+    def tokens(self) -> list[Token]:
+        return self._ask("GET", "/v1/tokens", list[Token])
+
+    def revoke_token(self, token_id: str) -> Token:
+        """Raises NotFound."""
+        return self._ask("DELETE", f"/v1/tokens/{token_id}", Token)
+
+    def _ask(self, method: str, path: str, type: type[T], body: object = None) -> T:
+        content = None if body is None else msgspec.json.encode(body)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        clock = Clock(_QUICK_SECONDS)
+        return decode(
+            self._connection.request(method, path, clock, content=content, headers=headers).body, type
+        )

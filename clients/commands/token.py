@@ -1,0 +1,92 @@
+"""`torchrelay token`: an administrator issues, lists and revokes tokens."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from ...compiler.errors import SettingsError
+from ..administration import Administration, Token
+from ..settings import load_settings
+from . import output
+
+app = typer.Typer(no_args_is_help=True, help="Issue, list and revoke tokens (for administrators).")
+
+_UNITS = {"m": 60, "h": 3600, "d": 86400}
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Who or what it is for; shown in lists and the audit log.")],
+    role: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--role", help="read, compile, tune, train or admin; repeat for more. Default: compile."
+        ),
+    ] = None,
+    expires: Annotated[str, typer.Option(help="Its life: 45m, 12h, 30d, or never.")] = "90d",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Issue a token. Standard output has the token alone, this once."""
+    lifetime = _lifetime(expires)
+    with Administration(load_settings()) as administration:
+        made = administration.create_token(name, role or ["compile"], lifetime)
+    if json:
+        output.print_json(made)
+        return
+    record = made.record
+    until = "never expires" if record.expires is None else f"expires {output.moment(record.expires)} UTC"
+    print(f"token {record.id} for {record.name}: {', '.join(sorted(record.roles))}; {until}", file=sys.stderr)
+    print("It is shown only now. Its holder runs `torchrelay login URL` and pastes it.", file=sys.stderr)
+    print(made.token)
+
+
+@app.command("ls")
+def list_tokens(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """List tokens by their public ids."""
+    with Administration(load_settings()) as administration:
+        found = administration.tokens()
+    if json:
+        output.print_json(found)
+        return
+    output.print_table(
+        ("id", "name", "roles", "created", "expires", "state"), [_row(record) for record in found]
+    )
+
+
+@app.command()
+def revoke(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="From `torchrelay token ls`.")],
+) -> None:
+    """Revoke a token; it opens nothing from now on."""
+    if not re.fullmatch("[0-9a-f]{12}", token_id):
+        raise SettingsError("this is no token's id", hint="`torchrelay token ls` lists ids: 12 hex digits")
+    with Administration(load_settings()) as administration:
+        record = administration.revoke_token(token_id)
+    print(f"revoked {record.id}, {record.name}")
+
+
+def _lifetime(text: str) -> int | None:
+    if text == "never":
+        return None
+    found = re.fullmatch(r"([1-9][0-9]{0,6})([mhd])", text)
+    if found is None:
+        raise SettingsError(f"--expires is {text!r}"[:80], hint="Allowed: 45m, 12h, 30d, never")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _row(record: Token) -> tuple[str, ...]:
+    now = time.time()
+    if record.revoked is not None:
+        state = "revoked"
+    else:
+        state = "expired" if record.expires is not None and record.expires <= now else "active"
+    until = "never" if record.expires is None else output.moment(record.expires)
+    roles = ", ".join(sorted(record.roles))
+    return record.id, record.name, roles, output.moment(record.created), until, state

@@ -1,0 +1,78 @@
+"""POST, GET and DELETE /v1/tokens: an administrator issues, lists and revokes tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Request, Response
+from msgspec import Meta, Struct
+
+from ...compiler.errors import MalformedRequest, NotFound
+from ..auth import Grant, Role, TokenRecord, requires
+from ..gateway import Gateway, gateway_of
+from ..json_body import read_json
+from ..problems import documented
+from .answers import json_answer, json_reply, json_request
+
+router = APIRouter(tags=["tokens"])
+
+_YEARS_10 = 10 * 366 * 86400
+
+Admin = Annotated[Grant, Depends(requires("admin"))]
+TokenId = Annotated[str, Path(pattern="^[0-9a-f]{12}$", description="A token's public id, 12 hex digits")]
+
+
+class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/tokens`. `expires_seconds`: the token's life from now; null: it does not expire."""
+
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9._@-]{1,64}$")]
+    roles: Annotated[frozenset[Role], Meta(min_length=1)]
+    expires_seconds: Annotated[int, Meta(ge=1, le=_YEARS_10)] | None = None
+
+
+class TokenReply(Struct, frozen=True):
+    """Answer of `POST /v1/tokens`. `token` is shown this once: the service keeps only its digest."""
+
+    token: str
+    record: TokenRecord
+
+
+@router.post(
+    "/v1/tokens",
+    summary="Issue a token",
+    status_code=201,
+    responses={**documented(413, 422), **json_reply("TokenReply", status=201)},
+    response_class=Response,
+    openapi_extra=json_request("TokenRequest"),
+)
+async def issue(request: Request, gateway: Annotated[Gateway, Depends(gateway_of)], admin: Admin) -> Response:
+    asked = await read_json(request, TokenRequest)
+    if not asked.name.isprintable():  # a pattern's $ lets one newline pass
+        raise MalformedRequest("a token's name is one line", hint="See /docs")
+    issued = await gateway.tokens.issue(asked.name, asked.roles, lifetime_seconds=asked.expires_seconds)
+    return json_answer(TokenReply(issued.secret, issued.record), 201)
+
+
+@router.get(
+    "/v1/tokens",
+    summary="The tokens that were issued, without their secrets",
+    responses={**documented(), **json_reply("TokenRecord", many=True)},
+    response_class=Response,
+)
+async def tokens(gateway: Annotated[Gateway, Depends(gateway_of)], admin: Admin) -> Response:
+    return json_answer(await gateway.tokens.records())
+
+
+@router.delete(
+    "/v1/tokens/{token_id}",
+    summary="Revoke a token, at once",
+    responses={**documented(404, 422), **json_reply("TokenRecord")},
+    response_class=Response,
+)
+async def revoke(
+    token_id: TokenId, gateway: Annotated[Gateway, Depends(gateway_of)], admin: Admin
+) -> Response:
+    record = await gateway.tokens.revoke(token_id)
+    if record is None:
+        raise NotFound(f"there is no token {token_id}", hint="`torchrelay token ls` lists them")
+    return json_answer(record)
