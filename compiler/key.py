@@ -7,12 +7,21 @@ its encoding has one form, so the key is a digest of the bytes.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 
 from . import wire
 
 DOMAIN = b"torchrelay request v1\0"
+
+DETAIL_BYTES = 16 << 10
+"""The most that one component holds, as JSON."""
+_TEXT = 600
+_KINDS = 512
+_NODES = 1500
+_INPUTS = 5000
 
 
 def key_of(request: wire.GraphRequest) -> str:
@@ -26,18 +35,28 @@ def key_of_bytes(data: bytes) -> str:
 
 
 def components(request: wire.GraphRequest) -> dict[str, str]:
-    """Each part that the key covers, by name: short parts as text, long ones as 16 hex digits of a digest."""
+    """Each part that the key covers, by name, as text; what compiler/explain.py compares.
+
+    Long parts are a digest of 16 hex digits, and beside it as much of what they hold as DETAIL_BYTES allows:
+    a request with 12 layers of a transformer has about 10 KB, and none has more than 200 KB.
+    """
     parts = {
         "schema": str(request.schema),
         "graph": _digest(request.graph),
-        "graph.nodes": str(_count(request.graph)),
         "inputs": _digest(request.inputs),
-        "inputs.shapes": _digest([_shape(item) for item in request.inputs]),
+        "inputs.count": str(len(request.inputs)),
         "symbols": _digest(request.symbols),
+        "symbols.list": _list(request.symbols),
         "relations": _digest(request.relations),
+        "relations.list": _list(request.relations),
         "constants": _digest(request.constants),
+        "constants.list": _list(
+            [item.dtype, item.shape, item.device, item.requires_grad, _digest(item.data)]
+            for item in request.constants
+        ),
         "mode": request.mode,
     }
+    parts |= _graph_details(request.graph) | _input_details(request.inputs)
     for prefix, struct in (
         ("ambient", request.ambient),
         ("toolchain", request.toolchain),
@@ -52,23 +71,66 @@ def components(request: wire.GraphRequest) -> dict[str, str]:
     return parts
 
 
+def _graph_details(graph: wire.Graph) -> dict[str, str]:
+    """`kinds`: [operator, count] of all subgraphs together, by falling count. `order`: the outer graph's
+    nodes, each the position of its operator in `kinds` ('' if it was cut off) and 4 digits of its digest."""
+    counts: Counter[str] = Counter()
+    todo = [graph]
+    while todo:
+        last = todo.pop()
+        counts.update(map(_kind, last.nodes))
+        todo += last.subgraphs
+    ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    position = {kind: index for index, (kind, _) in enumerate(ranked[:_KINDS])}
+    return {
+        "graph.nodes": str(counts.total()),
+        "graph.kinds": _list(ranked[:_KINDS]),
+        "graph.order": " ".join(
+            f"{position.get(_kind(node), '')}:{_digest(node)[:4]}" for node in graph.nodes[:_NODES]
+        ),
+    }
+
+
+def _kind(node: wire.Node) -> str:
+    if node.op == "call_method":
+        return f"Tensor.{node.target}"
+    return node.target or node.op
+
+
+def _input_details(inputs: list[wire.Input]) -> dict[str, str]:
+    """`kinds`: the distinct inputs. `order`: for each input its position there, -1 if it was cut off."""
+    position: dict[bytes, int] = {}
+    order = []
+    for item in inputs[:_INPUTS]:
+        order.append(position.setdefault(msgspec.json.encode(item), len(position)))
+    kinds, size = [], 0
+    for text in position:
+        size += len(text)
+        if size > DETAIL_BYTES:
+            break
+        kinds.append(msgspec.Raw(text))
+    return {
+        "inputs.kinds": msgspec.json.encode(kinds).decode(),
+        "inputs.order": _list(index if index < len(kinds) else -1 for index in order),
+    }
+
+
+def _list(items: Iterable[object]) -> str:
+    """A JSON array of the first items, at most DETAIL_BYTES of them."""
+    kept, size = [], 0
+    for item in items:
+        text = msgspec.json.encode(item)
+        size += len(text) + 1
+        if size > DETAIL_BYTES:
+            break
+        kept.append(msgspec.Raw(text))
+    return msgspec.json.encode(kept).decode()
+
+
 def _text(value: object) -> str:
     text = msgspec.json.encode(value).decode()
-    return text if len(text) <= 200 else _digest(value)
+    return text if len(text) <= _TEXT else _digest(value)
 
 
 def _digest(value: object) -> str:
     return hashlib.sha256(msgspec.msgpack.encode(value)).hexdigest()[:16]
-
-
-def _shape(item: wire.Input) -> object:
-    return item.shape if isinstance(item, wire.TensorInput) else None
-
-
-def _count(graph: wire.Graph) -> int:
-    total, todo = 0, [graph]
-    while todo:
-        last = todo.pop()
-        total += len(last.nodes)
-        todo += last.subgraphs
-    return total

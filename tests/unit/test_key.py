@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,12 @@ def test_the_key_covers_every_field() -> None:
     ):
         for field in struct.__struct_fields__:
             assert any(True for _ in changes(getattr(struct, field))), f"{type(struct).__name__}.{field}"
+
+
+def test_the_key_is_the_digest_of_the_canonical_bytes_and_of_nothing_else() -> None:
+    request = full_request()
+    expected = hashlib.sha256(b"torchrelay request v1\0" + wire.encode_request(request)).hexdigest()
+    assert key.key_of(request) == expected
 
 
 def full_request() -> wire.GraphRequest:

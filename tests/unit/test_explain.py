@@ -1,0 +1,237 @@
+"""Misses in words: what of two requests differs, and how far they are apart."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from msgspec.structs import replace
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import strategies
+from torchrelay.compiler import explain, key, wire
+
+RANDOM = settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+
+
+def tensor(*shape: wire.Size, **more: Any) -> wire.TensorInput:
+    strides: list[wire.Size] = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size if isinstance(size, int) else f"({size})")
+    fields = {"shape": list(shape), "stride": strides, "dtype": "float32", "device": "cpu"}
+    return wire.TensorInput(**{**fields, "requires_grad": False, **more})
+
+
+def node(target: str, *args: wire.Arg) -> wire.Node:
+    return wire.Node("call_function", target, list(args))
+
+
+NODES = [
+    wire.Node("placeholder", "", []),
+    node("torch.add", wire.Ref(0), 1),
+    node("torch.relu", wire.Ref(1)),
+    wire.Node("call_method", "view", [wire.Ref(2), 8]),
+    wire.Node("output", "", [wire.TupleArg([wire.Ref(3)])]),
+]
+
+REQUEST = wire.GraphRequest(
+    schema=wire.SCHEMA,
+    graph=wire.Graph(NODES),
+    inputs=[tensor(8, 1024), tensor(1024, 1024, is_parameter=True), wire.SymIntInput("s0"), tensor(8, 1024)],
+    symbols=[wire.Symbol("s0", 8, 2, None)],
+    relations=["Eq(Mod(s0, 2), 0)"],
+    constants=[wire.Constant("float32", [1], "cpu", b"\0\0\0\0")],
+    ambient=wire.Ambient(
+        grad=True,
+        inference=False,
+        autocast=[],
+        default_dtype="float32",
+        matmul_precision="highest",
+        deterministic=False,
+        deterministic_warn_only=False,
+        fill_uninitialized=True,
+        threads=2,
+        flags=[("sdp.math", True)],
+    ),
+    mode="default",
+    options=[],
+    aot_options=[],
+    toolchain=wire.Toolchain(python="cp311", torch="2.12.1", triton="", cuda="", platform="linux-x86_64"),
+    target=wire.Target(kind="cpu", name="", capability="", units=0, cpu=["avx2", "fma"]),
+)
+
+
+def with_inputs(*changes: tuple[int, wire.Input]) -> dict[str, Any]:
+    inputs = list(REQUEST.inputs)
+    for index, item in changes:
+        inputs[index] = item
+    return {"inputs": inputs}
+
+
+def with_nodes(*changes: tuple[int, wire.Node]) -> dict[str, Any]:
+    nodes = list(NODES)
+    for index, item in changes:
+        nodes[index] = item
+    return {"graph": wire.Graph(nodes)}
+
+
+def words(change: wire.GraphRequest) -> list[str]:
+    compared = explain.compare(key.components(REQUEST), key.components(change))
+    return [difference.text for difference in compared.differences]
+
+
+def distance(one: wire.GraphRequest, other: wire.GraphRequest) -> float:
+    return explain.compare(key.components(one), key.components(other)).distance
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, []),
+        ({"toolchain": replace(REQUEST.toolchain, torch="2.13.0")}, ["torch 2.12.1 against 2.13.0"]),
+        ({"toolchain": replace(REQUEST.toolchain, cuda="13.0")}, ["CUDA none against 13.0"]),
+        (with_inputs((3, tensor(16, 1024))), ["input 3: shape (8, 1024) against (16, 1024)"]),
+        ({"options": [("max_autotune", True)]}, ["option max_autotune: the default against True"]),
+        ({"mode": "max-autotune"}, ["mode default against max-autotune"]),
+        (
+            with_inputs((0, tensor(8, 1024, dtype="bfloat16")), (3, tensor(8, 1024, dtype="bfloat16"))),
+            ["inputs 0, 3: dtype float32 against bfloat16"],
+        ),
+        (
+            with_inputs((0, tensor(8, 1024, stride=[1, 8]))),
+            ["input 0: stride (1024, 1) against (1, 8)"],
+        ),
+        (
+            with_inputs((1, tensor(1024, 1024, requires_grad=True))),
+            ["input 1: requires grad False against True; is parameter True against False"],
+        ),
+        (with_inputs((2, tensor(4))), ["input 2: integer s0 against tensor float32 (4,)"]),
+        ({"inputs": REQUEST.inputs[:2]}, ["inputs: 4 against 2"]),
+        (
+            with_nodes((2, node("torch.sin", wire.Ref(1)))),
+            [
+                "graph: node 2 is torch.relu against torch.sin",
+                "graph: torch.relu once against never",
+                "graph: torch.sin never against once",
+            ],
+        ),
+        (
+            with_nodes((1, node("torch.add", wire.Ref(0), 2))),
+            ["graph: node 1 (torch.add) has other arguments"],
+        ),
+        (
+            {"target": replace(REQUEST.target, cpu=["avx512f", "fma"])},
+            ["CPU instruction sets: avx2 more; avx512f less"],
+        ),
+        ({"ambient": replace(REQUEST.ambient, grad=False)}, ["grad mode on against off"]),
+        ({"ambient": replace(REQUEST.ambient, flags=[])}, ["sdp.math on against unset"]),
+        (
+            {"ambient": replace(REQUEST.ambient, autocast=[wire.Autocast("cpu", "bfloat16", True)])},
+            ["autocast none against cpu bfloat16 True"],
+        ),
+        ({"symbols": [wire.Symbol("s0", 8, 2, 64)]}, ["symbol s0: upper None against 64"]),
+        ({"relations": []}, ["relation 0: Eq(Mod(s0, 2), 0) against none"]),
+        (
+            {"constants": [wire.Constant("float32", [1], "cpu", b"\0\0\0\1")]},
+            ["constant 0 float32 (1,): other values"],
+        ),
+    ],
+)
+def test_a_difference_in_words(changes: dict[str, Any], told: list[str]) -> None:
+    assert words(replace(REQUEST, **changes)) == told
+
+
+def test_an_inserted_node_is_found_where_it_stands() -> None:
+    longer = wire.Graph([*NODES[:2], node("torch.sin", wire.Ref(1)), *NODES[2:]])
+    assert words(replace(REQUEST, graph=longer)) == [
+        "graph: node 2 is torch.relu against torch.sin",
+        "graph: torch.sin never against once",
+    ]
+
+
+def test_the_same_program_on_another_batch_is_nearer_than_another_program() -> None:
+    batch = replace(REQUEST, **with_inputs((0, tensor(16, 1024)), (3, tensor(16, 1024))))
+    release = replace(REQUEST, toolchain=replace(REQUEST.toolchain, torch="2.13.0"))
+    option = replace(REQUEST, options=[("max_autotune", True)])
+    edited = replace(REQUEST, **with_nodes((1, node("torch.add", wire.Ref(0), 2))))
+    other = replace(REQUEST, graph=wire.Graph([NODES[0], *[node("torch.sin", wire.Ref(0))] * 9, NODES[-1]]))
+    ranked = [distance(REQUEST, each) for each in (REQUEST, option, batch, release, edited, other)]
+    assert ranked == sorted(ranked)
+    assert ranked[0] == 0 < ranked[1]
+    assert ranked[-2] < ranked[-1]
+
+
+@given(strategies.requests(), strategies.requests())
+@RANDOM
+def test_requests_of_unlike_components_differ_in_words_and_the_same_distance_both_ways(
+    one: wire.GraphRequest, other: wire.GraphRequest
+) -> None:
+    first, second = key.components(one), key.components(other)
+    there, back = explain.compare(first, second), explain.compare(second, first)
+    assert (there.distance == 0) == (first == second) == (not there.differences)
+    assert there.distance == back.distance
+    assert len(there.differences) == len(back.differences)
+    assert explain.compare(first, first).distance == 0
+
+
+NAMES = [*key.components(REQUEST), "options.max_autotune", "later.version"]
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(NAMES),
+            st.text()
+            | st.sampled_from(
+                ["[[]]", "[{}]", "[1e999]", "[" * 5000, "9" * 9000, '["x"]', "[-1, 99999]", '[["x", 1]]']
+            ),
+        ),
+        min_size=2,
+        max_size=2,
+    )
+)
+@settings(RANDOM, max_examples=300)
+def test_components_that_nobody_wrote_are_compared_all_the_same(sides: list[dict[str, str]]) -> None:
+    assume(sides[0] != sides[1])
+    compared = explain.compare(*sides)
+    assert compared.distance > 0
+    assert all(
+        text.isprintable() and len(text) < 2000
+        for _, text in map(msgspec.structs.astuple, compared.differences)
+    )
+
+
+def test_the_words_of_a_large_model_are_few() -> None:
+    wide = replace(REQUEST, inputs=[tensor(n % 40 + 2, 7) for n in range(300)])
+    wider = replace(REQUEST, inputs=[tensor(n % 40 + 2, 9) for n in range(300)])
+    compared = explain.compare(key.components(wide), key.components(wider))
+    assert len(compared.differences) == 9
+    assert (
+        compared.differences[0].text
+        == "inputs 0, 40, 80, 120, 160, 200 and 2 more: shape (2, 7) against (2, 9)"
+    )
+    assert compared.differences[-1].text == "and 32 more differences"
+
+
+def test_components_are_bounded_however_large_the_request() -> None:
+    huge = replace(
+        REQUEST,
+        graph=wire.Graph([*NODES[:1], *(node(f"torch.{n}" + "x" * 90, wire.Ref(0)) for n in range(20_000))]),
+        inputs=[tensor(n + 2, 3) for n in range(20_000)],
+        symbols=[wire.Symbol(f"s{n}", 2, 2, None) for n in range(5000)],
+        relations=["Or(" + "Eq(s0, 2), " * 100 + "Eq(s0, 3))"] * 500,
+        constants=REQUEST.constants * 5000,
+    )
+    size = len(msgspec.json.encode(key.components(huge)))
+    assert size < 200_000
+    assert len(words(huge)) < 60
