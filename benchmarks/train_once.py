@@ -27,10 +27,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50, help="steps after the first")
     parser.add_argument("--load-artifacts", type=Path, help="Mega-Cache artifacts to start from")
     parser.add_argument("--save-artifacts", type=Path, help="write Mega-Cache artifacts when done")
+    parser.add_argument("--change-layer", type=int, help="give this layer of a GPT-2 another activation")
     args = parser.parse_args()
 
     device = torch.device(args.device)
     workload = build(args.model, device)
+    if args.change_layer is not None:
+        workload.model.transformer.h[args.change_layer].mlp.act = torch.nn.SiLU()
     wait_for(device)
 
     began = time.perf_counter()

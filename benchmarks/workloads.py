@@ -45,6 +45,12 @@ def _gpt2_small(device: torch.device) -> Workload:
     )
 
 
+def _gpt2_deep(device: torch.device) -> Workload:
+    return _gpt2(
+        device, batch=4, length=128, n_layer=12, n_embd=256, n_head=4, vocab_size=8192, n_positions=256
+    )
+
+
 def _gpt2_base(device: torch.device) -> Workload:
     return _gpt2(device, batch=8, length=512, n_layer=12, n_embd=768, n_head=12)
 
@@ -60,10 +66,16 @@ def _resnet50(device: torch.device) -> Workload:
 
 WORKLOADS: dict[str, Callable[[torch.device], Workload]] = {
     "gpt2-4x256": _gpt2_small,
+    "gpt2-12x256": _gpt2_deep,
     "gpt2-12x768": _gpt2_base,
     "resnet50": _resnet50,
 }
-NEEDS = {"gpt2-4x256": "transformers", "gpt2-12x768": "transformers", "resnet50": "timm"}
+NEEDS = {
+    "gpt2-4x256": "transformers",
+    "gpt2-12x256": "transformers",
+    "gpt2-12x768": "transformers",
+    "resnet50": "timm",
+}
 """The library that each model comes from."""
 
 
