@@ -9,6 +9,7 @@ packs without a signature; the gateway signs; the client opens and gets members 
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Iterable, Mapping
 
@@ -23,7 +24,12 @@ from .errors import ArtifactError, LimitExceeded, MalformedRequest, SignatureErr
 
 MAGIC = b"TRLYART1"
 DOMAIN = b"torchrelay artifact v1\0"
+MAX_MEMBER_BYTES = 4 << 30
+"""One member, unpacked."""
 _LENGTH = struct.Struct("<I")
+_MEMBER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+\-]*(/[A-Za-z0-9_][A-Za-z0-9_.+\-]*)*", re.ASCII)
+"""Relative, and no part of it is hidden or leads upwards: whoever writes a member to a folder stays inside."""
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,7 +118,7 @@ def _split(data: bytes) -> tuple[Envelope, bytes]:
         raise ArtifactError("the artifact is cut short")
     try:
         envelope = msgspec.msgpack.decode(data[start : start + length], type=Envelope)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise ArtifactError(f"the artifact's envelope cannot be read: {error}") from None
     body = data[start + length :]
     if any(size < 0 for size in envelope.frames) or sum(envelope.frames) != len(body):
@@ -123,7 +129,7 @@ def _split(data: bytes) -> tuple[Envelope, bytes]:
 def _manifest(envelope: Envelope) -> wire.Manifest:
     try:
         return msgspec.msgpack.decode(envelope.manifest, type=wire.Manifest)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise ArtifactError(f"the artifact's manifest cannot be read: {error}") from None
 
 
@@ -136,6 +142,10 @@ def _open(envelope: Envelope, body: bytes) -> Artifact:
     members: dict[str, bytes] = {}
     position = 0
     for entry, size in zip(manifest.members, envelope.frames, strict=True):
+        if not _MEMBER_NAME.fullmatch(entry.name) or len(entry.name) > 255:
+            raise ArtifactError(f"member name {entry.name[:80]!r} is not allowed")
+        if not 0 <= entry.size <= MAX_MEMBER_BYTES:
+            raise ArtifactError(f"member {entry.name!r} has a size out of range")
         try:
             data = wire.decompress(body[position : position + size], entry.size)
         except (MalformedRequest, LimitExceeded):

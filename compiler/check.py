@@ -19,6 +19,8 @@ from .errors import BadOption, ForbiddenTarget, LimitExceeded, MalformedRequest,
 MAX_DIMENSIONS = 64
 MAX_EXPRESSION_TEXT = 1 << 18
 """Characters of all distinct expressions together."""
+MAX_VALUES = 2_000_000
+"""Values in the arguments of all nodes together: 2 bytes on the wire, a hundred in memory."""
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _BIG_INT = re.compile(r"-?[1-9][0-9]{0,99}", re.ASCII)
@@ -55,6 +57,7 @@ class _Check:
         self._expression_text = 0
         self._nodes = 0
         self._constants_used = 0
+        self._seen_values = 0
 
     def run(self) -> None:
         request, limits = self._request, self._limits
@@ -230,6 +233,9 @@ class _Check:
         todo: list[tuple[wire.Arg, int]] = [(value, 1) for value in values]
         while todo:
             value, depth = todo.pop()
+            self._seen_values += 1
+            if self._seen_values > MAX_VALUES:
+                raise LimitExceeded(f"arguments of more than {MAX_VALUES} values")
             if depth > self._limits.depth:
                 raise LimitExceeded(f"{where} has arguments nested deeper than {self._limits.depth}")
             match value:

@@ -1,20 +1,26 @@
 """Stage 5: the cache. A key in; a published artifact's bytes out, or None. Index in Redis, bytes in blobs.py.
 
 The blob is written before the index offers it, and leaves after the index has forgotten it, so that whoever
-finds an entry normally finds its bytes; where they are lost or damaged all the same, the entry is dropped and
-the key is a miss again. Publishing is one Lua script: the first artifact of a key wins.
+finds an entry normally finds its bytes; where they are lost or damaged all the same, or signed by nobody we
+trust, the entry is dropped and the key is a miss again. Publishing is one Lua script: the first artifact of a
+key wins.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 import structlog
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from ..compiler.errors import Unavailable
+from ..compiler import artifact
+from ..compiler.errors import ArtifactError, SignatureError, Unavailable
 from .blobs import Blobs, Place, sha256
 from .leases import Lease
 from .metrics import Metrics
@@ -22,6 +28,7 @@ from .scripts import Keys, Scripts
 
 NAMESPACE = "default"
 _EVICT_BATCH = 64
+_REMEMBERED = 65536
 _PUTS = 2
 """A restart of Redis can fall between an artifact's write and its publication, once."""
 
@@ -50,6 +57,7 @@ class Cache:
         blobs: Blobs,
         metrics: Metrics,
         *,
+        trusted: Sequence[Ed25519PublicKey],
         limit_bytes: int,
         progress_ttl_seconds: float,
     ) -> None:
@@ -58,11 +66,13 @@ class Cache:
         self._scripts = scripts
         self._blobs = blobs
         self._metrics = metrics
+        self._trusted = trusted
+        self._verified: OrderedDict[str, str] = OrderedDict()  # artifacts' digests, and their keys
         self._limit_bytes = limit_bytes
         self._ttl_ms = int(progress_ttl_seconds * 1000)
 
     async def lookup(self, key: str, use: Use) -> bytes | None:
-        """The artifact of `key`, its digest checked, its last use noted; None when there is none."""
+        """The artifact of `key`, digest and signature checked, its last use noted; None when there is none."""
         keys = self._keys
         found = await self._scripts.lookup(
             keys=[keys.index(key), keys.lru, keys.stats], args=[key, keys.blob_prefix, use]
@@ -71,7 +81,8 @@ class Cache:
             return None
         digest, size, place, blob = found
         data = blob if place == b"redis" else await self._blobs.get(key, digest.decode())
-        if data is not None and len(data) == int(size) and await sha256(data) == digest.decode():
+        whole = data is not None and len(data) == int(size) and await sha256(data) == digest.decode()
+        if data is not None and whole and await self._genuine(key, digest.decode(), data):
             return data
         log.warning("blob_lost", key=key, place=place.decode(), damaged=data is not None)
         self._metrics.damaged_blobs.inc()
@@ -82,6 +93,22 @@ class Cache:
         if dropped and data is not None:
             await self._blobs.delete(key, digest.decode(), "redis" if place == b"redis" else "store")
         return None
+
+    async def _genuine(self, key: str, digest: str, data: bytes) -> bool:
+        """Whether a trusted key signed these bytes for `key`: Redis and the store are not believed. A digest
+        that held once is not checked again."""
+        if self._verified.get(digest) == key:
+            self._verified.move_to_end(digest)
+            return True
+        try:
+            await asyncio.to_thread(artifact.verify, data, self._trusted, key=key)
+        except (ArtifactError, SignatureError) as error:
+            log.error("artifact_refused", key=key, digest=digest, error=error.message)
+            return False
+        self._verified[digest] = key
+        if len(self._verified) > _REMEMBERED:
+            self._verified.popitem(last=False)
+        return True
 
     async def publish(self, lease: Lease, offer: Offer) -> bool:
         """Offer an artifact under a lease; true once the index holds exactly this one.

@@ -18,11 +18,6 @@ from ..compiler import check, key, wire
 from ..compiler.errors import LimitExceeded, MalformedRequest, RelayError, Unavailable, from_code
 from .blobs import sha256
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
-
 _INLINE_BYTES = 32 << 10
 _THREAD_BYTES = 1 << 20
 _REMEMBERED = 4096
@@ -105,13 +100,10 @@ class Intake:
 
     async def parse(self, body: bytes) -> Ask:
         """`parse`, off the event loop where that matters. Raises RequestError's children, Unavailable."""
-        try:
-            size = zstd.get_frame_info(body).decompressed_size
-        except zstd.ZstdError as error:
-            raise MalformedRequest(f"body is not a zstd frame: {error}") from None
-        if size is not None and size <= _INLINE_BYTES:
+        size = await asyncio.to_thread(wire.unpacked_size, body, self._limits.request_bytes)
+        if size <= _INLINE_BYTES:
             return parse(body, self._limits)
-        if size is not None and size <= _THREAD_BYTES:
+        if size <= _THREAD_BYTES:
             return await asyncio.to_thread(parse, body, self._limits)
         async with self._children:
             return await _parse_in_child(body, self._limits)

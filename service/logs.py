@@ -16,6 +16,7 @@ def configure(settings: ServiceSettings) -> None:
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _escape,
     ]
     # Tracebacks without local variables: those hold tokens and bodies.
     if settings.log_format == "json":
@@ -34,3 +35,11 @@ def configure(settings: ServiceSettings) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
+
+
+def _escape(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Texts that came with a request cannot steer a terminal or begin a line of their own."""
+    return {
+        name: repr(value)[1:-1] if isinstance(value, str) and not value.isprintable() else value
+        for name, value in event.items()
+    }

@@ -1,0 +1,85 @@
+"""Artifacts to forge: members in, signed files out; and a pickle that tells when somebody reads it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from service_parts import TARGET, TOOLCHAIN
+from torchrelay.compiler import artifact, members, wire
+
+KEY = "ab" * 32
+
+
+class _Touch:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (open, (str(self._path), "w"))
+
+
+def evil_members(canary: Path) -> dict[str, bytes]:
+    """What a real artifact holds, with a bundle that writes `canary` when it is read."""
+    return {
+        members.BUNDLE: pickle.dumps(_Touch(canary)),
+        members.LIBRARIES: msgspec.msgpack.encode([(["void"], "source", "cpp/0.so")]),
+        "cpp/0.so": b"\x7fELF no library",
+        "triton/launcher-00": b"\x7fELF no module",
+    }
+
+
+def manifest_of(files: Mapping[str, bytes], **changes: Any) -> wire.Manifest:
+    whole = wire.Manifest(
+        schema=wire.SCHEMA,
+        key=KEY,
+        toolchain=TOOLCHAIN,
+        target=TARGET,
+        members=[artifact.member(name, data) for name, data in files.items()],
+        guards=["s0 < 9"],
+        stages=[("aot", 1.0)],
+        verification=wire.Verification("passed", "", 0.0, 0.1),
+        tuning=[wire.Measurement("mm", "triton", 0.5, 3)],
+        kernels=1,
+        created="2026-01-01T00:00:00Z",
+        worker="w0",
+    )
+    return msgspec.structs.replace(whole, **changes)
+
+
+def signed(files: Mapping[str, bytes], signer: Ed25519PrivateKey, **changes: Any) -> bytes:
+    """A file whose signature holds, whatever `changes` make of its manifest."""
+    manifest = msgspec.msgpack.encode(manifest_of(files, **changes))
+    frames = [wire.compress(data) for data in files.values()]
+    return sealed(manifest, frames, signer)
+
+
+def sealed(manifest: bytes, frames: list[bytes], signer: Ed25519PrivateKey) -> bytes:
+    """Any bytes as a manifest, signed."""
+    envelope = artifact.Envelope(
+        manifest,
+        [len(frame) for frame in frames],
+        artifact.key_id(signer.public_key()),
+        signer.sign(artifact.DOMAIN + manifest),
+    )
+    return assembled(envelope, b"".join(frames))
+
+
+def taken_apart(data: bytes) -> tuple[artifact.Envelope, bytes]:
+    """The envelope, and all frames after it."""
+    start = len(artifact.MAGIC) + 4
+    length = int.from_bytes(data[len(artifact.MAGIC) : start], "little")
+    return msgspec.msgpack.decode(data[start : start + length], type=artifact.Envelope), data[
+        start + length :
+    ]
+
+
+def assembled(envelope: artifact.Envelope, frames: bytes) -> bytes:
+    head = msgspec.msgpack.encode(envelope)
+    return artifact.MAGIC + len(head).to_bytes(4, "little") + head + frames

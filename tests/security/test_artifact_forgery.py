@@ -1,0 +1,232 @@
+"""Artifacts that were changed after they were signed, or signed by nobody we trust: refused by their bytes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from signed import KEY, assembled, manifest_of, sealed, signed, taken_apart
+from torchrelay.compiler import artifact, wire
+from torchrelay.compiler.errors import ArtifactError, SignatureError
+
+SIGNER = Ed25519PrivateKey.from_private_bytes(b"\1" * 32)
+STRANGER = Ed25519PrivateKey.from_private_bytes(b"\2" * 32)
+TRUSTED = [SIGNER.public_key()]
+FILES = {"bundle.pickle": b"a" * 40, "cpp/0.so": b"\x7fELF" * 9, "libraries.msgpack": b"\x90"}
+GOOD = signed(FILES, SIGNER)
+
+HARMS: dict[str, Any] = {
+    "schema": wire.SCHEMA + 1,
+    "key": "cd" * 32,
+    "toolchain": wire.Toolchain("cp399", "9.9.9", "", "", "linux-x86_64"),
+    "target": wire.Target("cuda", "NVIDIA H200", "9.0", 132, []),
+    "members": [artifact.member("other", b"other")],
+    "guards": [],
+    "stages": [("aot", 2.0)],
+    "verification": wire.Verification("skipped", "", 0.0, 0.1),
+    "tuning": [],
+    "kernels": 2,
+    "created": "2027-01-01T00:00:00Z",
+    "worker": "w1",
+}
+
+
+def refused(data: bytes, *, key: str = KEY) -> type[Exception]:
+    with pytest.raises((ArtifactError, SignatureError)) as caught:
+        artifact.verify(data, TRUSTED, key=key)
+    return caught.type
+
+
+def test_the_artifact_that_is_forged_below_is_good() -> None:
+    assert artifact.verify(GOOD, TRUSTED, key=KEY).members == FILES
+
+
+def test_no_bit_can_flip_unseen() -> None:
+    """A bit of a compressed frame's own header may be unused; then what comes out is what was signed."""
+    good, refusals = artifact.verify(GOOD, TRUSTED, key=KEY), 0
+    for position in range(len(GOOD)):
+        for bit in range(8):
+            data = bytearray(GOOD)
+            data[position] ^= 1 << bit
+            try:
+                assert artifact.verify(bytes(data), TRUSTED, key=KEY) == good
+            except (ArtifactError, SignatureError):
+                refusals += 1
+    assert refusals > 7.9 * len(GOOD)
+
+
+def test_no_prefix_and_no_longer_file_passes() -> None:
+    for length in range(len(GOOD)):
+        refused(GOOD[:length])
+    refused(GOOD + b"\0")
+    refused(GOOD + GOOD)
+
+
+@pytest.mark.parametrize("field", [name for name in wire.Manifest.__struct_fields__ if name in HARMS])
+def test_every_field_of_the_manifest_is_signed(field: str) -> None:
+    envelope, frames = taken_apart(GOOD)
+    changed = msgspec.msgpack.encode(manifest_of(FILES, **{field: HARMS[field]}))
+    assert changed != envelope.manifest
+    assert refused(assembled(msgspec.structs.replace(envelope, manifest=changed), frames)) is SignatureError
+
+
+def test_a_field_that_the_manifest_gets_is_signed_too() -> None:
+    """The manifest's exact bytes are signed, so this holds for fields that the table above does not know."""
+    envelope, frames = taken_apart(GOOD)
+    manifest = msgspec.msgpack.decode(envelope.manifest)
+    for name in wire.Manifest.__struct_fields__:
+        changed = msgspec.msgpack.encode({**manifest, name: None})
+        forged = assembled(msgspec.structs.replace(envelope, manifest=changed), frames)
+        assert refused(forged) is SignatureError
+
+
+def _strangers() -> Iterator[tuple[str, bytes]]:
+    envelope, frames = taken_apart(GOOD)
+    by_stranger = STRANGER.sign(artifact.DOMAIN + envelope.manifest)
+    yield "another key", signed(FILES, STRANGER)
+    yield (
+        "another key under our name",
+        assembled(msgspec.structs.replace(envelope, signature=by_stranger), frames),
+    )
+    yield (
+        "our signature under another name",
+        assembled(msgspec.structs.replace(envelope, key_id=artifact.key_id(STRANGER.public_key())), frames),
+    )
+    yield "no signature", assembled(msgspec.structs.replace(envelope, signature=b""), frames)
+    yield "no key", assembled(msgspec.structs.replace(envelope, key_id=""), frames)
+    yield "unsigned", artifact.pack(manifest_of(FILES), FILES)
+    yield (
+        "signed without the domain",
+        assembled(msgspec.structs.replace(envelope, signature=SIGNER.sign(envelope.manifest)), frames),
+    )
+    yield "a zero signature", assembled(msgspec.structs.replace(envelope, signature=bytes(64)), frames)
+
+
+@pytest.mark.parametrize(("what", "data"), list(_strangers()), ids=[what for what, _ in _strangers()])
+def test_who_is_not_trusted_cannot_sign(what: str, data: bytes) -> None:
+    assert refused(data) is SignatureError
+
+
+def test_an_artifact_whose_key_is_trusted_no_more_is_refused() -> None:
+    with pytest.raises(SignatureError):
+        artifact.verify(GOOD, [], key=KEY)
+    with pytest.raises(SignatureError):
+        artifact.verify(GOOD, [STRANGER.public_key()], key=KEY)
+
+
+def test_an_artifact_answers_one_key() -> None:
+    assert refused(GOOD, key="cd" * 32) is ArtifactError
+
+
+def _mixed() -> Iterator[tuple[str, bytes]]:
+    other = {**FILES, "cpp/0.so": b"another library"}
+    envelope, _ = taken_apart(GOOD)
+    frames = [wire.compress(data) for data in FILES.values()]
+    theirs = [wire.compress(data) for data in other.values()]
+
+    def with_frames(parts: list[bytes]) -> bytes:
+        return assembled(
+            msgspec.structs.replace(envelope, frames=[len(part) for part in parts]), b"".join(parts)
+        )
+
+    yield "a member of another artifact", with_frames([frames[0], theirs[1], frames[2]])
+    yield "members in another order", with_frames([frames[1], frames[0], frames[2]])
+    yield "a member twice", with_frames([frames[0], frames[0], frames[2]])
+    yield "a member missing", with_frames(frames[:2])
+    yield "a member more", with_frames([*frames, frames[0]])
+    yield "a member empty", with_frames([b"", frames[1], frames[2]])
+    yield (
+        "another split",
+        assembled(
+            msgspec.structs.replace(
+                envelope, frames=[len(frames[0]) - 1, len(frames[1]) + 1, len(frames[2])]
+            ),
+            b"".join(frames),
+        ),
+    )
+    yield (
+        "negative lengths",
+        assembled(
+            msgspec.structs.replace(envelope, frames=[-1, 1 + sum(map(len, frames)), 0]), b"".join(frames)
+        ),
+    )
+    yield "another artifact's members", assembled(envelope, b"".join(theirs))
+
+
+@pytest.mark.parametrize(("what", "data"), list(_mixed()), ids=[what for what, _ in _mixed()])
+def test_members_cannot_be_mixed(what: str, data: bytes) -> None:
+    assert refused(data) is ArtifactError
+
+
+NAMES = [
+    "../evil.so",
+    "cpp/../../evil.so",
+    "cpp/..",
+    "/etc/passwd",
+    "//evil",
+    "cpp//0.so",
+    "cpp/",
+    "nul\0.so",
+    "cpp/0.so\0.txt",
+    "line\nbreak",
+    "back\\slash",
+    "C:evil",
+    "~/evil",
+    ".hidden",
+    "cpp/.hidden",
+    "",
+    ".",
+    "..",
+    "\u202egnp.so",
+    "a" * 300,
+    "$HOME",
+]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_a_member_whose_name_leads_elsewhere_is_refused_also_with_a_good_signature(name: str) -> None:
+    """A worker that was broken into could have it signed; neither the gateway nor a client takes it."""
+    files = {**FILES, name: b"evil"}
+    assert refused(signed(files, SIGNER)) is ArtifactError
+    with pytest.raises(ArtifactError):
+        artifact.sign(artifact.pack(manifest_of(files), files), SIGNER, key=KEY)
+
+
+@pytest.mark.parametrize("size", [-1, -2, 0, 39, 41, 1 << 40, (1 << 63) - 1, (1 << 64) - 1])
+def test_a_member_whose_size_is_not_its_own_is_refused(size: int) -> None:
+    entries = [artifact.member(name, data) for name, data in FILES.items()]
+    entries[0] = msgspec.structs.replace(entries[0], size=size)
+    assert refused(signed(FILES, SIGNER, members=entries)) is ArtifactError
+
+
+def test_a_member_twice_is_refused() -> None:
+    entries = [artifact.member("a", b"1"), artifact.member("a", b"2")]
+    frames = [wire.compress(b"1"), wire.compress(b"2")]
+    data = sealed(msgspec.msgpack.encode(manifest_of({}, members=entries)), frames, SIGNER)
+    assert refused(data) is ArtifactError
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [b"", b"\xc1", b"\x80", b"\x91" * 100_000, b"\x81\xa1\xff\x00", b"\x81\xa3key\xa1\xff", b"\xc0"],
+    ids=["empty", "reserved", "no fields", "deep", "name no UTF-8", "key no UTF-8", "nil"],
+)
+def test_a_manifest_that_is_none_is_refused_also_with_a_good_signature(manifest: bytes) -> None:
+    assert refused(sealed(manifest, [], SIGNER)) is ArtifactError
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"\x91" * 100_000, b"\x81\xa1\xff\x00", b"\x82\xa8manifest\xc4\x00\xa6frames\x91\xa1\xff"]
+)
+def test_an_envelope_that_is_none_is_refused(head: bytes) -> None:
+    assert refused(artifact.MAGIC + len(head).to_bytes(4, "little") + head) is ArtifactError
+
+
+def test_a_member_that_unpacks_to_more_than_it_says_is_not_unpacked() -> None:
+    bomb = wire.compress(bytes(64 << 20))
+    entry = wire.Member("bomb", 10, "00" * 32)
+    data = sealed(msgspec.msgpack.encode(manifest_of({}, members=[entry])), [bomb], SIGNER)
+    assert refused(data) is ArtifactError

@@ -1,0 +1,235 @@
+"""Random and damaged bytes for every reader of foreign bytes: whatever comes in, only typed errors come out."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import strategies
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from service_parts import graph
+from signed import KEY, assembled, manifest_of, sealed, signed, taken_apart
+from torchrelay.compiler import artifact, expr, wire
+from torchrelay.compiler.check import check
+from torchrelay.compiler.errors import ArtifactError, BadExpression, RelayError, RequestError, SignatureError
+from torchrelay.service.intake import parse
+
+LIMITS = wire.Limits()
+SIGNER = Ed25519PrivateKey.from_private_bytes(b"\1" * 32)
+TRUSTED = [SIGNER.public_key()]
+FILES = {"bundle.pickle": b"a" * 40, "libraries.msgpack": b"\x90"}
+PLAIN = wire.encode_request(wire.unpack_request(graph(nodes=3)))
+
+RANDOM = settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+
+
+def only_typed(call: Callable[[], object], *kinds: type[RelayError]) -> bool:
+    """True when `call` came through. Any other error than `kinds` fails the test, by leaving it."""
+    try:
+        call()
+    except kinds:
+        return False
+    return True
+
+
+def damaged_bytes(good: bytes) -> st.SearchStrategy[bytes]:
+    """`good` with up to four cuts, each with something else in its place."""
+    cut = st.tuples(st.integers(0, len(good)), st.integers(0, 12), st.binary(max_size=12))
+
+    def apply(cuts: list[tuple[int, int, bytes]]) -> bytes:
+        data = good
+        for start, length, replacement in cuts:
+            data = data[:start] + replacement + data[start + length :]
+        return data
+
+    return st.lists(cut, min_size=1, max_size=4).map(apply)
+
+
+# --- the wire decoder ------------------------------------------------------------------------------------
+
+
+@given(damaged_bytes(PLAIN))
+@settings(RANDOM, max_examples=500)
+def test_damaged_requests(data: bytes) -> None:
+    only_typed(lambda: parse(wire.compress(data), LIMITS), RequestError)
+
+
+@given(damaged_bytes(graph(nodes=3)))
+@RANDOM
+def test_damaged_frames(body: bytes) -> None:
+    only_typed(lambda: wire.unpacked_size(body, 1 << 20), RequestError)
+    only_typed(lambda: parse(body, LIMITS), RequestError)
+
+
+@given(strategies.requests(), st.randoms(use_true_random=False))
+@settings(RANDOM, max_examples=50)
+def test_one_byte_of_a_random_request_changed(request: wire.GraphRequest, chance: random.Random) -> None:
+    plain = wire.encode_request(request)
+    for _ in range(20):
+        position = chance.randrange(len(plain))
+        data = plain[:position] + bytes([chance.randrange(256)]) + plain[position + 1 :]
+        only_typed(lambda data=data: parse(wire.compress(data), LIMITS), RequestError)
+
+
+@given(strategies.requests())
+@settings(RANDOM, max_examples=50)
+def test_what_passes_says_the_same_when_it_is_sent_again(request: wire.GraphRequest) -> None:
+    first = parse(wire.pack_request(request), LIMITS)
+    assert parse(wire.compress(first.canonical), LIMITS) == first
+
+
+DEEP = b"\x91" * 100_000 + b"\xc0"
+TEXT = b"_operator.add"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x82\xa5graph\x05\xa6inputs" + DEEP,
+        b"\x82\xa4nope" + DEEP + b"\xa5graph\x05",
+        b"\x81\xa6schema" + DEEP,
+        PLAIN.replace(TEXT, b"\xff" * len(TEXT)),
+        b"\x81\xa5\xff\xff\xff\xff\xff\x01",
+        b"\x82\xa5graph\x05\xa6schema\xa1\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"",
+    ],
+    ids=[
+        "deep where it is skipped",
+        "deep under an unknown name",
+        "deep schema",
+        "text no UTF-8",
+        "name no UTF-8",
+        "schema no UTF-8",
+        "4 Gi names",
+        "4 Gi values",
+        "4 GiB of bytes",
+        "nothing",
+    ],
+)
+def test_bytes_that_broke_a_reader_once_or_might(data: bytes) -> None:
+    with pytest.raises(RequestError):
+        parse(wire.compress(data), LIMITS)
+    with pytest.raises(ArtifactError):
+        artifact.verify(sealed(data, [], SIGNER), TRUSTED, key=KEY)
+
+
+# --- the artifact reader ---------------------------------------------------------------------------------
+
+
+@given(st.one_of(st.binary(max_size=300), st.binary(max_size=300).map(artifact.MAGIC.__add__)))
+@RANDOM
+def test_random_bytes_are_no_artifact(data: bytes) -> None:
+    assert not only_typed(lambda: artifact.verify(data, TRUSTED, key=KEY), ArtifactError, SignatureError)
+    only_typed(lambda: artifact.read_manifest(data), ArtifactError)
+
+
+@given(damaged_bytes(signed(FILES, SIGNER)))
+@settings(RANDOM, max_examples=500)
+def test_a_damaged_artifact_is_refused_or_says_the_same(data: bytes) -> None:
+    try:
+        assert artifact.verify(data, TRUSTED, key=KEY).members == FILES
+    except (ArtifactError, SignatureError):
+        pass
+
+
+@given(damaged_bytes(msgspec.msgpack.encode(manifest_of(FILES))))
+@settings(RANDOM, max_examples=500)
+def test_a_damaged_manifest_that_was_signed(manifest: bytes) -> None:
+    """What a broken worker could bring about."""
+    frames = [wire.compress(data) for data in FILES.values()]
+    data = sealed(manifest, frames, SIGNER)
+    if only_typed(lambda: artifact.verify(data, TRUSTED, key=KEY), ArtifactError, SignatureError):
+        assert msgspec.msgpack.decode(manifest)["key"] == KEY
+
+
+@given(
+    st.lists(st.integers(-(1 << 63), (1 << 64) - 1), max_size=4), st.text(max_size=20), st.binary(max_size=80)
+)
+@RANDOM
+def test_an_envelope_of_any_values(frames: list[int], key_id: str, signature: bytes) -> None:
+    envelope, body = taken_apart(signed(FILES, SIGNER))
+    data = assembled(
+        msgspec.structs.replace(envelope, frames=frames, key_id=key_id, signature=signature), body
+    )
+    assert not only_typed(lambda: artifact.verify(data, TRUSTED, key=KEY), ArtifactError, SignatureError)
+
+
+# --- the size grammar ------------------------------------------------------------------------------------
+
+tokens = st.sampled_from(
+    [
+        *("s0", "s1", "s9", "0", "1", "2", "64", "65", "1e999", "0x10", "1_0", "1j", "01", "9" * 30),
+        *("(", ")", ",", "+", "-", "*", "/", "//", "%", "**", "<", "<=", "==", "!=", ">", ">=", "="),
+        *(" and ", " or ", "not ", " if ", " else ", " in ", " is ", "lambda", "await ", "yield ", ":=", "."),
+        *(sorted(expr.FUNCTIONS)),
+        *("True", "False", "None", "__import__", "eval", "open", "__class__", "print", "[", "]", "{", "}"),
+        *('"', "'", "\\", "\n", ";", "#", "\0", "\u0455", "f''", "@"),
+    ]
+)
+OPERATORS = st.sampled_from(["+", "-", "*", "/", "//", "%", "**", "<", "==", "and", "or"])
+sums = st.recursive(
+    st.sampled_from(["s0", "s1", "1", "2", "0", "True", "1.5"]),
+    lambda inner: st.one_of(
+        st.builds("({} {} {})".format, inner, OPERATORS, inner),
+        st.builds("{}({}, {})".format, st.sampled_from(sorted(expr.FUNCTIONS)), inner, inner),
+        st.builds("{}({})".format, st.sampled_from(sorted(expr.FUNCTIONS)), inner),
+        st.builds("(-{})".format, inner),
+    ),
+    max_leaves=12,
+)
+ENVIRONMENT = {"s0": 7, "s1": 0}
+ALLOWED = (ast.Constant, ast.Name, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.Call)
+
+
+@given(st.one_of(st.lists(tokens, max_size=20).map("".join), st.text(max_size=80), sums))
+@example("s0" + " ** 2" * 500)
+@example("(" * 2000 + "s0" + ")" * 2000)
+@example("-" * 4000 + "s0")
+@example("not " * 1000 + "s0")
+@example("s0" + " + s0" * 800)
+@example("9" * 4096)
+@example("0x" + "f" * 4000)
+@example("1e" + "9" * 4000)
+@example("Mod(s0, 0)")
+@example("2 ** s0")
+@example("(2 ** 64) ** 64")
+@example("Sqrt(-1)")
+@example("IntTrueDiv(s0 ** 64 ** 64, 3)")
+@settings(RANDOM, max_examples=1500)
+def test_a_text_is_a_size_or_a_bad_expression(text: str) -> None:
+    if not only_typed(lambda: expr.check(text, ENVIRONMENT), BadExpression):
+        with pytest.raises(BadExpression):
+            expr.evaluate(text, ENVIRONMENT)
+        return
+    for node in ast.walk(ast.parse(text, mode="eval").body):
+        assert isinstance(node, (*ALLOWED, ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.Load))
+        if isinstance(node, ast.Name):
+            assert node.id in ENVIRONMENT or node.id in expr.FUNCTIONS
+    only_typed(lambda: expr.evaluate(text, ENVIRONMENT), BadExpression)
+
+
+@given(st.text(max_size=40), st.sampled_from(["symint", "relation", "sym"]))
+@RANDOM
+def test_a_text_in_the_place_of_a_size(text: str, place: str) -> None:
+    request = wire.unpack_request(graph())
+    if place == "relation":
+        request = msgspec.structs.replace(request, relations=[text])
+    elif place == "symint":
+        request = msgspec.structs.replace(request, inputs=[wire.SymIntInput(text)])
+    else:
+        nodes = list(request.graph.nodes)
+        nodes[1] = msgspec.structs.replace(nodes[1], args=[wire.Ref(0), wire.Sym(text)])
+        request = msgspec.structs.replace(request, graph=wire.Graph(nodes))
+    only_typed(lambda: check(request, LIMITS), RequestError)
