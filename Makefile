@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # A CPU build where the platform's index has one; set TORCH= to any requirement, e.g. TORCH=torch for CUDA.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test test-gpu check flow bench clean
+.PHONY: demo test test-slow test-gpu check flow bench clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +19,9 @@ demo: $(VENV)/.ready  ## local, through the service, and as a second teammate wi
 
 test: $(VENV)/.ready  ## everything that needs no GPU
 	$(BIN)/python -m pytest tests --ignore=tests/gpu
+
+test-slow: $(VENV)/.ready  ## faults at length: what takes over 20 s each
+	$(BIN)/python -m pytest tests --ignore=tests/gpu -m slow
 
 test-gpu:  ## on a host with an NVIDIA GPU; uses the Python that runs make
 	$(PYTHON) -m pytest tests/gpu

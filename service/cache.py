@@ -88,10 +88,10 @@ class Cache:
         self._metrics.damaged_blobs.inc()
         dropped = await self._scripts.drop(
             keys=[keys.index(key), keys.lru, keys.sizes, keys.total, keys.stats, keys.inline],
-            args=[key, digest, use],
+            args=[key, digest, use, keys.blob_prefix],
         )
-        if dropped and data is not None:
-            await self._blobs.delete(key, digest.decode(), "redis" if place == b"redis" else "store")
+        if dropped and data is not None and place != b"redis":
+            await self._blobs.delete(key, digest.decode(), "store")
         return None
 
     async def _genuine(self, key: str, digest: str, data: bytes) -> bool:
@@ -166,11 +166,12 @@ class Cache:
         while True:
             flat = await self._scripts.evict(
                 keys=[keys.lru, keys.sizes, keys.total, keys.stats, keys.inline],
-                args=[self._limit_bytes, keys.index_prefix, _EVICT_BATCH],
+                args=[self._limit_bytes, keys.index_prefix, _EVICT_BATCH, keys.blob_prefix],
             )
             for i in range(0, len(flat), 3):
                 key, digest, place = (part.decode() for part in flat[i : i + 3])
-                await self._blobs.delete(key, digest, "redis" if place == "redis" else "store")
+                if place != "redis":  # those went with their entry: a crash here leaves nothing for ever
+                    await self._blobs.delete(key, digest, "store")
                 log.info("evicted", key=key)
             gone += len(flat) // 3
             if len(flat) < 3 * _EVICT_BATCH:

@@ -1,5 +1,6 @@
--- Take out an index entry whose blob is lost or damaged, and take back what lookup.lua counted.
--- KEYS: index, lru, sizes, total, stats, inline. ARGV: key, digest, 'hit' or 'fetch'.
+-- Take out an index entry whose blob is lost or damaged, with what Redis holds of it, and take back what
+-- lookup.lua counted.
+-- KEYS: index, lru, sizes, total, stats, inline. ARGV: key, digest, 'hit' or 'fetch', prefix of blobs.
 -- Returns 1 if this call dropped it: an entry published since, with another digest, stays.
 local entry = redis.call('HMGET', KEYS[1], 'digest', 'size', 'seconds', 'place')
 if ARGV[3] == 'hit' then
@@ -14,10 +15,11 @@ end
 if ARGV[3] == 'hit' then
   redis.call('HINCRBYFLOAT', KEYS[5], 'seconds_saved', '-' .. entry[3])
 end
-redis.call('HINCRBY', KEYS[5], 'bytes_served', -entry[2])
+redis.call('HINCRBY', KEYS[5], 'bytes_served', string.format('%.0f', 0 - entry[2]))
 redis.call('HINCRBY', KEYS[5], 'damaged', 1)
 if entry[4] == 'redis' then
   redis.call('DECRBY', KEYS[6], entry[2])
+  redis.call('DEL', ARGV[4] .. entry[1])
 end
 redis.call('DEL', KEYS[1])
 redis.call('ZREM', KEYS[2], ARGV[1])

@@ -1,5 +1,7 @@
--- Take the least recently used entries out of the index until the cache fits; the caller deletes their blobs.
--- KEYS: lru, sizes, total, stats, inline. ARGV: limit in bytes, prefix of index entries, most entries for one call.
+-- Take the least recently used entries out of the index until the cache fits, and their blobs out of Redis;
+-- the caller deletes those in the store.
+-- KEYS: lru, sizes, total, stats, inline.
+-- ARGV: limit in bytes, prefix of index entries, most entries for one call, prefix of blobs.
 -- Returns {key, digest, place, key, digest, place, ...}. The newest entry always stays.
 local out = {}
 local left = tonumber(ARGV[3])
@@ -14,6 +16,7 @@ while left > 0
   redis.call('HINCRBY', KEYS[4], 'evictions', 1)
   if entry[2] == 'redis' then
     redis.call('DECRBY', KEYS[5], entry[3])
+    redis.call('DEL', ARGV[4] .. entry[1])
   end
   if entry[1] then
     out[#out + 1] = key
