@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from ..compiler import wire
 from ..compiler.errors import GatewayUnreachable, NotCached, NotFound, SchemaMismatch, ServiceError
+from ..compiler.explain import Explanation
 from .connection import JSON_BYTES, Answer, Clock, Connection, T, backoff, decode, error_of
 from .settings import ClientSettings
 from .wait import OnProgress, Wait
@@ -144,6 +145,10 @@ class Gateway:
         return decode(
             self._connection.request("GET", f"/v1/compiles/{key}", Clock(deadline)).body, wire.CompileStatus
         )
+
+    def explain(self, key: str) -> Explanation:
+        """The entry nearest to a request that missed. Raises NotFound if the service does not know it."""
+        return self._json(f"/v1/explain/{key}", Explanation)
 
     def ready(self) -> Readiness:
         """Whether a compile would be accepted now. Raises GatewayUnreachable when nothing answers."""

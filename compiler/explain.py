@@ -64,6 +64,29 @@ class Comparison(Struct, frozen=True):
     differences: tuple[Difference, ...]
 
 
+class Nearest(Struct, frozen=True):
+    """The entry nearest to a request. `created`: seconds since 1970; `seconds`: what its compile took."""
+
+    key: str
+    created: float
+    seconds: float
+    distance: float
+    differences: tuple[Difference, ...]
+
+
+class Explanation(Struct, frozen=True):
+    """Answer of `GET /v1/explain/{key}`."""
+
+    key: str
+    published: bool
+    """Whether the cache offers it by now."""
+    asked: float | None
+    """When it missed last, seconds since 1970; None for an entry whose miss is forgotten."""
+    compared: int
+    """Entries that were looked at."""
+    nearest: Nearest | None
+
+
 def compare(asked: Mapping[str, str], found: Mapping[str, str]) -> Comparison:
     """How the request `asked` differs from `found`: "torch 2.12.1 against 2.13.0" and so on. Never raises.
 

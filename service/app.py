@@ -16,11 +16,12 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from ..compiler import wire
+from ..compiler.explain import Explanation
 from . import auth, logs, problems
 from . import gateway as parts
 from .dispatch import CompilePool
 from .observe import Observe
-from .routes import artifacts, compile, health, progress, status, tokens
+from .routes import artifacts, compile, explain, health, progress, status, tokens
 from .settings import ServiceSettings
 from .stats import StatsReply
 
@@ -32,6 +33,7 @@ SHUTDOWN_SECONDS = 5
 _SCHEMAS = (
     wire.CompileStatus,
     wire.WorkerInfo,
+    Explanation,
     problems.ErrorReply,
     StatsReply,
     status.InfoReply,
@@ -75,7 +77,7 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
         summary="Compile PyTorch graphs once, and hand the artifact to everyone",
         lifespan=lifespan,
     )
-    for module in (compile, progress, artifacts, status, health, tokens):
+    for module in (compile, progress, artifacts, explain, status, health, tokens):
         app.include_router(module.router)
     problems.install(app, retry_after_seconds=settings.retry_after_seconds)
     app.add_middleware(Observe)

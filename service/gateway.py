@@ -24,6 +24,7 @@ from .events import Events
 from .intake import Intake
 from .leases import Leases
 from .metrics import Metrics
+from .nearest import Misses
 from .scripts import Keys, Scripts
 from .settings import ServiceSettings
 from .stats import Stats
@@ -46,6 +47,7 @@ class Gateway:
     tokens: Tokens
     intake: Intake
     cache: Cache
+    misses: Misses
     events: Events
     watches: Watches
     dispatcher: Dispatcher
@@ -98,6 +100,7 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
         tokens=Tokens(redis, keys, settings),
         intake=intake,
         cache=cache,
+        misses=Misses(redis, keys, scripts),
         events=events,
         watches=Watches(events, dispatcher, settings),
         dispatcher=dispatcher,

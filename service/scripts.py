@@ -8,7 +8,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-NAMES = ("lookup", "drop", "evict", "acquire", "renew", "progress", "publish", "fail", "release")
+NAMES = ("lookup", "drop", "evict", "acquire", "renew", "progress", "publish", "fail", "release", "remember")
 
 
 class Keys:
@@ -35,6 +35,12 @@ class Keys:
         """Hash: digest of a token to its record, JSON."""
         self.wake = f"{prefix}wake"
         """Channel: a cache key whose events or lease changed."""
+        self.asks = f"{prefix}asks"
+        """Sorted set: cache key by its latest miss, ms."""
+        self.graphs = f"{prefix}graphs"
+        """Sorted set: digest of a graph by its latest miss, ms."""
+        self.asked_prefix = f"{prefix}asked:"
+        self.alike_prefix = f"{prefix}alike:"
         self.index_prefix = f"{prefix}index:"
         self.blob_prefix = f"{prefix}blob:"
 
@@ -44,6 +50,14 @@ class Keys:
 
     def blob(self, digest: str) -> str:
         return self.blob_prefix + digest
+
+    def asked(self, key: str) -> str:
+        """Components of a request that missed: JSON, zstd."""
+        return self.asked_prefix + key
+
+    def alike(self, graph: str) -> str:
+        """Sorted set: cache keys of one graph by their miss, ms."""
+        return self.alike_prefix + graph
 
     def lease(self, key: str) -> str:
         """`owner:fence`, expires with the lease."""
@@ -85,6 +99,7 @@ class Scripts:
     publish: Script
     fail: Script
     release: Script
+    remember: Script
 
     def __init__(self, redis: Redis) -> None:
         folder = resources.files(__package__) / "lua"

@@ -70,6 +70,9 @@ async def compile_graph(
             return Response(
                 data, media_type=wire.ARTIFACT_MEDIA_TYPE, headers={KEY_HEADER: key, CACHE_HEADER: "hit"}
             )
+        if not await gateway.misses.again(key):
+            ask = ask or await gateway.intake.parse(body)
+            await gateway.misses.remember(ask)
         if wait == "cache":
             await gateway.stats.count_miss()
             raise NotFound("nobody has compiled this graph yet", hint="Ask without wait=cache")
