@@ -15,6 +15,7 @@ from .settings import ClientSettings
 T = TypeVar("T")
 
 _QUICK_SECONDS = 10.0
+_PAGE = 1000
 
 
 class Token(Struct, frozen=True, kw_only=True):
@@ -33,6 +34,26 @@ class NewToken(Struct, frozen=True):
 
     token: str
     record: Token
+
+
+class AuditEntry(Struct, frozen=True, kw_only=True):
+    """Who (`name`, and `token`'s public id) did what to which key; `at` in seconds since 1970."""
+
+    id: str
+    at: float
+    action: str
+    name: str = ""
+    token: str = ""
+    key: str = ""
+    digest: str = ""
+    worker: str = ""
+    signer: str = ""
+    detail: str = ""
+
+
+class _AuditPage(Struct, frozen=True):
+    entries: list[AuditEntry]
+    next: str
 
 
 class Administration:
@@ -58,6 +79,18 @@ class Administration:
     def revoke_token(self, token_id: str) -> Token:
         """Raises NotFound."""
         return self._ask("DELETE", f"/v1/tokens/{token_id}", Token)
+
+    def audit(self, limit: int) -> list[AuditEntry]:
+        """The newest `limit` entries of the audit log, newest first."""
+        found: list[AuditEntry] = []
+        before = ""
+        while True:
+            wanted = min(limit - len(found), _PAGE)
+            page = self._ask("GET", f"/v1/audit?before={before}&limit={wanted}", _AuditPage)
+            found += page.entries
+            before = page.next
+            if not before or len(found) >= limit:
+                return found
 
     def _ask(self, method: str, path: str, type: type[T], body: object = None) -> T:
         content = None if body is None else msgspec.json.encode(body)

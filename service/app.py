@@ -21,7 +21,7 @@ from . import auth, logs, problems
 from . import gateway as parts
 from .dispatch import CompilePool
 from .observe import Observe
-from .routes import artifacts, compile, explain, health, progress, status, tokens
+from .routes import artifacts, audit, compile, explain, health, progress, status, tokens
 from .settings import ServiceSettings
 from .stats import StatsReply
 
@@ -42,6 +42,7 @@ _SCHEMAS = (
     tokens.TokenRequest,
     tokens.TokenReply,
     auth.TokenRecord,
+    audit.AuditReply,
 )
 
 
@@ -77,7 +78,7 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
         summary="Compile PyTorch graphs once, and hand the artifact to everyone",
         lifespan=lifespan,
     )
-    for module in (compile, progress, artifacts, explain, status, health, tokens):
+    for module in (compile, progress, artifacts, explain, status, health, tokens, audit):
         app.include_router(module.router)
     problems.install(app, retry_after_seconds=settings.retry_after_seconds)
     app.add_middleware(Observe)

@@ -22,6 +22,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from ..compiler.errors import Forbidden, Unauthenticated
+from .audit import Audit, Event
 from .scripts import Keys
 from .settings import ServiceSettings
 
@@ -85,9 +86,10 @@ def digest(token: str) -> str:
 
 
 class Tokens:
-    def __init__(self, redis: Redis, keys: Keys, settings: ServiceSettings) -> None:
+    def __init__(self, redis: Redis, keys: Keys, audit: Audit, settings: ServiceSettings) -> None:
         self._redis = redis
         self._keys = keys
+        self._audit = audit
         self._owner = digest(settings.token.get_secret_value()) if settings.token else None
 
     async def check(self, token: str) -> Grant:
@@ -109,7 +111,7 @@ class Tokens:
         return Grant(record.name, record.roles, record.id)
 
     async def issue(
-        self, name: str, roles: frozenset[Role], *, lifetime_seconds: int | None = None
+        self, name: str, roles: frozenset[Role], *, by: Grant, lifetime_seconds: int | None = None
     ) -> Issued:
         """A new token for `name`; it is shown once and cannot be read back. None: it does not expire."""
         secret, now = new_token(), int(time.time())
@@ -120,7 +122,7 @@ class Tokens:
             created=now,
             expires=None if lifetime_seconds is None else now + lifetime_seconds,
         )
-        await self._redis.hset(self._keys.tokens, digest(secret), msgspec.json.encode(record))
+        await self._keep(digest(secret), record, "token_created", by)
         await self._forget(now - _REMEMBERED_SECONDS)
         return Issued(secret, record)
 
@@ -129,15 +131,27 @@ class Tokens:
         records = [record for _, record in await self._all()]
         return sorted(records, key=lambda record: (record.created, record.id))
 
-    async def revoke(self, token_id: str) -> TokenRecord | None:
+    async def revoke(self, token_id: str, *, by: Grant) -> TokenRecord | None:
         """From now on the token opens nothing. Its record as it is then; None for an unknown id."""
         for field, record in await self._all():
             if record.id == token_id:
                 if record.revoked is None:
                     record = msgspec.structs.replace(record, revoked=int(time.time()))
-                    await self._redis.hset(self._keys.tokens, field, msgspec.json.encode(record))
+                    await self._keep(field.decode(), record, "token_revoked", by)
                 return record
         return None
+
+    async def _keep(
+        self, field: str, record: TokenRecord, action: Literal["token_created", "token_revoked"], by: Grant
+    ) -> None:
+        roles = ", ".join(sorted(record.roles))
+        event = Event(
+            action=action, name=by.name, token=by.id, detail=f"{record.id} for {record.name}: {roles}"
+        )
+        async with self._redis.pipeline(transaction=True) as transaction:
+            transaction.hset(self._keys.tokens, field, msgspec.json.encode(record))
+            await self._audit.append(event, within=transaction)
+            await transaction.execute()
 
     async def _all(self) -> list[tuple[bytes, TokenRecord]]:
         found = await self._redis.hgetall(self._keys.tokens)

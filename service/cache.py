@@ -21,6 +21,7 @@ from redis.asyncio import Redis
 
 from ..compiler import artifact
 from ..compiler.errors import ArtifactError, SignatureError, Unavailable
+from .audit import Audit, Event
 from .blobs import Blobs, Place, sha256
 from .leases import Lease
 from .metrics import Metrics
@@ -46,6 +47,9 @@ class Offer(Struct, frozen=True):
     data: bytes
     seconds: float
     components: dict[str, str]
+    worker: str = ""
+    signer: str = ""
+    """Id of the key that signed it."""
 
 
 class Cache:
@@ -56,6 +60,7 @@ class Cache:
         scripts: Scripts,
         blobs: Blobs,
         metrics: Metrics,
+        audit: Audit,
         *,
         trusted: Sequence[Ed25519PublicKey],
         limit_bytes: int,
@@ -66,6 +71,7 @@ class Cache:
         self._scripts = scripts
         self._blobs = blobs
         self._metrics = metrics
+        self._audit = audit
         self._trusted = trusted
         self._verified: OrderedDict[str, str] = OrderedDict()  # artifacts' digests, and their keys
         self._limit_bytes = limit_bytes
@@ -128,6 +134,9 @@ class Cache:
 
     async def _offer(self, lease: Lease, offer: Offer, place: Place) -> bytes:
         keys, key = self._keys, offer.key
+        event = Event(
+            action="published", key=key, digest=offer.digest, worker=offer.worker, signer=offer.signer
+        )
         answer = await self._scripts.publish(
             keys=[
                 keys.index(key),
@@ -142,6 +151,7 @@ class Cache:
                 keys.waiters(key),
                 keys.stats,
                 keys.inline,
+                self._audit.stream,
             ],
             args=[
                 key,
@@ -155,6 +165,8 @@ class Cache:
                 self._ttl_ms,
                 keys.wake,
                 keys.blob(offer.digest),
+                self._audit.entries,
+                *event.fields(),
             ],
         )
         outcome: bytes = answer[0]

@@ -199,8 +199,16 @@ class Dispatcher:
         ask = flight.ask or await self._intake.parse(flight.granted.body)
         data = await self._run(flight, ask)
         await self._tell(flight, "publish", "")
-        signed, seconds = await asyncio.to_thread(self._sign, data, ask.key)
-        offer = Offer(ask.key, await sha256(signed), signed, seconds, ask.components)
+        signed, manifest = await asyncio.to_thread(self._sign, data, ask.key)
+        offer = Offer(
+            key=ask.key,
+            digest=await sha256(signed),
+            data=signed,
+            seconds=sum(seconds for _, seconds in manifest.stages),
+            components=ask.components,
+            worker=manifest.worker,
+            signer=artifact.key_id(self._signer.public_key()),
+        )
         if await self._publish(flight, offer):
             took = time.monotonic() - flight.began
             self._metrics.compile_seconds.observe(took)
@@ -262,9 +270,9 @@ class Dispatcher:
         except RedisError as error:
             log.warning("progress_lost", key=flight.granted.lease.key, stage=stage, error=str(error))
 
-    def _sign(self, data: bytes, key: str) -> tuple[bytes, float]:
+    def _sign(self, data: bytes, key: str) -> tuple[bytes, wire.Manifest]:
         signed = artifact.sign(data, self._signer, key=key)
-        return signed, sum(seconds for _, seconds in artifact.read_manifest(signed).stages)
+        return signed, artifact.read_manifest(signed)
 
     async def _publish(self, flight: Flight, offer: Offer) -> bool:
         """Publish, waiting out a restart of Redis. False: somebody else's artifact or lease stands."""

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from ..compiler.errors import Unavailable
 from ..workers.pool import PoolSettings, WorkerPool
 from . import signing
+from .audit import Audit
 from .auth import Tokens
 from .blobs import Blobs, open_store
 from .cache import Cache
@@ -45,6 +46,7 @@ class Gateway:
     settings: ServiceSettings
     redis: Redis
     tokens: Tokens
+    audit: Audit
     intake: Intake
     cache: Cache
     misses: Misses
@@ -72,6 +74,7 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     redis = connect(settings)
     keys, scripts, metrics = Keys(settings.redis_prefix), Scripts(redis), Metrics()
+    audit = Audit(redis, keys, entries=settings.audit_entries)
     signer = signing.load_or_create(settings.signing_key_path)
     blobs = Blobs(
         redis,
@@ -86,6 +89,7 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
         scripts,
         blobs,
         metrics,
+        audit,
         trusted=[signer.public_key()],
         limit_bytes=settings.cache_limit_bytes,
         progress_ttl_seconds=settings.progress_ttl_seconds,
@@ -97,7 +101,8 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
     return Gateway(
         settings=settings,
         redis=redis,
-        tokens=Tokens(redis, keys, settings),
+        tokens=Tokens(redis, keys, audit, settings),
+        audit=audit,
         intake=intake,
         cache=cache,
         misses=Misses(redis, keys, scripts),

@@ -33,6 +33,8 @@ class Keys:
         """Hash: error code to the number of clients' fallbacks."""
         self.tokens = f"{prefix}tokens"
         """Hash: digest of a token to its record, JSON."""
+        self.audit = f"{prefix}audit"
+        """Stream: what audit.py's Event holds."""
         self.wake = f"{prefix}wake"
         """Channel: a cache key whose events or lease changed."""
         self.asks = f"{prefix}asks"

@@ -75,6 +75,8 @@ class ServiceSettings(BaseSettings):
     """All artifacts that live in Redis together; past it, small ones go to the blob store too."""
     cache_limit_bytes: Bytes = 20 << 30
     """All artifacts together; past it the least recently used go."""
+    audit_entries: Annotated[int, Field(gt=0)] = 1_000_000
+    """The audit log keeps about so many; the oldest go."""
 
     # how long
     body_timeout_seconds: Seconds = 60

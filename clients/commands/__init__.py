@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ... import __version__
-from . import doctor, login, run, stats, token
+from . import audit, doctor, login, run, stats, token
 
 
 def _print_version(asked: bool) -> None:
@@ -34,5 +34,6 @@ def application() -> typer.Typer:
     app.command("doctor")(doctor.doctor)
     app.command("stats")(stats.stats)
     app.command("login")(login.login)
+    app.command("audit")(audit.audit)
     app.add_typer(token.app, name="token")
     return app

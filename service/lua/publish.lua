@@ -1,8 +1,8 @@
 -- Offer an artifact: first publish wins, and only the lease's holder publishes. The blob is already stored.
 -- KEYS: index, lease, lru, sizes, total, events, run, request, active, waiters, stats,
---       inline.
+--       inline, audit.
 -- ARGV: key, owner:fence, digest, size, place, namespace, seconds, components JSON, ttl ms, wake channel,
---       blob key.
+--       blob key, most audit entries, fields of the audit entry ...
 -- Returns {'published', digest}, {'exists', digest}, {'refused'} or {'blobless'}.
 local existing = redis.call('HGET', KEYS[1], 'digest')
 if existing == ARGV[3] then
@@ -39,5 +39,6 @@ redis.call('HINCRBYFLOAT', KEYS[11], 'seconds_saved',
   string.format('%.6f', tonumber(run[2] or '0') * tonumber(ARGV[7])))
 redis.call('DEL', KEYS[2], KEYS[7], KEYS[8], KEYS[10])
 redis.call('ZREM', KEYS[9], ARGV[1])
+redis.call('XADD', KEYS[13], 'MAXLEN', '~', ARGV[12], '*', unpack(ARGV, 13))
 redis.call('PUBLISH', ARGV[10], ARGV[1])
 return {'published', ARGV[3]}

@@ -49,7 +49,9 @@ async def issue(request: Request, gateway: Annotated[Gateway, Depends(gateway_of
     asked = await read_json(request, TokenRequest)
     if not asked.name.isprintable():  # a pattern's $ lets one newline pass
         raise MalformedRequest("a token's name is one line", hint="See /docs")
-    issued = await gateway.tokens.issue(asked.name, asked.roles, lifetime_seconds=asked.expires_seconds)
+    issued = await gateway.tokens.issue(
+        asked.name, asked.roles, by=admin, lifetime_seconds=asked.expires_seconds
+    )
     return json_answer(TokenReply(issued.secret, issued.record), 201)
 
 
@@ -72,7 +74,7 @@ async def tokens(gateway: Annotated[Gateway, Depends(gateway_of)], admin: Admin)
 async def revoke(
     token_id: TokenId, gateway: Annotated[Gateway, Depends(gateway_of)], admin: Admin
 ) -> Response:
-    record = await gateway.tokens.revoke(token_id)
+    record = await gateway.tokens.revoke(token_id, by=admin)
     if record is None:
         raise NotFound(f"there is no token {token_id}", hint="`torchrelay token ls` lists them")
     return json_answer(record)

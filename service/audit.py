@@ -1,0 +1,86 @@
+"""The audit log: who did what and when, in; a Redis stream that is only ever appended to, out.
+
+Entries name tokens by name and public id, never by their secret. What changes Redis in one step takes its entry
+along in that step (MULTI, or the same Lua script), so that neither stands without the other.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
+
+from .scripts import Keys
+
+Action = Literal[
+    "compile", "published", "imported", "pinned", "unpinned", "deleted", "token_created", "token_revoked"
+]
+"""compile: `name` caused the compile of `key`. published: the service offers what `worker` built, signed by
+`signer`. imported: `name` brought an artifact that `signer` had signed elsewhere."""
+
+_SERVICE = "service"
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """What happened. `name`, `token`: name and public id of the token that did it; the service itself has no id."""
+
+    action: Action
+    name: str = _SERVICE
+    token: str = ""
+    key: str = ""
+    digest: str = ""
+    worker: str = ""
+    signer: str = ""
+    """Id of the key that signed."""
+    detail: str = ""
+
+    def fields(self) -> list[str]:
+        """Name, value, name, value ... of what is not empty, as XADD takes them."""
+        pairs = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        return [part for name, value in pairs if value for part in (name, value)]
+
+
+class AuditEntry(Struct, frozen=True, kw_only=True):
+    """An event as it was logged. `id` orders entries; `at` is seconds since 1970 by Redis' clock."""
+
+    id: str
+    at: float
+    action: str
+    name: str = ""
+    token: str = ""
+    key: str = ""
+    digest: str = ""
+    worker: str = ""
+    signer: str = ""
+    detail: str = ""
+
+
+class Audit:
+    """The log of one installation; keeps about the newest `entries`."""
+
+    def __init__(self, redis: Redis, keys: Keys, *, entries: int) -> None:
+        self._redis = redis
+        self.stream = keys.audit
+        self.entries = entries
+
+    async def append(self, event: Event, *, within: Pipeline | None = None) -> None:
+        """Log an event now, or when the transaction `within` runs. Raises RedisError."""
+        flat = event.fields()
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        await (within or self._redis).xadd(self.stream, fields, maxlen=self.entries, approximate=True)
+
+    async def page(self, *, before: str, limit: int) -> list[AuditEntry]:
+        """At most `limit` entries, newest first, older than the entry `before` ('': from the newest)."""
+        found = await self._redis.xrevrange(self.stream, f"({before}" if before else "+", "-", count=limit)
+        return [_entry(name, fields) for name, fields in found]
+
+
+def _entry(name: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
+    known = {
+        field.decode(): value.decode()
+        for field, value in fields.items()
+        if field.decode() in Event.__struct_fields__
+    }
+    return AuditEntry(id=name.decode(), at=int(name.split(b"-")[0]) / 1000, **known)

@@ -1,0 +1,41 @@
+"""GET /v1/audit: the audit log, newest first, a page at a time."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
+from msgspec import Struct
+
+from ..audit import AuditEntry
+from ..auth import Grant, requires
+from ..gateway import Gateway, gateway_of
+from ..problems import documented
+from .answers import json_answer, json_reply
+
+router = APIRouter(tags=["audit"])
+
+
+class AuditReply(Struct, frozen=True):
+    """Answer of `GET /v1/audit`. `next`: the `before` of the next page; '' after the last."""
+
+    entries: list[AuditEntry]
+    next: str
+
+
+@router.get(
+    "/v1/audit",
+    summary="Who did what, newest first",
+    responses={**documented(422), **json_reply("AuditReply")},
+    response_class=Response,
+)
+async def audit(
+    gateway: Annotated[Gateway, Depends(gateway_of)],
+    _: Annotated[Grant, Depends(requires("admin"))],
+    before: Annotated[
+        str, Query(pattern=r"^([0-9]{1,15}-[0-9]{1,15})?$", description="Only older entries than this id")
+    ] = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    entries = await gateway.audit.page(before=before.strip(), limit=limit)
+    return json_answer(AuditReply(entries, entries[-1].id if len(entries) == limit else ""))
