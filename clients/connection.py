@@ -47,6 +47,7 @@ _BLACKHOLE_SECONDS = 15.0
 wait twenty connect timeouts."""
 _STALE = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError, httpx2.CloseError)
 """What a kept-alive connection raises when the server closed it between two requests."""
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _BY_STATUS: Mapping[int, type[RelayError]] = {
     401: Unauthenticated,
     403: Forbidden,
@@ -255,7 +256,7 @@ def error_of(status: int, body: bytes) -> RelayError:
     """The typed error of an answer that is not 2xx; a body that is not ours (a proxy's) goes by status."""
     try:
         return rebuild(msgspec.json.decode(body, type=_ErrorAnswer).error)
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         kind = _BY_STATUS.get(status, ServiceError)
         return kind(f"the gateway answered HTTP {status}")
 
@@ -283,7 +284,7 @@ def read_body(response: httpx2.Response, limit: int, clock: Clock) -> bytes:
 def decode(body: bytes, type: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=type)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise SchemaMismatch(f"the gateway's answer cannot be read: {error}") from None
 
 
