@@ -191,7 +191,7 @@ def follow_a_worker(apart):
 
     apart.stop("worker-cpu")
     apart.wait(lambda: apart.get("/readyz")[0] == 503, "the gateway noticing that its worker left", 60)
-    assert apart.stop("gateway") == 0
+    assert (status := apart.stop("gateway")) == 0, f"exit status {status}\n{apart.logs()}"
 
 
 def _listens(port):
