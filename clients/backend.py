@@ -87,6 +87,8 @@ class Relay:
         self._keys = load.trusted_keys(settings.public_keys)
         if settings.report is not None:
             report.write_at_exit(settings.report)
+        if settings.state_dir is not None:
+            report.leave_at_exit(settings.state_dir)
 
     def compile(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], mode: Mode, options: Mapping[str, Any]
@@ -105,6 +107,9 @@ class Relay:
                 compiled, outcome = self._obtain(captured, canonical, key, lifted.inputs)
             except SpecializeInputs as error:
                 raise torch_internals.trace_again(captured.floats[p] for p in error.positions) from None
+            except RelayError as error:
+                error.key = key
+                raise
         except RelayError:
             raise
         except Exception as error:  # a defect here, or a PyTorch it was not made for: training must go on
@@ -118,7 +123,7 @@ class Relay:
 
     def fell_back(self, error: RelayError, *, seconds: float, nodes: int) -> None:
         """Count a graph compiled locally, here and (if it answers at once) at the service."""
-        self.report.fallback(error, seconds=seconds, nodes=nodes)
+        self.report.fallback(error, key=error.key, seconds=seconds, nodes=nodes)
         if isinstance(error, GatewayUnreachable) or not self.settings.url:
             return
         threading.Thread(target=self._tell, args=(error.code,), daemon=True).start()

@@ -1,7 +1,8 @@
 """What happened in this process: outcomes and seconds of every graph in, one frozen Report out.
 
 A fallback to local compilation warns once for each error code and counts every time. The report holds
-counts, keys and error codes, no file names and nothing of the graph.
+counts, keys and error codes, no file names and nothing of the graph. What `torchrelay explain` shows of a run,
+a RunRecord, is left in the state folder at exit.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import contextlib
 import functools
 import logging
 import os
+import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -22,7 +25,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from ..compiler.errors import RelayError
+from ..compiler.errors import ClientError, RelayError
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +34,8 @@ Stage = Literal["trace", "encode", "key", "wait", "fetch", "verify", "load"]
 STAGES: tuple[Stage, ...] = ("trace", "encode", "key", "wait", "fetch", "verify", "load")
 
 _GRAPHS_KEPT = 1000
+RUN_FILE = "last_run.json"
+"""In the client's state folder."""
 
 
 class FallbackWarning(UserWarning):
@@ -38,7 +43,7 @@ class FallbackWarning(UserWarning):
 
 
 class GraphRecord(Struct, frozen=True, kw_only=True):
-    """One graph. `key`: its first 12 hex digits, '' if it never got one. `seconds`: request to callable."""
+    """One graph. `key`: 64 hex digits, '' if it never got one. `seconds`: request to callable."""
 
     key: str
     outcome: Outcome
@@ -62,6 +67,16 @@ class Report(Struct, frozen=True, kw_only=True):
     coalesced: int
     fallbacks: dict[str, int]
     seconds: dict[str, float]
+    graphs: tuple[GraphRecord, ...]
+
+
+class RunRecord(Struct, frozen=True, kw_only=True):
+    """The latest run of this user on this machine that compiled something; of several ranks, whichever ended
+    last. `program`: the script's name without folders; `ended`: seconds since 1970."""
+
+    program: str
+    pid: int
+    ended: float
     graphs: tuple[GraphRecord, ...]
 
 
@@ -92,12 +107,12 @@ class RunReport:
 
     def record(self, outcome: Outcome, *, key: str = "", seconds: float = 0.0, nodes: int = 0) -> None:
         """Count a graph that was served. A fallback goes to `fallback`, which needs the error."""
-        self._append(GraphRecord(key=key[:12], outcome=outcome, seconds=seconds, nodes=nodes))
+        self._append(GraphRecord(key=key, outcome=outcome, seconds=seconds, nodes=nodes))
 
     def fallback(self, error: RelayError, *, key: str = "", seconds: float = 0.0, nodes: int = 0) -> None:
         """Count a graph that is compiled locally because of `error`, and warn if its code is new."""
         self._append(
-            GraphRecord(key=key[:12], outcome="fallback", seconds=seconds, nodes=nodes, reason=error.code)
+            GraphRecord(key=key, outcome="fallback", seconds=seconds, nodes=nodes, reason=error.code)
         )
         self.warn_once(error)
 
@@ -133,6 +148,16 @@ class RunReport:
             self._written.add(path)
         atexit.register(self._write, path, os.getpid())
 
+    def leave_at_exit(self, folder: Path) -> None:
+        """Leave the run's RunRecord in `folder` when this process ends (not its forked children), unless it
+        compiled nothing. A folder that cannot be written is noted in the log at level info."""
+        path = folder / RUN_FILE
+        with self._lock:
+            if path in self._written:
+                return
+            self._written.add(path)
+        atexit.register(self._leave, path, os.getpid())
+
     def _append(self, record: GraphRecord) -> None:
         with self._lock:
             self._outcomes[record.outcome] += 1
@@ -149,6 +174,49 @@ class RunReport:
             target.write_bytes(msgspec.json.format(msgspec.json.encode(self.snapshot())) + b"\n")
         except OSError as error:
             _log.warning("the run's report could not be written to %s: %s", target, error)
+
+    def _leave(self, path: Path, owner: int) -> None:
+        with self._lock:
+            graphs = tuple(self._graphs)
+        if os.getpid() != owner or not graphs:
+            return
+        program = Path(sys.argv[0]).name if sys.argv else ""
+        try:
+            data = msgspec.json.encode(
+                RunRecord(program=program, pid=owner, ended=time.time(), graphs=graphs)
+            )
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _replace(path, data)
+        except (OSError, ValueError) as error:  # ValueError: a name that is no text
+            _log.info("the run's record could not be left in %s: %s", path, error)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """A reader sees the old file or the new one, mode 0600, never half of it."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    draft = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def last_run(folder: Path) -> RunRecord | None:
+    """The record that the latest run left in `folder`; None if there is none. Raises ClientError for another
+    file in its place."""
+    path = folder / RUN_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunRecord)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ClientError(
+            f"{path} cannot be read: {error}", hint="Delete it; the next run writes a new one"
+        ) from None
 
 
 @functools.cache

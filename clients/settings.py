@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import ipaddress
 import math
 import os
@@ -60,6 +61,8 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     """An answer of the gateway larger than this is refused."""
     report: Path | None = None
     """Where to write the run's report as JSON at exit; `{pid}` stands for the process id."""
+    state_dir: Path | None = None
+    """Where the latest run leaves its record for `torchrelay explain`; None leaves none."""
 
     @property
     def loopback(self) -> bool:
@@ -108,6 +111,9 @@ def load_settings(**overrides: Any) -> ClientSettings:
     values = _with_credentials(values, _from_credentials(credentials_path()))
     if "cache_dir" not in values:
         values["cache_dir"] = _xdg("XDG_CACHE_HOME", ".cache")
+    if "state_dir" not in values:
+        with contextlib.suppress(SettingsError):  # no home: the record is a convenience
+            values["state_dir"] = _xdg("XDG_STATE_HOME", ".local/state")
     return ClientSettings(**values)
 
 
@@ -223,6 +229,7 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "disk_cache_bytes": _bytes,
     "max_response_bytes": _bytes,
     "report": _path,
+    "state_dir": _path,
 }
 
 

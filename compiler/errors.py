@@ -45,6 +45,8 @@ class RelayError(Exception):
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
     hint: ClassVar[str] = ""
+    key: str = ""
+    """The cache key of the graph that this happened to, where the client had made one."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         self.message = message

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ... import __version__
-from . import audit, doctor, login, run, stats, token
+from . import audit, cache, doctor, explain, login, run, stats, token
 
 
 def _print_version(asked: bool) -> None:
@@ -33,7 +33,9 @@ def application() -> typer.Typer:
     app.command("demo", context_settings=passed_on)(run.demo)
     app.command("doctor")(doctor.doctor)
     app.command("stats")(stats.stats)
+    app.command("explain")(explain.explain)
     app.command("login")(login.login)
     app.command("audit")(audit.audit)
+    app.add_typer(cache.app, name="cache")
     app.add_typer(token.app, name="token")
     return app

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +155,75 @@ def test_a_compile_goes_on_while_misses_cannot_be_remembered(
         redis.set("torchrelay:asks", "of another type")
         compiled(http, graph(8))
     assert pool.calls == [key_of(graph(8))]
+
+
+# --- the command -------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, torch
+def program(x):
+    return x.sin()
+torch.compile(program, backend="torchrelay", dynamic=False)(torch.ones(int(sys.argv[1])))
+"""
+
+
+@pytest.fixture
+def environment(gateway: Running, tmp_path: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHRELAY_", "XDG_"))}
+    with gateway.http() as http:
+        public_key = http.get("/v1/info").json()["public_keys"][0]
+    return {
+        **kept,
+        "HOME": str(tmp_path),
+        "TORCHRELAY_URL": gateway.url,
+        "TORCHRELAY_TOKEN": TOKEN,
+        "TORCHRELAY_PUBLIC_KEYS": public_key,
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+def torchrelay(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torchrelay.clients.cli", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_explains_the_last_run(
+    gateway: Running, environment: dict[str, str], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    for size, mode in ((8, "remote"), (16, "cache")):
+        command = [sys.executable, str(script), str(size)]
+        subprocess.run(command, env={**environment, "TORCHRELAY_MODE": mode}, check=True)
+    (compiled_key,) = gateway.pool.calls
+
+    told = torchrelay(environment, "explain", "--json")
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    (graph,), (miss,) = found["run"]["graphs"], found["misses"]
+    assert found["run"]["program"] == "train.py"
+    assert (graph["outcome"], graph["reason"], graph["key"]) == ("fallback", "not_cached", miss["key"])
+    assert miss["explanation"]["nearest"]["key"] == compiled_key
+    difference = "input 0: shape (16,) against (8,)"
+    assert [each["text"] for each in miss["explanation"]["nearest"]["differences"]] == [difference]
+
+    shown = torchrelay(environment, "explain").stdout
+    assert "train.py" in shown and "compiled locally: not_cached" in shown
+    assert f"{miss['key'][:12]}: the only entry was {compiled_key[:12]}" in shown
+    assert f"\n  {difference}\n" in shown
+    assert difference in torchrelay(environment, "explain", miss["key"][:12]).stdout
+    assert difference in torchrelay(environment, "explain", miss["key"]).stdout
+
+    wrong = torchrelay(environment, "explain", "0123abc")
+    assert (wrong.returncode, wrong.stdout) == (2, "") and "no graphs of the last run" in wrong.stderr
+    assert torchrelay(environment, "explain", "xyz").returncode == 2
+    unknown = torchrelay(environment, "explain", "0" * 64)
+    assert unknown.returncode == 1 and "nothing is known" in unknown.stderr
+    astray = torchrelay({**environment, "TORCHRELAY_URL": "http://127.0.0.1:9"}, "explain")
+    assert astray.returncode == 1 and "train.py" in astray.stdout and "cannot be reached" in astray.stderr
+
+
+def test_without_a_run_the_command_says_what_to_do(environment: dict[str, str]) -> None:
+    done = torchrelay(environment, "explain")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no run has left a record" in done.stderr

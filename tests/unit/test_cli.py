@@ -78,7 +78,7 @@ def test_the_version_is_printed(environment: dict[str, str]) -> None:
 
 def test_help_lists_the_commands(environment: dict[str, str]) -> None:
     listed = run(environment, "--help").stdout
-    assert all(f" {name} " in listed for name in ("up", "demo", "doctor", "stats"))
+    assert all(f" {name} " in listed for name in ("up", "demo", "doctor", "stats", "explain"))
 
 
 @pytest.mark.parametrize("arguments", [["nosuch"], ["stats", "--nosuch"]])

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torchrelay
-from torchrelay.clients.report import STAGES, FallbackWarning, RunReport
-from torchrelay.compiler.errors import CompileTimeout, GatewayUnreachable, NoWorker
+from torchrelay.clients.report import STAGES, FallbackWarning, RunReport, last_run
+from torchrelay.compiler.errors import ClientError, CompileTimeout, GatewayUnreachable, NoWorker
 
 
 def test_a_new_report_is_all_zeros() -> None:
@@ -32,7 +32,7 @@ def test_each_outcome_counts_in_its_own_place() -> None:
     run.record("coalesced")
     found = run.snapshot()
     assert (found.hits, found.disk_hits, found.misses, found.coalesced) == (2, 1, 1, 1)
-    assert (found.graphs[0].key, found.graphs[0].seconds, found.graphs[0].nodes) == ("a" * 12, 0.5, 7)
+    assert (found.graphs[0].key, found.graphs[0].seconds, found.graphs[0].nodes) == ("a" * 64, 0.5, 7)
     assert found.graphs[0].reason == ""
 
 
@@ -128,7 +128,59 @@ def test_it_is_written_at_exit_by_its_own_process_only(tmp_path: Path) -> None:
     assert path.name == f"{done.stdout.strip()}.json"
     found = json.loads(path.read_text())
     assert (found["hits"], found["misses"]) == (0, 1)
-    assert found["graphs"] == [{"key": "b" * 12, "outcome": "miss", "seconds": 0.0, "nodes": 2, "reason": ""}]
+    assert found["graphs"] == [{"key": "b" * 64, "outcome": "miss", "seconds": 0.0, "nodes": 2, "reason": ""}]
+
+
+LEAVE = (
+    "import os, pathlib, sys\n"
+    "from torchrelay.clients.report import process_report\n"
+    "from torchrelay.compiler.errors import NotCached\n"
+    "run = process_report()\n"
+    "for _ in range(2): run.leave_at_exit(pathlib.Path(sys.argv[1]))\n"
+)
+
+
+def leave(folder: Path, program: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "train.py"
+    script.write_text(LEAVE + program)
+    command = [sys.executable, "-W", "ignore", str(script), str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=True)
+
+
+def test_a_run_leaves_its_record_and_the_next_one_replaces_it(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    assert last_run(folder) is None
+    leave(folder, "run.record('miss', key='a' * 64, nodes=2, seconds=0.5)", tmp_path)
+    first = last_run(folder)
+    assert first is not None and first.program == "train.py"
+    (graph,) = first.graphs
+    assert (graph.key, graph.outcome, graph.nodes, graph.seconds) == ("a" * 64, "miss", 2, 0.5)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    leave(folder, "run.fallback(NotCached('no'), key='b' * 64)", tmp_path)
+    second = last_run(folder)
+    assert second is not None and [(g.key, g.reason) for g in second.graphs] == [("b" * 64, "not_cached")]
+    assert [path.name for path in folder.iterdir()] == ["last_run.json"]
+
+
+def test_a_run_without_graphs_and_a_forked_child_leave_none(tmp_path: Path) -> None:
+    leave(tmp_path / "state", "", tmp_path)
+    leave(
+        tmp_path / "state",
+        "if (child := os.fork()) == 0: run.record('hit'); sys.exit()\nos.waitpid(child, 0)",
+        tmp_path,
+    )
+    assert last_run(tmp_path / "state") is None
+
+
+def test_a_record_that_cannot_be_left_is_not_the_programs_trouble(tmp_path: Path) -> None:
+    done = leave(Path("/dev/null/x"), "run.record('hit'); print('trained')", tmp_path)
+    assert (done.stdout, done.stderr) == ("trained\n", "")
+
+
+def test_a_record_that_cannot_be_read_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "last_run.json").write_text("{")
+    with pytest.raises(ClientError, match="cannot be read"):
+        last_run(tmp_path)
 
 
 def test_a_report_that_cannot_be_written_does_not_change_the_exit_status() -> None:

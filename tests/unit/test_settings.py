@@ -40,6 +40,20 @@ def test_without_any_source_nothing_is_contacted_and_the_mode_is_remote(empty_ho
     assert (found.deadline, found.connect_timeout, found.idle_timeout) == (900, 3, 20)
 
 
+def test_a_user_without_a_home_leaves_no_record_and_is_served_all_the_same(
+    empty_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(empty_home / "state"))
+    assert load_settings().state_dir == empty_home / "state" / "torchrelay"
+
+    def homeless() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert load_settings().state_dir is None
+
+
 def test_argument_beats_environment_beats_config_beats_credentials(
     empty_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,6 +80,7 @@ def test_argument_beats_environment_beats_config_beats_credentials(
         ("TORCHRELAY_IDLE_TIMEOUT", "8", "idle_timeout", 8.0),
         ("TORCHRELAY_DISK_CACHE_BYTES", "0", "disk_cache_bytes", 0),
         ("TORCHRELAY_MAX_RESPONSE_BYTES", "1000", "max_response_bytes", 1000),
+        ("TORCHRELAY_STATE_DIR", "/x/s", "state_dir", Path("/x/s")),
         ("TORCHRELAY_REPORT", "/x/{pid}.json", "report", Path("/x/{pid}.json")),
     ],
 )

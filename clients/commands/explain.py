@@ -1,0 +1,172 @@
+"""`torchrelay explain`: each graph of the last run, hit or miss; for a miss the nearest entry and what differs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+from msgspec import Struct
+from rich.console import Console
+from rich.text import Text
+
+from ...compiler.errors import ClientError, NotFound, RelayError
+from ...compiler.explain import Explanation, Nearest
+from ..http import Gateway
+from ..report import GraphRecord, RunRecord, last_run
+from ..settings import ClientSettings, load_settings
+from . import output
+
+_KEY_DIGITS = 64
+_SHOWN_DIGITS = 12
+_OUTCOMES = {
+    "hit": "hit",
+    "disk_hit": "hit, on this machine",
+    "miss": "miss",
+    "coalesced": "miss, joined a compile",
+}
+
+
+class Told(Struct, frozen=True, kw_only=True):
+    """What the service says of a key; `error`: why it says nothing."""
+
+    key: str
+    explanation: Explanation | None = None
+    error: str = ""
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """The JSON output. `run`: the last run, unless a key was asked for."""
+
+    run: RunRecord | None
+    misses: tuple[Told, ...]
+
+
+def explain(
+    key: Annotated[
+        str | None,
+        typer.Argument(help="A key, or its first digits if the last run had it; default: the run."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Why graphs missed: the nearest entry, and what differs from it."""
+    settings = load_settings()
+    run = last_run(settings.state_dir) if settings.state_dir is not None else None
+    failure: RelayError | None = None
+    if key is not None:
+        answer = Answer(run=None, misses=(_ask(settings, _whole(key, run)),))
+    elif run is None:
+        raise ClientError(
+            "no run has left a record on this machine",
+            hint="Name a key, or run a script through torchrelay first",
+        )
+    else:
+        told, failure = _ask_all(settings, _missed(run.graphs))
+        answer = Answer(run=run, misses=told)
+    if json:
+        output.print_json(answer)
+    else:
+        _show(answer)
+    if failure is not None:
+        raise failure
+
+
+def _whole(key: str, run: RunRecord | None) -> str:
+    """The 64 digits that `key` begins. Raises BadParameter."""
+    text = key.lower()
+    if not text or set(text) - set("0123456789abcdef") or len(text) > _KEY_DIGITS:
+        raise typer.BadParameter("a key has 64 hexadecimal digits", param_hint="KEY")
+    if len(text) == _KEY_DIGITS:
+        return text
+    found = {graph.key for graph in run.graphs if graph.key.startswith(text)} if run else set()
+    if len(found) != 1:
+        raise typer.BadParameter(
+            f"{len(found) or 'no'} graphs of the last run begin with {text}", param_hint="KEY"
+        )
+    return found.pop()
+
+
+def _missed(graphs: Iterable[GraphRecord]) -> list[str]:
+    missed = (graph.key for graph in graphs if graph.key and graph.outcome not in ("hit", "disk_hit"))
+    return list(dict.fromkeys(missed))
+
+
+def _ask(settings: ClientSettings, key: str) -> Told:
+    with Gateway(settings) as gateway:
+        return Told(key=key, explanation=gateway.explain(key))
+
+
+def _ask_all(settings: ClientSettings, keys: list[str]) -> tuple[tuple[Told, ...], RelayError | None]:
+    """What the service says of each key. A failure that would meet them all ends it, and comes with it."""
+    told: list[Told] = []
+    with Gateway(settings) as gateway:
+        for key in keys:
+            try:
+                told.append(Told(key=key, explanation=gateway.explain(key)))
+            except NotFound as error:
+                told.append(Told(key=key, error=error.message))
+            except RelayError as error:
+                return tuple(told), error
+    return tuple(told), None
+
+
+# --- for people --------------------------------------------------------------------------------------------
+
+
+def _show(answer: Answer) -> None:
+    console = Console()
+    if answer.run is not None:
+        _show_run(console, answer.run)
+    for told in answer.misses:
+        console.print()
+        for line in _lines(told):
+            # What the service says cannot style, link or hide anything.
+            shown = "".join(letter if letter.isprintable() else "?" for letter in line)
+            console.print(Text(shown), soft_wrap=True)
+
+
+def _show_run(console: Console, run: RunRecord) -> None:
+    console.print(Text(f"{run.program or 'python'}, process {run.pid}, ended {_ago(run.ended)}"))
+    output.print_table(
+        ("graph", "key", "outcome", "nodes", "seconds"),
+        [
+            (
+                str(index),
+                graph.key[:_SHOWN_DIGITS] or "none",
+                _OUTCOMES.get(graph.outcome) or f"compiled locally: {graph.reason}",
+                f"{graph.nodes:,}",
+                f"{graph.seconds:,.2f}",
+            )
+            for index, graph in enumerate(run.graphs)
+        ],
+    )
+
+
+def _lines(told: Told) -> list[str]:
+    name = told.key[:_SHOWN_DIGITS]
+    if told.explanation is None:
+        return [f"{name}: the service knows nothing of it: it never arrived there, or was forgotten"]
+    nearest, looked = told.explanation.nearest, told.explanation.compared
+    offered = "; it is in the cache by now" if told.explanation.published else ""
+    if nearest is None:
+        return [f"{name}: there was no entry to compare with{offered}"]
+    entries = "the only entry" if looked == 1 else f"the nearest of {looked} entries"
+    return [f"{name}: {entries} was {_entry(nearest)}{offered}", *_differences(nearest)]
+
+
+def _entry(nearest: Nearest) -> str:
+    return f"{nearest.key[:_SHOWN_DIGITS]}, compiled {_ago(nearest.created)} in {nearest.seconds:.1f} s"
+
+
+def _differences(nearest: Nearest) -> list[str]:
+    told = [f"  {difference.text}" for difference in nearest.differences]
+    return told or ["  what is recorded of the two is equal"]
+
+
+def _ago(moment: float) -> str:
+    seconds = max(time.time() - moment, 0.0)
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit} ago"
+    return f"{seconds:.0f} seconds ago"
