@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from . import auth, logs, problems
 from . import gateway as parts
 from .dispatch import CompilePool
 from .observe import Observe
+from .patience import PatientProtocol
 from .routes import artifacts, audit, compile, explain, health, progress, status, tokens
 from .settings import ServiceSettings
 from .stats import StatsReply
@@ -107,6 +109,7 @@ def create_server(settings: ServiceSettings, pool: CompilePool | None = None) ->
         app,
         host=settings.host,
         port=settings.port,
+        http=functools.partial(PatientProtocol, head_seconds=settings.body_timeout_seconds),
         log_config=None,
         access_log=False,
         server_header=False,

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from msgspec import Struct
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from ..compiler import wire
 from ..compiler.errors import (
@@ -96,6 +97,10 @@ def install(app: FastAPI, *, retry_after_seconds: int) -> None:
         answer.headers.update(error.headers or {})
         return answer
 
+    async def sender_left(request: Request, error: Exception) -> Response:
+        left = MalformedRequest("the sender left before its body had arrived")  # for nobody but the metrics
+        return reply(left, retry_after_seconds=retry_after_seconds)
+
     async def unexpected(request: Request, error: Exception) -> Response:
         log.error("request_broke", path=request.url.path, exc_info=error)
         made = ServiceError(f"the service failed with {type(error).__name__}", hint="Its log says more")
@@ -105,4 +110,5 @@ def install(app: FastAPI, *, retry_after_seconds: int) -> None:
     app.add_exception_handler(RedisError, redis_error)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(ClientDisconnect, sender_left)
     app.add_exception_handler(Exception, unexpected)

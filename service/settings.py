@@ -80,7 +80,7 @@ class ServiceSettings(BaseSettings):
 
     # how long
     body_timeout_seconds: Seconds = 60
-    """A request's body must have arrived after this."""
+    """A request's head must have arrived after this, and then its body."""
     compile_deadline_seconds: Seconds = 840
     lease_seconds: Seconds = 10
     """A compile's holder renews every third of this; a dead one is replaced within two periods."""
