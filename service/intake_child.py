@@ -5,6 +5,7 @@ A few KiB can unpack to 100 MiB of empty lists, which take 4 GiB as objects: hen
 
 from __future__ import annotations
 
+import gc
 import resource
 import sys
 
@@ -13,20 +14,23 @@ import msgspec
 from ..compiler.errors import LimitExceeded, RelayError
 from .intake import Ask, ChildInput, encode_result, parse
 
-MEMORY_BYTES = 2 << 30
-"""Address space of this process; the largest graph within the limits takes a quarter of it."""
+_BASE_BYTES = 512 << 20
+_TIMES = 8
+"""Address space of this process: a base, and so many times the largest request; real graphs take less than half."""
 
 
 def main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    gc.disable()  # a request has no cycles, and the process ends soon: collecting costs most of the time
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ChildInput)
+    memory = _BASE_BYTES + _TIMES * job.limits.request_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     result: Ask | RelayError
     try:
         result = parse(job.body, job.limits)
     except RelayError as error:
         result = error
     except MemoryError:
-        result = LimitExceeded(f"the request takes more than {MEMORY_BYTES >> 20} MiB to check")
+        result = LimitExceeded(f"the request takes more than {memory >> 20} MiB to check")
     sys.stdout.buffer.write(encode_result(result))
 
 

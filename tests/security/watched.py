@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,15 @@ class WatchedGateway:
 
     def resident_bytes(self) -> int:
         return int(psutil.Process(self.process.pid).memory_info().rss)
+
+    def peak_growth(self, call: Callable[[], object]) -> int:
+        """The most that the gateway's resident memory grew by, at any moment of `call`; bytes."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")  # the peak starts anew, see proc(5)
+        before = self.resident_bytes()
+        call()
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) * 1024 - before
 
     def kill(self) -> None:
         self.process.kill()

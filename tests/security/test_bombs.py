@@ -1,0 +1,102 @@
+"""Bodies that unpack to far more than they are: 413 at once, and no memory for them in the gateway."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+
+import pytest
+from service_parts import compiled, graph, post
+from torchrelay.compiler import check, wire
+from torchrelay.compiler.errors import LimitExceeded, MalformedRequest
+from watched import WatchedGateway
+
+GROWTH_BYTES = 64 << 20
+_BLOCK = 1 << 17
+
+
+def frame(total: int, *, declared: int | None) -> bytes:
+    """A zstd frame of `total` zeros, 4 bytes for each 128 KiB, that says it holds `declared` bytes or nothing.
+
+    RFC 8878: magic, descriptor, window of 2 MiB, content size; blocks of type RLE, the last one marked.
+    """
+    head = b"\x28\xb5\x2f\xfd"
+    if declared is None:
+        head += b"\x00\x58"
+    else:
+        head += b"\xc0\x58" + struct.pack("<Q", declared)
+    count = total // _BLOCK
+    block = struct.pack("<I", _BLOCK << 3 | 2)[:3] + b"\0"
+    last = struct.pack("<I", _BLOCK << 3 | 3)[:3] + b"\0"
+    return head + block * (count - 1) + last
+
+
+def lists(count: int) -> bytes:
+    """A request of two bytes a value on the wire, and a hundred in memory: empty lists in a list."""
+    plain = wire.encode_request(wire.unpack_request(graph()))
+    start = plain.index(b"\x92\xa1n\x00")
+    body = plain[:start] + b"\x92\xa1l\xdd" + struct.pack(">I", count) + b"\x92\xa1l\x90" * count
+    return wire.compress(body + plain[start + len(b"\x92\xa1n\x00") :])
+
+
+BOMBS = {
+    "64 GiB, size unknown": frame(64 << 30, declared=None),
+    "64 GiB, size told": frame(64 << 30, declared=64 << 30),
+    "129 MiB, size unknown": frame(129 << 20, declared=None),
+    "129 MiB, size told": wire.compress(bytes(129 << 20)),
+    "30 million empty lists": lists(30_000_000),
+}
+LIARS = {
+    "64 GiB, said to hold 2^64 - 2": frame(64 << 30, declared=(1 << 64) - 2),
+    "64 GiB, said to hold 100 bytes": frame(64 << 30, declared=100),
+    "64 GiB, said to hold 1 MiB": frame(64 << 30, declared=1 << 20),
+    "cut short": frame(100 << 20, declared=None)[:-4],
+    "a frame in front": wire.compress(b"\x80") + frame(64 << 30, declared=None),
+    "120 MiB of zeros": wire.compress(bytes(120 << 20)),
+}
+
+
+def test_the_bombs_are_bombs() -> None:
+    assert wire.unpacked_size(frame(100 << 20, declared=None), 1 << 30) == 100 << 20
+    assert wire.decompress(frame(1 << 20, declared=1 << 20), 1 << 20) == bytes(1 << 20)
+    assert len(wire.decompress(lists(1000), 1 << 20)) > 3000
+    assert all(len(bomb) < 3 << 20 for bomb in BOMBS.values())
+
+
+@pytest.mark.parametrize("what", [*BOMBS, *LIARS])
+def test_a_bomb_is_refused_and_the_gateway_does_not_grow(
+    what: str, watch_gateway: Callable[..., WatchedGateway], record_property: Callable[[str, object], None]
+) -> None:
+    gateway = watch_gateway()
+    expected = (413, "limit_exceeded") if what in BOMBS else (422, "malformed")
+    body = (BOMBS | LIARS)[what]
+    with gateway.http() as http:
+        compiled(http, graph(nodes=40_000))
+        post(http, bytes(len(body)))  # memory for a body's own bytes is there
+        before = gateway.resident_bytes()
+        began = time.perf_counter()
+        answer = post(http, body)
+        seconds, growth = time.perf_counter() - began, gateway.resident_bytes() - before
+        record_property("seconds", round(seconds, 3))
+        record_property("growth", growth)
+        assert (answer.status_code, answer.json()["error"]["code"]) == expected
+        assert growth < GROWTH_BYTES
+        assert gateway.peak_growth(lambda: post(http, body)) < GROWTH_BYTES
+        compiled(http, graph(9))
+
+
+def test_counting_a_frame_keeps_nothing_of_it() -> None:
+    with pytest.raises(LimitExceeded):
+        wire.unpacked_size(frame(64 << 30, declared=None), 1 << 20)
+    for damaged in (b"", b"\x28\xb5\x2f\xfd", frame(1 << 20, declared=None)[:20], b"garbage"):
+        with pytest.raises(MalformedRequest):
+            wire.unpacked_size(damaged, 1 << 30)
+
+
+def test_a_request_with_more_values_than_any_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = wire.unpack_request(lists(2_000))
+    check.check(request, wire.Limits())
+    monkeypatch.setattr(check, "MAX_VALUES", 2_000)
+    with pytest.raises(LimitExceeded, match="values"):
+        check.check(request, wire.Limits())
