@@ -9,12 +9,14 @@ import httpx2
 import msgspec
 from msgspec import Struct
 
+from ..compiler import wire
 from .connection import Clock, Connection, decode
 from .settings import ClientSettings
 
 T = TypeVar("T")
 
 _QUICK_SECONDS = 10.0
+_SLOW_SECONDS = 600.0
 _PAGE = 1000
 
 
@@ -56,6 +58,38 @@ class _AuditPage(Struct, frozen=True):
     next: str
 
 
+class CacheEntry(Struct, frozen=True, kw_only=True):
+    """An artifact in the service's cache; times in seconds since 1970, `seconds` of compile."""
+
+    key: str
+    digest: str
+    bytes: int
+    place: str
+    created: float
+    used: float
+    pinned: bool
+    seconds: float
+
+
+class Cached(Struct, frozen=True):
+    """One artifact: its entry, who signed it, its manifest (unverified: to look at), what its key covers."""
+
+    entry: CacheEntry
+    signer: str
+    manifest: wire.Manifest
+    components: dict[str, str]
+
+
+class Collected(Struct, frozen=True):
+    evicted: int
+    swept: int
+
+
+class _CachePage(Struct, frozen=True):
+    entries: list[CacheEntry]
+    next: str
+
+
 class Administration:
     """One gateway's administration. `transport` replaces the network, for tests."""
 
@@ -92,10 +126,39 @@ class Administration:
             if not before or len(found) >= limit:
                 return found
 
-    def _ask(self, method: str, path: str, type: type[T], body: object = None) -> T:
+    def cache_entries(self) -> list[CacheEntry]:
+        """All of the cache, the last used first."""
+        found: dict[str, CacheEntry] = {}
+        cursor = ""
+        while True:
+            page = self._ask("GET", f"/v1/cache?cursor={cursor}&limit={_PAGE}", _CachePage)
+            found |= {entry.key: entry for entry in page.entries}
+            cursor = page.next
+            if not cursor:
+                return sorted(found.values(), key=lambda entry: entry.used, reverse=True)
+
+    def cached(self, key: str) -> Cached:
+        """Raises NotFound."""
+        return self._ask("GET", f"/v1/cache/{key}", Cached)
+
+    def pin(self, key: str, *, pinned: bool) -> CacheEntry:
+        """Raises NotFound."""
+        return self._ask("PUT" if pinned else "DELETE", f"/v1/cache/{key}/pin", CacheEntry)
+
+    def remove(self, key: str) -> CacheEntry:
+        """Raises NotFound."""
+        return self._ask("DELETE", f"/v1/cache/{key}", CacheEntry)
+
+    def collect(self) -> Collected:
+        """Trim and sweep, which takes as long as it takes to list the blob store."""
+        return self._ask("POST", "/v1/cache/gc", Collected, seconds=_SLOW_SECONDS)
+
+    def _ask(
+        self, method: str, path: str, type: type[T], body: object = None, *, seconds: float = _QUICK_SECONDS
+    ) -> T:
         content = None if body is None else msgspec.json.encode(body)
         headers = {} if body is None else {"Content-Type": "application/json"}
-        clock = Clock(_QUICK_SECONDS)
+        clock = Clock(seconds)
         return decode(
             self._connection.request(method, path, clock, content=content, headers=headers).body, type
         )

@@ -99,6 +99,11 @@ def read_manifest(data: bytes) -> wire.Manifest:
     return _manifest(_split(data)[0])
 
 
+def signed_by(data: bytes) -> str:
+    """Id of the key that says it signed this, unverified; '' for none."""
+    return _split(data)[0].key_id
+
+
 def key_id(public: Ed25519PublicKey) -> str:
     """16 hex digits that name a public key."""
     return hashlib.sha256(public.public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()[:16]

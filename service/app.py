@@ -23,7 +23,7 @@ from . import gateway as parts
 from .dispatch import CompilePool
 from .observe import Observe
 from .patience import PatientProtocol
-from .routes import artifacts, audit, compile, explain, health, progress, status, tokens
+from .routes import artifacts, audit, cache, compile, explain, health, progress, status, tokens
 from .settings import ServiceSettings
 from .stats import StatsReply
 
@@ -45,6 +45,9 @@ _SCHEMAS = (
     tokens.TokenReply,
     auth.TokenRecord,
     audit.AuditReply,
+    cache.CacheReply,
+    cache.ArtifactReply,
+    cache.CollectReply,
 )
 
 
@@ -80,7 +83,7 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
         summary="Compile PyTorch graphs once, and hand the artifact to everyone",
         lifespan=lifespan,
     )
-    for module in (compile, progress, artifacts, explain, status, health, tokens, audit):
+    for module in (compile, progress, artifacts, explain, status, health, tokens, audit, cache):
         app.include_router(module.router)
     problems.install(app, retry_after_seconds=settings.retry_after_seconds)
     app.add_middleware(Observe)

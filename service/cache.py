@@ -81,7 +81,7 @@ class Cache:
         """The artifact of `key`, digest and signature checked, its last use noted; None when there is none."""
         keys = self._keys
         found = await self._scripts.lookup(
-            keys=[keys.index(key), keys.lru, keys.stats], args=[key, keys.blob_prefix, use]
+            keys=[keys.index(key), keys.lru, keys.stats, keys.pinned], args=[key, keys.blob_prefix, use]
         )
         if found is None:
             return None
@@ -93,7 +93,7 @@ class Cache:
         log.warning("blob_lost", key=key, place=place.decode(), damaged=data is not None)
         self._metrics.damaged_blobs.inc()
         dropped = await self._scripts.drop(
-            keys=[keys.index(key), keys.lru, keys.sizes, keys.total, keys.stats, keys.inline],
+            keys=[keys.index(key), keys.lru, keys.sizes, keys.total, keys.stats, keys.inline, keys.pinned],
             args=[key, digest, use, keys.blob_prefix],
         )
         if dropped and data is not None and place != b"redis":

@@ -20,6 +20,7 @@ from .audit import Audit
 from .auth import Tokens
 from .blobs import Blobs, open_store
 from .cache import Cache
+from .contents import Contents
 from .dispatch import CompilePool, Dispatcher
 from .events import Events
 from .intake import Intake
@@ -49,6 +50,7 @@ class Gateway:
     audit: Audit
     intake: Intake
     cache: Cache
+    contents: Contents
     misses: Misses
     events: Events
     watches: Watches
@@ -105,6 +107,7 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
         audit=audit,
         intake=intake,
         cache=cache,
+        contents=Contents(redis, keys, scripts, blobs, audit),
         misses=Misses(redis, keys, scripts),
         events=events,
         watches=Watches(events, dispatcher, settings),

@@ -98,7 +98,8 @@ class Misses:
             pipe.zscore(keys.asks, key)
             pipe.hmget(keys.index(key), "created", "seconds", "components")
             pipe.zrevrange(keys.lru, 0, RECENT)
-            record, asked_ms, entry, recent = await pipe.execute()
+            pipe.zrevrange(keys.pinned, 0, RECENT)
+            record, asked_ms, entry, used, pinned = await pipe.execute()
         own = _entry(key, entry)
         components = _unpacked(record) or (_components(own) if own else None)
         if components is None:
@@ -107,7 +108,8 @@ class Misses:
                 hint="Of requests that missed, the latest are kept, for a week",
             )
         alike = await self._redis.zrevrange(keys.alike(components["graph"]), 0, SAME_GRAPH)
-        names = [name for name in dict.fromkeys(part.decode() for part in [*alike, *recent]) if name != key]
+        near = [part.decode() for part in [*alike, *used, *pinned]]
+        names = [name for name in dict.fromkeys(near) if name != key]
         async with self._redis.pipeline(transaction=False) as pipe:
             for name in names:
                 pipe.hmget(keys.index(name), "created", "seconds", "components")

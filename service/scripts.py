@@ -8,7 +8,20 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-NAMES = ("lookup", "drop", "evict", "acquire", "renew", "progress", "publish", "fail", "release", "remember")
+NAMES = (
+    "lookup",
+    "drop",
+    "evict",
+    "acquire",
+    "renew",
+    "progress",
+    "publish",
+    "fail",
+    "release",
+    "remember",
+    "pin",
+    "remove",
+)
 
 
 class Keys:
@@ -18,6 +31,8 @@ class Keys:
         self.prefix = prefix
         self.lru = f"{prefix}lru"
         """Sorted set: cache key by last use, ms."""
+        self.pinned = f"{prefix}pinned"
+        """Sorted set, as lru: what is never evicted. A key is in one of the two."""
         self.sizes = f"{prefix}sizes"
         """Hash: cache key to artifact bytes."""
         self.total = f"{prefix}total"
@@ -102,6 +117,8 @@ class Scripts:
     fail: Script
     release: Script
     remember: Script
+    pin: Script
+    remove: Script
 
     def __init__(self, redis: Redis) -> None:
         folder = resources.files(__package__) / "lua"

@@ -65,7 +65,7 @@ class Stats:
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.hgetall(self._keys.stats)
             pipe.hgetall(self._keys.fallbacks)
-            pipe.zcard(self._keys.lru)
+            pipe.hlen(self._keys.sizes)
             pipe.get(self._keys.total)
             stats, fallbacks, entries, total = await pipe.execute()
         counters: dict[str, int | float] = {name: int(stats.get(name.encode(), 0)) for name in COUNTERS}

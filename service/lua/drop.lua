@@ -1,6 +1,6 @@
 -- Take out an index entry whose blob is lost or damaged, with what Redis holds of it, and take back what
 -- lookup.lua counted.
--- KEYS: index, lru, sizes, total, stats, inline. ARGV: key, digest, 'hit' or 'fetch', prefix of blobs.
+-- KEYS: index, lru, sizes, total, stats, inline, pinned. ARGV: key, digest, 'hit' or 'fetch', prefix of blobs.
 -- Returns 1 if this call dropped it: an entry published since, with another digest, stays.
 local entry = redis.call('HMGET', KEYS[1], 'digest', 'size', 'seconds', 'place')
 if ARGV[3] == 'hit' then
@@ -23,6 +23,7 @@ if entry[4] == 'redis' then
 end
 redis.call('DEL', KEYS[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('ZREM', KEYS[7], ARGV[1])
 redis.call('DECRBY', KEYS[4], redis.call('HGET', KEYS[3], ARGV[1]) or 0)
 redis.call('HDEL', KEYS[3], ARGV[1])
 return 1

@@ -2,7 +2,8 @@
 -- the caller deletes those in the store.
 -- KEYS: lru, sizes, total, stats, inline.
 -- ARGV: limit in bytes, prefix of index entries, most entries for one call, prefix of blobs.
--- Returns {key, digest, place, key, digest, place, ...}. The newest entry always stays.
+-- Returns {key, digest, place, key, digest, place, ...}. The newest entry always stays, and so does
+-- what is pinned: that is not in lru.
 local out = {}
 local left = tonumber(ARGV[3])
 while left > 0

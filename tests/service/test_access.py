@@ -27,6 +27,12 @@ GUARDED = [
     ("GET", "/v1/tokens"),
     ("DELETE", "/v1/tokens/000000000000"),
     ("GET", "/v1/audit"),
+    ("GET", "/v1/cache"),
+    ("GET", f"/v1/cache/{KEY}"),
+    ("PUT", f"/v1/cache/{KEY}/pin"),
+    ("DELETE", f"/v1/cache/{KEY}/pin"),
+    ("DELETE", f"/v1/cache/{KEY}"),
+    ("POST", "/v1/cache/gc"),
 ]
 
 

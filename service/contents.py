@@ -1,0 +1,140 @@
+"""What the cache holds, for people: list, show, pin and remove entries. Cache (cache.py) serves and publishes them.
+
+Nothing here counts as a use. A pinned entry is never evicted, however full the cache is; it goes when somebody
+removes it, or when its blob turns out to be lost or damaged.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from ..compiler.errors import NotFound
+from .audit import Audit, Event
+from .auth import Grant
+from .blobs import Blobs
+from .scripts import Keys, Scripts
+
+_HINT = "`torchrelay cache ls` lists what there is"
+_FIELDS = ("digest", "size", "place", "seconds", "created")
+
+
+class CacheEntry(Struct, frozen=True, kw_only=True):
+    """An artifact that the cache offers. Times are seconds since 1970; `seconds`: what its compile took."""
+
+    key: str
+    digest: str
+    bytes: int
+    place: str
+    """redis or store."""
+    created: float
+    used: float
+    pinned: bool
+    seconds: float
+
+
+class Contents:
+    def __init__(self, redis: Redis, keys: Keys, scripts: Scripts, blobs: Blobs, audit: Audit) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._scripts = scripts
+        self._blobs = blobs
+        self._audit = audit
+
+    async def page(self, *, cursor: int, limit: int) -> tuple[list[CacheEntry], int]:
+        """About `limit` entries in no order, and the cursor of the next page, 0 after the last.
+
+        What is there from first page to last comes at least once, perhaps twice.
+        """
+        following, found = await self._redis.hscan(self._keys.sizes, cursor, count=limit)
+        entries = await self._entries([key.decode() for key in found])
+        return [entry for entry in entries if entry is not None], int(following)
+
+    async def entry(self, key: str) -> CacheEntry:
+        """Raises NotFound."""
+        (found,) = await self._entries([key])
+        if found is None:
+            raise NotFound(f"there is no artifact {key}", hint=_HINT)
+        return found
+
+    async def components(self, key: str) -> dict[str, str]:
+        """What the key was made of, as key.py names it; empty for an imported artifact. Raises NotFound."""
+        found = await self._redis.hget(self._keys.index(key), "components")
+        if found is None:
+            raise NotFound(f"there is no artifact {key}", hint=_HINT)
+        return msgspec.json.decode(found, type=dict[str, str])
+
+    async def data(self, entry: CacheEntry) -> bytes:
+        """The bytes, unchecked: to show, not to serve. Raises NotFound, Unavailable."""
+        if entry.place == "redis":
+            data = await self._redis.get(self._keys.blob(entry.digest))
+        else:
+            data = await self._blobs.get(entry.key, entry.digest)
+        if data is None:
+            raise NotFound(f"the bytes of {entry.key} are lost", hint="The next request compiles them again")
+        return bytes(data)
+
+    async def pin(self, key: str, *, pinned: bool, by: Grant) -> CacheEntry:
+        """Keep the entry from eviction, or no longer. Raises NotFound."""
+        keys, action = self._keys, "pinned" if pinned else "unpinned"
+        event = Event(action="pinned" if pinned else "unpinned", name=by.name, token=by.id, key=key)
+        if not await self._scripts.pin(
+            keys=[keys.index(key), keys.lru, keys.pinned, self._audit.stream],
+            args=[key, action, self._audit.entries, *event.fields()],
+        ):
+            raise NotFound(f"there is no artifact {key}", hint=_HINT)
+        return await self.entry(key)
+
+    async def remove(self, key: str, *, by: Grant) -> CacheEntry:
+        """Take the entry out, pinned or not, then its bytes. The entry as it was. Raises NotFound, Unavailable."""
+        keys = self._keys
+        was = await self.entry(key)
+        event = Event(action="deleted", name=by.name, token=by.id, key=key)
+        removed = await self._scripts.remove(
+            keys=[
+                keys.index(key),
+                keys.lru,
+                keys.pinned,
+                keys.sizes,
+                keys.total,
+                keys.inline,
+                self._audit.stream,
+            ],
+            args=[key, keys.blob_prefix, self._audit.entries, *event.fields()],
+        )
+        if removed is None:
+            raise NotFound(f"there is no artifact {key}", hint=_HINT)
+        digest, place = removed
+        if place != b"redis":
+            await self._blobs.delete(key, digest.decode(), "store")
+        return was
+
+    async def _entries(self, names: list[str]) -> list[CacheEntry | None]:
+        keys = self._keys
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for key in names:
+                pipe.hmget(keys.index(key), *_FIELDS)
+                pipe.zscore(keys.lru, key)
+                pipe.zscore(keys.pinned, key)
+            answers = await pipe.execute()
+        return [_entry(key, *answers[3 * position : 3 * position + 3]) for position, key in enumerate(names)]
+
+
+def _entry(
+    key: str, fields: list[bytes | None], used: float | None, pinned: float | None
+) -> CacheEntry | None:
+    digest, size, place, seconds, created = fields
+    if digest is None or size is None or place is None or seconds is None or created is None:
+        return None
+    last = pinned if pinned is not None else used
+    return CacheEntry(
+        key=key,
+        digest=digest.decode(),
+        bytes=int(size),
+        place=place.decode(),
+        created=int(created) / 1000,
+        used=(int(created) if last is None else last) / 1000,
+        pinned=pinned is not None,
+        seconds=float(seconds),
+    )

@@ -1,0 +1,118 @@
+"""/v1/cache: what the cache holds; an administrator pins, removes, trims and sweeps."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
+from msgspec import Struct
+
+from ...compiler import artifact, wire
+from ..auth import Grant, requires
+from ..contents import CacheEntry
+from ..gateway import Gateway, gateway_of
+from ..problems import documented
+from .answers import json_answer, json_reply
+from .artifacts import Key
+
+router = APIRouter(tags=["cache"])
+
+Reader = Annotated[Grant, Depends(requires("read"))]
+Admin = Annotated[Grant, Depends(requires("admin"))]
+
+
+class CacheReply(Struct, frozen=True):
+    """Answer of `GET /v1/cache`. `next`: the cursor of the next page; '' after the last."""
+
+    entries: list[CacheEntry]
+    next: str
+
+
+class ArtifactReply(Struct, frozen=True):
+    """Answer of `GET /v1/cache/{key}`. `signer`: id of the key that signed; `components`: what the key covers."""
+
+    entry: CacheEntry
+    signer: str
+    manifest: wire.Manifest
+    components: dict[str, str]
+
+
+class CollectReply(Struct, frozen=True):
+    """Answer of `POST /v1/cache/gc`: entries evicted over the limit, stray blobs deleted."""
+
+    evicted: int
+    swept: int
+
+
+@router.get(
+    "/v1/cache",
+    summary="What the cache holds, a page at a time, in no order",
+    responses={**documented(422), **json_reply("CacheReply")},
+    response_class=Response,
+)
+async def entries(
+    gateway: Annotated[Gateway, Depends(gateway_of)],
+    _: Reader,
+    cursor: Annotated[
+        str, Query(pattern="^([0-9]{1,19})?$", description="`next` of the page before; '' begins")
+    ] = "",
+    limit: Annotated[int, Query(ge=1, le=1000, description="About so many entries")] = 100,
+) -> Response:
+    found, following = await gateway.contents.page(cursor=int(cursor or 0), limit=limit)
+    return json_answer(CacheReply(found, str(following) if following else ""))
+
+
+@router.get(
+    "/v1/cache/{key}",
+    summary="One artifact: entry, manifest and what its key covers",
+    responses={**documented(404, 422), **json_reply("ArtifactReply")},
+    response_class=Response,
+)
+async def show(key: Key, gateway: Annotated[Gateway, Depends(gateway_of)], _: Reader) -> Response:
+    entry = await gateway.contents.entry(key)
+    data = await gateway.contents.data(entry)
+    manifest = await asyncio.to_thread(artifact.read_manifest, data)
+    components = await gateway.contents.components(key)
+    return json_answer(ArtifactReply(entry, artifact.signed_by(data), manifest, components))
+
+
+@router.put(
+    "/v1/cache/{key}/pin",
+    summary="Never evict this artifact",
+    responses={**documented(404, 422), **json_reply("CacheEntry")},
+    response_class=Response,
+)
+async def pin(key: Key, gateway: Annotated[Gateway, Depends(gateway_of)], admin: Admin) -> Response:
+    return json_answer(await gateway.contents.pin(key, pinned=True, by=admin))
+
+
+@router.delete(
+    "/v1/cache/{key}/pin",
+    summary="Let this artifact be evicted again",
+    responses={**documented(404, 422), **json_reply("CacheEntry")},
+    response_class=Response,
+)
+async def unpin(key: Key, gateway: Annotated[Gateway, Depends(gateway_of)], admin: Admin) -> Response:
+    return json_answer(await gateway.contents.pin(key, pinned=False, by=admin))
+
+
+@router.delete(
+    "/v1/cache/{key}",
+    summary="Remove this artifact; whoever asks next compiles it again",
+    responses={**documented(404, 422), **json_reply("CacheEntry")},
+    response_class=Response,
+)
+async def remove(key: Key, gateway: Annotated[Gateway, Depends(gateway_of)], admin: Admin) -> Response:
+    return json_answer(await gateway.contents.remove(key, by=admin))
+
+
+@router.post(
+    "/v1/cache/gc",
+    summary="Evict what is over the limit, and delete blobs that crashes left",
+    responses={**documented(), **json_reply("CollectReply")},
+    response_class=Response,
+)
+async def collect(gateway: Annotated[Gateway, Depends(gateway_of)], admin: Admin) -> Response:
+    evicted = await gateway.cache.trim()
+    return json_answer(CollectReply(evicted, await gateway.cache.sweep()))
