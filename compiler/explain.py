@@ -194,6 +194,8 @@ def _first_node(asked: Mapping[str, str], found: Mapping[str, str], kinds: list[
     """The first node that differs; '' if it cannot be told."""
     first, second = (parts.get("graph.order", "").split() for parts in (asked, found))
     for index, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one == other and kinds[0] == kinds[1]:
+            continue
         names = [_named(token, known) for token, known in zip((one, other), kinds, strict=True)]
         if names[0] != names[1]:
             return f"graph: node {index} is {names[0]} against {names[1]}"
@@ -232,10 +234,14 @@ def _inputs(asked: Mapping[str, str], found: Mapping[str, str]) -> tuple[float, 
     if asked.get("inputs.count") != found.get("inputs.count"):
         counts = (_value(asked.get("inputs.count")) or "?", _value(found.get("inputs.count")) or "?")
         texts.append(f"inputs: {counts[0]} against {counts[1]}")
+    pairs: dict[tuple[int, int], str] = {}  # many inputs are of few kinds
     groups: dict[str, list[int]] = {}
     for index, (one, other) in enumerate(zip(first, second, strict=False)):
         if one is not None and other is not None and one != other:
-            groups.setdefault(_input_text(one, other), []).append(index)
+            pair = (id(one), id(other))
+            if pair not in pairs:
+                pairs[pair] = _input_text(one, other)
+            groups.setdefault(pairs[pair], []).append(index)
     texts += _first([f"{_numbers(indices)}: {text}" for text, indices in groups.items()], "more differences")
     apart = sum(map(len, groups.values())) + abs(len(first) - len(second))
     share = apart / max(len(first), len(second), 1)
@@ -361,7 +367,9 @@ def _plain(value: Any) -> str:
 
 def _cut(text: str) -> str:
     """One short line, of characters that a terminal only shows."""
-    text = "".join(letter if letter.isprintable() else "?" for letter in text[: _WORDS + 1])
+    text = text[: _WORDS + 1]
+    if not text.isprintable():
+        text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return text if len(text) <= _WORDS else f"{text[:_WORDS]}…"
 
 
