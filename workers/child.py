@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -27,6 +28,9 @@ from .settings import JobLimits
 
 OFFERS = "kernels"
 """The folder of a job's directory in which it lays the libraries that it built."""
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The worker's trouble and not the graph's: another worker, or this one later, may well succeed."""
 
 
 def fork(body: Callable[[int], None], log: Path | None) -> tuple[int, int]:
@@ -125,7 +129,8 @@ def compile_job(
         answer = Failed.of(CompileKilled("the compile ran out of memory"))
     except Exception as error:  # whatever the compiler raises is the answer to this request
         traceback.print_exc()
-        answer = Failed.of(CompileFailed(_one_line(error)))
+        no_room = isinstance(error, OSError) and error.errno in _NO_ROOM
+        answer = Failed.of((CompileKilled if no_room else CompileFailed)(_one_line(error)))
     send(answer)
 
 
