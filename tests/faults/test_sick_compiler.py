@@ -1,0 +1,119 @@
+"""A g++ that hangs, and one that eats memory: a typed answer, no process left, and the slot compiles again.
+
+The real pipeline in a real slot; only the g++ on its path is a script that does as a file says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from service_parts import graph
+from torchrelay.compiler import artifact, wire
+from torchrelay.compiler.errors import CompileKilled, CompileTimeout
+from torchrelay.workers.actor import CompileSlot
+from torchrelay.workers.messages import Done, Failed, Ready, decode_answer
+from torchrelay.workers.settings import JobLimits, SlotSettings
+
+PAST_DEADLINE_SECONDS = 5.0
+SLACK_SECONDS = 5.0
+"""On top, for a machine with much else to do."""
+KEY = "ab" * 32
+SHIM = """#!/bin/sh
+how=$(cat {mood})
+[ "$how" = well ] && exec {real} "$@"
+echo $$ >> {pids}
+[ "$how" = hung ] && exec sleep 1000
+exec {python} -c 'import time
+held = []
+while True:
+    held.append(bytearray(b"x" * (32 << 20)))
+    time.sleep(0.02)'
+"""
+
+
+class SickCompiler:
+    """A `g++` first on the path of whatever starts now, and what it is to do."""
+
+    def __init__(self, folder: Path) -> None:
+        self._mood = folder / "mood"
+        self._pids = folder / "pids"
+        self._pids.touch()
+        real = shutil.which("g++")
+        assert real is not None
+        self.folder = folder / "bin"
+        self.folder.mkdir()
+        path = self.folder / "g++"
+        path.write_text(SHIM.format(mood=self._mood, real=real, pids=self._pids, python=sys.executable))
+        path.chmod(0o755)
+        self.become("well")
+
+    def become(self, mood: str) -> None:
+        self._mood.write_text(mood)
+
+    def started(self) -> list[int]:
+        return [int(pid) for pid in self._pids.read_text().split()]
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SickCompiler:
+    made = SickCompiler(tmp_path)
+    monkeypatch.setenv("PATH", str(made.folder), prepend=":")
+    monkeypatch.delenv("CXX", raising=False)
+    return made
+
+
+def _alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+async def _compile(slot: CompileSlot, ready: Ready, seconds: float) -> wire.Manifest:
+    request = wire.unpack_request(graph(4096))
+    request = msgspec.structs.replace(request, toolchain=ready.toolchain, target=ready.target)
+    async for body in slot.compile("j", wire.encode_request(request), KEY, seconds):
+        message = decode_answer(body)
+        if isinstance(message, Failed):
+            raise message.error()
+        if isinstance(message, Done):
+            return artifact.read_manifest(message.artifact)
+    raise AssertionError("no answer")
+
+
+@pytest.mark.parametrize(
+    ("mood", "seconds", "error", "words"),
+    [
+        ("hung", 8.0, CompileTimeout, "deadline"),
+        ("hungry", 60.0, CompileKilled, "limit of 1536 MiB"),
+    ],
+)
+def test_a_sick_compiler_costs_one_typed_answer_and_the_slot_is_usable_again(
+    mood: str, seconds: float, error: type[Exception], words: str, compiler: SickCompiler, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        limits = JobLimits(memory_bytes=1536 << 20)
+        slot = CompileSlot(SlotSettings(worker="w", kind="cpu", jobs_root=str(tmp_path), limits=limits))
+        try:
+            ready = decode_answer(await slot.start())
+            assert isinstance(ready, Ready)
+            compiler.become(mood)
+            began = time.monotonic()
+            with pytest.raises(error, match=words):
+                await _compile(slot, ready, seconds)
+            took = time.monotonic() - began
+            print(f"{mood} g++: answered after {took:.1f} s, deadline {seconds:g} s")
+            assert took < seconds + PAST_DEADLINE_SECONDS + SLACK_SECONDS
+            assert compiler.started()
+            assert not any(_alive(pid) for pid in compiler.started())
+            assert list(Path(ready.jobs_dir).iterdir()) == []
+            compiler.become("well")
+            assert (await _compile(slot, ready, 120)).kernels > 0
+        finally:
+            await slot.close()
+
+    asyncio.run(scenario())
