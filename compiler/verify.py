@@ -346,6 +346,9 @@ def _difference(name: str, want: Any, have: Any, floor: float = 1e-3) -> tuple[f
         return (0.0, 0.0) if wrong <= 1e-3 else (math.inf, math.inf)
     wide = torch.complex128 if want.dtype.is_complex else torch.float64
     a, b = want.to(wide), have.to(wide)
+    gap, magnitude = float((a - b).abs().max()), float(a.abs().max())
+    if math.isfinite(gap) and math.isfinite(magnitude):  # every value is, on both sides
+        return gap / max(magnitude, floor), gap
     finite = torch.isfinite(a.abs()) & torch.isfinite(b.abs())
     if not _same_non_finite(a, b, half=want.dtype in (torch.float16, torch.bfloat16)):
         return math.inf, math.inf
