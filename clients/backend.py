@@ -63,9 +63,11 @@ def torchrelay(
     try:
         return relay.compile(gm, example_inputs, cast(Mode, mode), options)
     except RelayError as error:
+        seconds, nodes = time.perf_counter() - start, len(gm.graph.nodes)
         if relay.settings.mode == "require":
+            relay.report.raised(error, seconds=seconds, nodes=nodes)
             raise torch_internals.user_error(error) from None
-        relay.fell_back(error, seconds=time.perf_counter() - start, nodes=len(gm.graph.nodes))
+        relay.fell_back(error, seconds=seconds, nodes=nodes)
     return _compile_locally(gm, example_inputs, mode, options)
 
 

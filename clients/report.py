@@ -29,7 +29,8 @@ from ..compiler.errors import ClientError, RelayError
 
 _log = logging.getLogger(__name__)
 
-Outcome = Literal["hit", "disk_hit", "miss", "coalesced", "fallback"]
+Outcome = Literal["hit", "disk_hit", "miss", "coalesced", "fallback", "raised"]
+"""raised: the error went to the program, in mode `require`."""
 Stage = Literal["trace", "encode", "key", "wait", "fetch", "verify", "load"]
 STAGES: tuple[Stage, ...] = ("trace", "encode", "key", "wait", "fetch", "verify", "load")
 
@@ -50,7 +51,7 @@ class GraphRecord(Struct, frozen=True, kw_only=True):
     seconds: float
     nodes: int
     reason: str = ""
-    """The error's code of a fallback."""
+    """The error's code, if one kept the graph from being served."""
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -115,6 +116,12 @@ class RunReport:
             GraphRecord(key=key, outcome="fallback", seconds=seconds, nodes=nodes, reason=error.code)
         )
         self.warn_once(error)
+
+    def raised(self, error: RelayError, *, seconds: float = 0.0, nodes: int = 0) -> None:
+        """List a graph whose error is raised; it counts as nothing that was served or compiled."""
+        self._append(
+            GraphRecord(key=error.key, outcome="raised", seconds=seconds, nodes=nodes, reason=error.code)
+        )
 
     def warn_once(self, error: RelayError) -> None:
         """One FallbackWarning for each error code in a process; later ones go to the log at level info."""

@@ -182,7 +182,9 @@ def _signature(gateway: Gateway, settings: ClientSettings) -> str:
 
 def _round_trip(gateway: Gateway, settings: ClientSettings) -> str:
     with tempfile.TemporaryDirectory(prefix="torchrelay-doctor-") as folder:
-        environment = child_environment(TORCHRELAY_MODE="require", TORCHRELAY_CACHE_DIR=folder)
+        environment = child_environment(
+            TORCHRELAY_MODE="require", TORCHRELAY_CACHE_DIR=folder, TORCHRELAY_STATE_DIR=folder
+        )
         command = [sys.executable, "-P", "-m", "torchrelay.clients.commands.round_trip"]
         limit = settings.deadline + 120
         try:

@@ -25,6 +25,8 @@ _OUTCOMES = {
     "disk_hit": "hit, on this machine",
     "miss": "miss",
     "coalesced": "miss, joined a compile",
+    "fallback": "compiled locally",
+    "raised": "error",
 }
 
 
@@ -134,7 +136,7 @@ def _show_run(console: Console, run: RunRecord) -> None:
             (
                 str(index),
                 graph.key[:_SHOWN_DIGITS] or "none",
-                _OUTCOMES.get(graph.outcome) or f"compiled locally: {graph.reason}",
+                _OUTCOMES.get(graph.outcome, graph.outcome) + (f": {graph.reason}" if graph.reason else ""),
                 f"{graph.nodes:,}",
                 f"{graph.seconds:,.2f}",
             )
@@ -169,4 +171,4 @@ def _ago(moment: float) -> str:
     for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds // size:.0f} {unit} ago"
-    return f"{seconds:.0f} seconds ago"
+    return f"{seconds:.0f} seconds ago" if seconds >= 2 else "just now"

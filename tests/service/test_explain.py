@@ -223,6 +223,28 @@ def test_the_command_explains_the_last_run(
     assert astray.returncode == 1 and "train.py" in astray.stdout and "cannot be reached" in astray.stderr
 
 
+def test_a_graph_whose_error_was_raised_is_explained_too(
+    gateway: Running, environment: dict[str, str], tmp_path: Path
+) -> None:
+    gateway.pool.errors.append(errors.NoWorker("none for this torch"))
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), "8"]
+    failed = subprocess.run(command, env={**environment, "TORCHRELAY_MODE": "require"}, capture_output=True)
+    assert failed.returncode == 1
+    shown = torchrelay(environment, "explain").stdout
+    assert "error: no_worker" in shown
+    assert f"{gateway.pool.calls[0][:12]}: there was no entry to compare with\n" in shown
+
+
+def test_the_doctors_round_trip_is_no_run(
+    gateway: Running, environment: dict[str, str], tmp_path: Path
+) -> None:
+    torchrelay(environment, "doctor")
+    assert gateway.pool.calls
+    assert not list(tmp_path.rglob("last_run.json"))
+
+
 def test_without_a_run_the_command_says_what_to_do(environment: dict[str, str]) -> None:
     done = torchrelay(environment, "explain")
     assert (done.returncode, done.stdout) == (1, "")

@@ -62,6 +62,17 @@ def test_a_fallback_warns_once_for_each_code_and_counts_every_time() -> None:
     assert {g.outcome for g in found.graphs} == {"fallback"}
 
 
+def test_an_error_that_is_raised_is_listed_and_counts_as_nothing_else() -> None:
+    run, error = RunReport(), NoWorker("nobody")
+    error.key = "c" * 64
+    run.raised(error, nodes=3)
+    found = run.snapshot()
+    assert [(g.key, g.outcome, g.nodes, g.reason) for g in found.graphs] == [
+        ("c" * 64, "raised", 3, "no_worker")
+    ]
+    assert (found.hits, found.misses, found.fallbacks) == (0, 0, {})
+
+
 def test_two_reports_warn_apart() -> None:
     for _ in range(2):
         with pytest.warns(FallbackWarning):
