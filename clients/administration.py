@@ -85,6 +85,13 @@ class Collected(Struct, frozen=True):
     swept: int
 
 
+class Imported(Struct, frozen=True):
+    """`outcome`: imported, or exists (the key had an artifact already)."""
+
+    key: str
+    outcome: str
+
+
 class _CachePage(Struct, frozen=True):
     entries: list[CacheEntry]
     next: str
@@ -152,6 +159,19 @@ class Administration:
     def collect(self) -> Collected:
         """Trim and sweep, which takes as long as it takes to list the blob store."""
         return self._ask("POST", "/v1/cache/gc", Collected, seconds=_SLOW_SECONDS)
+
+    def export(self, key: str) -> bytes:
+        """The artifact's signed bytes. Raises NotFound."""
+        limit = self._settings.max_response_bytes
+        return self._connection.request("GET", f"/v1/artifacts/{key}", Clock(_SLOW_SECONDS), limit=limit).body
+
+    def import_artifact(self, data: bytes) -> Imported:
+        """Raises MalformedRequest when no key that the service trusts has signed it."""
+        headers = {"Content-Type": wire.ARTIFACT_MEDIA_TYPE}
+        answer = self._connection.request(
+            "POST", "/v1/cache", Clock(_SLOW_SECONDS), content=data, headers=headers
+        )
+        return decode(answer.body, Imported)
 
     def _ask(
         self, method: str, path: str, type: type[T], body: object = None, *, seconds: float = _QUICK_SECONDS

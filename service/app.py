@@ -48,6 +48,7 @@ _SCHEMAS = (
     cache.CacheReply,
     cache.ArtifactReply,
     cache.CollectReply,
+    cache.ImportReply,
 )
 
 

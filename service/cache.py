@@ -9,6 +9,7 @@ key wins.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Literal
@@ -19,9 +20,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from ..compiler import artifact
-from ..compiler.errors import ArtifactError, SignatureError, Unavailable
+from ..compiler import artifact, wire
+from ..compiler.errors import ArtifactError, MalformedRequest, SignatureError, Unavailable
 from .audit import Audit, Event
+from .auth import Grant
 from .blobs import Blobs, Place, sha256
 from .leases import Lease
 from .metrics import Metrics
@@ -30,6 +32,9 @@ from .scripts import Keys, Scripts
 NAMESPACE = "default"
 _EVICT_BATCH = 64
 _REMEMBERED = 65536
+_KEY = re.compile("[0-9a-f]{64}")
+_IMPORT = "import"
+"""What publish.lua takes in place of a lease."""
 _PUTS = 2
 """A restart of Redis can fall between an artifact's write and its publication, once."""
 
@@ -116,15 +121,63 @@ class Cache:
             self._verified.popitem(last=False)
         return True
 
+    async def adopt(self, data: bytes, *, by: Grant) -> tuple[str, Literal["imported", "exists"]]:
+        """Offer an artifact that somebody signed elsewhere; its key, and whether it is the one offered now.
+
+        Raises MalformedRequest unless a key that this service trusts signed it; Unavailable, RedisError.
+        """
+        try:
+            manifest = await asyncio.to_thread(self._opened, data)
+        except (ArtifactError, SignatureError) as error:
+            raise MalformedRequest(
+                f"refused: {error.message}",
+                hint="To take another site's artifacts, add its key to TORCHRELAY_SERVICE_TRUSTED_PUBLIC_KEYS",
+            ) from None
+        key = manifest.key
+        if await self._redis.exists(self._keys.index(key)):
+            return key, "exists"
+        offer = Offer(
+            key=key,
+            digest=await sha256(data),
+            data=data,
+            seconds=sum(seconds for _, seconds in manifest.stages),
+            components={},  # not in the artifact, and nobody signed them
+            worker=manifest.worker,
+            signer=artifact.signed_by(data),
+        )
+        event = Event(
+            action="imported",
+            name=by.name,
+            token=by.id,
+            key=key,
+            digest=offer.digest,
+            worker=offer.worker,
+            signer=offer.signer,
+        )
+        return key, "imported" if await self._put(_IMPORT, offer, event) else "exists"
+
+    def _opened(self, data: bytes) -> wire.Manifest:
+        """The verified manifest. Raises ArtifactError, SignatureError."""
+        key = artifact.read_manifest(data).key
+        if not _KEY.fullmatch(key):
+            raise ArtifactError("the artifact's key is none")
+        return artifact.verify(data, self._trusted, key=key).manifest
+
     async def publish(self, lease: Lease, offer: Offer) -> bool:
         """Offer an artifact under a lease; true once the index holds exactly this one.
 
         False: the lease is not ours any more, or another artifact was first; ours is deleted again.
         Raises Unavailable (blob store) and RedisError; both leave nothing half-published.
         """
+        event = Event(
+            action="published", key=offer.key, digest=offer.digest, worker=offer.worker, signer=offer.signer
+        )
+        return await self._put(lease.token, offer, event)
+
+    async def _put(self, right: str, offer: Offer, event: Event) -> bool:
         for _ in range(_PUTS):
             place = await self._blobs.put(offer.key, offer.digest, offer.data)
-            answer = await self._offer(lease, offer, place)
+            answer = await self._offer(right, offer, place, event)
             if answer == b"published":
                 return True
             if answer != b"blobless":
@@ -132,11 +185,8 @@ class Cache:
                 return False
         raise Unavailable("Redis lost the artifact between its write and its publication")
 
-    async def _offer(self, lease: Lease, offer: Offer, place: Place) -> bytes:
+    async def _offer(self, right: str, offer: Offer, place: Place, event: Event) -> bytes:
         keys, key = self._keys, offer.key
-        event = Event(
-            action="published", key=key, digest=offer.digest, worker=offer.worker, signer=offer.signer
-        )
         answer = await self._scripts.publish(
             keys=[
                 keys.index(key),
@@ -155,7 +205,7 @@ class Cache:
             ],
             args=[
                 key,
-                lease.token,
+                right,
                 offer.digest,
                 len(offer.data),
                 place,

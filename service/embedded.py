@@ -147,11 +147,12 @@ async def _announce(server: GatewayServer, settings: ServiceSettings, url: str, 
         await asyncio.sleep(0.05)
     assert settings.token is not None
     signer = await asyncio.to_thread(signing.load_or_create, settings.signing_key_path)
+    trusted = signing.trusted(signer, settings.trusted_public_keys)
     state.write_credentials(
         credentials,
         url=url,
         token=settings.token.get_secret_value(),
-        public_key=signing.public_key_text(signer),
+        public_keys=[signing.key_text(key) for key in trusted],
     )
     _say(f"gateway {url}")
     _say(f"credentials {credentials}")

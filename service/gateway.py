@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 import structlog
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from fastapi import Request
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -57,6 +57,8 @@ class Gateway:
     dispatcher: Dispatcher
     pool: CompilePool
     signer: Ed25519PrivateKey
+    trusted: list[Ed25519PublicKey]
+    """Who may have signed what this gateway serves; the signer's own key is the first."""
     stats: Stats
     metrics: Metrics
     state: GatewayState
@@ -78,6 +80,7 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
     keys, scripts, metrics = Keys(settings.redis_prefix), Scripts(redis), Metrics()
     audit = Audit(redis, keys, entries=settings.audit_entries)
     signer = signing.load_or_create(settings.signing_key_path)
+    trusted = signing.trusted(signer, settings.trusted_public_keys)
     blobs = Blobs(
         redis,
         keys,
@@ -92,7 +95,7 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
         blobs,
         metrics,
         audit,
-        trusted=[signer.public_key()],
+        trusted=trusted,
         limit_bytes=settings.cache_limit_bytes,
         progress_ttl_seconds=settings.progress_ttl_seconds,
     )
@@ -114,6 +117,7 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
         dispatcher=dispatcher,
         pool=pool,
         signer=signer,
+        trusted=trusted,
         stats=Stats(redis, keys),
         metrics=metrics,
         state=GatewayState(),

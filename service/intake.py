@@ -60,9 +60,12 @@ class Intake:
         self._known: OrderedDict[str, str] = OrderedDict()
         self._children = asyncio.Semaphore(_CHILDREN)
 
-    async def read(self, request: Request) -> bytes:
-        """The body, never more than the limit in memory. Raises LimitExceeded, MalformedRequest."""
-        limit = self._limits.body_bytes
+    async def read(self, request: Request, limit_bytes: int | None = None) -> bytes:
+        """The body, never more than the limit (a graph's if None) in memory.
+
+        Raises LimitExceeded, MalformedRequest.
+        """
+        limit = limit_bytes or self._limits.body_bytes
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > limit:
             await _drain(request, limit)

@@ -58,6 +58,10 @@ class ServiceSettings(BaseSettings):
     token: SecretStr | None = Field(default=None, min_length=32)
     """A token with every role. Other tokens are records in Redis (service/auth.py)."""
 
+    trusted_public_keys: str = ""
+    """Other sites' signing keys, base64, separated by commas: their artifacts may be imported here, and this
+    service tells its clients to trust them too."""
+
     # how much
     body_bytes: Bytes = wire.Limits().body_bytes
     """Compressed request."""
@@ -75,6 +79,8 @@ class ServiceSettings(BaseSettings):
     """All artifacts that live in Redis together; past it, small ones go to the blob store too."""
     cache_limit_bytes: Bytes = 20 << 30
     """All artifacts together; past it the least recently used go."""
+    import_bytes: Bytes = 1 << 30
+    """One imported artifact."""
     audit_entries: Annotated[int, Field(gt=0)] = 1_000_000
     """The audit log keeps about so many; the oldest go."""
 

@@ -8,7 +8,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -39,8 +39,30 @@ def load_or_create(path: Path) -> Ed25519PrivateKey:
 
 
 def public_key_text(key: Ed25519PrivateKey) -> str:
-    """The public half as clients keep it: base64 of the 32 raw bytes."""
-    return base64.b64encode(key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)).decode()
+    """The public half, as key_text writes it."""
+    return key_text(key.public_key())
+
+
+def key_text(key: Ed25519PublicKey) -> str:
+    """A public key as clients keep it: base64 of the 32 raw bytes."""
+    return base64.b64encode(key.public_bytes(Encoding.Raw, PublicFormat.Raw)).decode()
+
+
+def trusted(signer: Ed25519PrivateKey, others: str) -> list[Ed25519PublicKey]:
+    """Whose artifacts this installation serves: its own key first, then `others` (key_text, with commas).
+
+    Raises SettingsError.
+    """
+    keys = [signer.public_key()]
+    for text in others.replace(",", " ").split():
+        try:
+            keys.append(Ed25519PublicKey.from_public_bytes(base64.b64decode(text, validate=True)))
+        except ValueError:
+            raise SettingsError(
+                f"trusted_public_keys holds {text[:80]!r}",
+                hint="Allowed: raw Ed25519 public keys (32 bytes) in base64, separated by commas",
+            ) from None
+    return keys
 
 
 def _create(path: Path) -> None:

@@ -86,9 +86,9 @@ def owner_token(state_dir: Path) -> str:
     return path.read_text().strip()
 
 
-def write_credentials(path: Path, *, url: str, token: str, public_key: str) -> None:
+def write_credentials(path: Path, *, url: str, token: str, public_keys: list[str]) -> None:
     """What a client of this user needs (clients/settings.py), mode 0600, replaced in one step."""
-    content = {"url": url, "token": token, "public_keys": [public_key]}
+    content = {"url": url, "token": token, "public_keys": public_keys}
     write_private(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections import Counter
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ...compiler.errors import SettingsError
+from ...compiler.errors import RequestError, SettingsError
+from .. import export_file
 from ..administration import Administration, CacheEntry
 from ..settings import load_settings
 from . import output
@@ -94,6 +98,38 @@ def collect() -> None:
     with Administration(load_settings()) as administration:
         done = administration.collect()
     print(f"{done.evicted} artifacts evicted, {done.swept} stray blobs deleted")
+
+
+@app.command("export")
+def export_entries(
+    file: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")],
+    keys: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY]...", help="Which artifacts; all if none is named.")
+    ] = None,
+) -> None:
+    """Write signed artifacts into one file that another site can import."""
+    with Administration(load_settings()) as administration:
+        chosen = [_whole(administration, key) for key in keys or []]
+        chosen = chosen or [entry.key for entry in administration.cache_entries()]
+        count = export_file.write(file, ((key, administration.export(key)) for key in chosen))
+    print(f"exported {count} artifacts to {file}")
+
+
+@app.command("import")
+def import_entries(file: Annotated[Path, typer.Argument(help="What `cache export` wrote.")]) -> None:
+    """Send every artifact of a file to the service, which takes those that a key it trusts has signed."""
+    outcomes: Counter[str] = Counter()
+    with Administration(load_settings()) as administration:
+        for name, data in export_file.read(file):
+            try:
+                outcomes[administration.import_artifact(data).outcome] += 1
+            except RequestError as error:
+                outcomes["refused"] += 1
+                print(f"{name}: {error}", file=sys.stderr)
+    there, refused = outcomes["exists"], outcomes["refused"]
+    print(f"imported {outcomes['imported']} artifacts; {there} were there already, {refused} refused")
+    if refused:
+        raise typer.Exit(1)
 
 
 def _whole(administration: Administration, text: str) -> str:

@@ -172,10 +172,11 @@ def _signature(gateway: Gateway, settings: ClientSettings) -> str:
         )
     info = gateway.info()
     theirs = info.get("public_keys", [])
-    if not set(theirs) & set(settings.public_keys):
+    if not theirs or not set(theirs) <= set(settings.public_keys):
         raise SignatureError(
-            "the gateway signs with a key that is not trusted here",
-            hint="Compare its public key with its administrator, then set TORCHRELAY_PUBLIC_KEYS",
+            "the gateway serves what a key signed that is not trusted here",
+            hint="Compare its public keys with its administrator, then set TORCHRELAY_PUBLIC_KEYS, or run "
+            "`torchrelay login`",
         )
     return f"key {', '.join(info.get('key_ids', []))} is trusted"
 

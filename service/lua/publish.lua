@@ -1,17 +1,22 @@
--- Offer an artifact: first publish wins, and only the lease's holder publishes. The blob is already stored.
+-- Offer an artifact: first publish wins, and only the lease's holder publishes, or an administrator who imports:
+-- that ends a compile in progress as its own result would. The blob is already stored.
 -- KEYS: index, lease, lru, sizes, total, events, run, request, active, waiters, stats,
 --       inline, audit.
--- ARGV: key, owner:fence, digest, size, place, namespace, seconds, components JSON, ttl ms, wake channel,
+-- ARGV: key, owner:fence or 'import', digest, size, place, namespace, seconds, components JSON, ttl ms, wake channel,
 --       blob key, most audit entries, fields of the audit entry ...
 -- Returns {'published', digest}, {'exists', digest}, {'refused'} or {'blobless'}.
 local existing = redis.call('HGET', KEYS[1], 'digest')
 if existing == ARGV[3] then
+  if redis.call('HGET', KEYS[1], 'place') == 'redis' then
+    redis.call('PERSIST', ARGV[11]) -- it was written again, with an expiry
+  end
   return {'published', existing} -- the same call again, after a lost answer
 end
 if existing then
   return {'exists', existing}
 end
-if redis.call('GET', KEYS[2]) ~= ARGV[2] then
+local imported = ARGV[2] == 'import'
+if not imported and redis.call('GET', KEYS[2]) ~= ARGV[2] then
   return {'refused'}
 end
 if ARGV[5] == 'redis' then
@@ -34,7 +39,9 @@ local run = redis.call('HMGET', KEYS[7], 'started', 'joins')
 local seconds = string.format('%.3f', (now - tonumber(run[1] or now)) / 1000)
 redis.call('XADD', KEYS[6], '*', 'stage', 'done', 'seconds', seconds, 'detail', '', 'error', '')
 redis.call('PEXPIRE', KEYS[6], ARGV[9])
-redis.call('HINCRBY', KEYS[11], 'compiles', 1)
+if not imported then
+  redis.call('HINCRBY', KEYS[11], 'compiles', 1)
+end
 redis.call('HINCRBYFLOAT', KEYS[11], 'seconds_saved',
   string.format('%.6f', tonumber(run[2] or '0') * tonumber(ARGV[7])))
 redis.call('DEL', KEYS[2], KEYS[7], KEYS[8], KEYS[10])

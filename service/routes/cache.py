@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from msgspec import Struct
 
 from ...compiler import artifact, wire
@@ -36,6 +36,13 @@ class ArtifactReply(Struct, frozen=True):
     signer: str
     manifest: wire.Manifest
     components: dict[str, str]
+
+
+class ImportReply(Struct, frozen=True):
+    """Answer of `POST /v1/cache`. exists: the key had an artifact already, which stays."""
+
+    key: str
+    outcome: Literal["imported", "exists"]
 
 
 class CollectReply(Struct, frozen=True):
@@ -105,6 +112,28 @@ async def unpin(key: Key, gateway: Annotated[Gateway, Depends(gateway_of)], admi
 )
 async def remove(key: Key, gateway: Annotated[Gateway, Depends(gateway_of)], admin: Admin) -> Response:
     return json_answer(await gateway.contents.remove(key, by=admin))
+
+
+@router.post(
+    "/v1/cache",
+    summary="Import an artifact that this site or one that it trusts has signed",
+    responses={**documented(413, 422), **json_reply("ImportReply")},
+    response_class=Response,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {wire.ARTIFACT_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+async def take_in(
+    request: Request, gateway: Annotated[Gateway, Depends(gateway_of)], admin: Admin
+) -> Response:
+    data = await gateway.intake.read(request, gateway.settings.import_bytes)
+    key, outcome = await gateway.cache.adopt(data, by=admin)
+    if outcome == "imported":
+        await gateway.cache.trim()
+    return json_answer(ImportReply(key, outcome))
 
 
 @router.post(

@@ -15,7 +15,7 @@ from ..auth import Grant, requires
 from ..gateway import Gateway, gateway_of
 from ..json_body import read_json
 from ..problems import documented
-from ..signing import public_key_text
+from ..signing import key_text
 from ..stats import StatsReply
 from .answers import json_answer, json_reply, json_request
 
@@ -23,7 +23,8 @@ router = APIRouter(tags=["service"])
 
 
 class InfoReply(Struct, frozen=True):
-    """Answer of `GET /v1/info`. `public_keys`: base64 of the raw Ed25519 keys that sign artifacts."""
+    """Answer of `GET /v1/info`. `public_keys`: base64 of the raw Ed25519 keys that signed what is served here,
+    the gateway's own first; `key_ids` name them in the same order."""
 
     version: str
     schema: int
@@ -76,8 +77,8 @@ async def info(
         InfoReply(
             version=version("torchrelay"),
             schema=wire.SCHEMA,
-            key_ids=[artifact.key_id(gateway.signer.public_key())],
-            public_keys=[public_key_text(gateway.signer)],
+            key_ids=[artifact.key_id(key) for key in gateway.trusted],
+            public_keys=[key_text(key) for key in gateway.trusted],
         )
     )
 

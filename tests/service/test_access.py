@@ -32,6 +32,7 @@ GUARDED = [
     ("PUT", f"/v1/cache/{KEY}/pin"),
     ("DELETE", f"/v1/cache/{KEY}/pin"),
     ("DELETE", f"/v1/cache/{KEY}"),
+    ("POST", "/v1/cache"),
     ("POST", "/v1/cache/gc"),
 ]
 
