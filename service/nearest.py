@@ -25,6 +25,7 @@ REQUESTS = 2000
 GRAPHS = 10_000
 SAME_GRAPH = 32
 RECENT = 128
+"""Of the entries that may be evicted and of the pinned ones each."""
 _TTL_SECONDS = 7 * 24 * 3600
 _RECORD_BYTES = 16 << 10
 _DECODED_BYTES = 1 << 20
@@ -97,8 +98,8 @@ class Misses:
             pipe.get(keys.asked(key))
             pipe.zscore(keys.asks, key)
             pipe.hmget(keys.index(key), "created", "seconds", "components")
-            pipe.zrevrange(keys.lru, 0, RECENT)
-            pipe.zrevrange(keys.pinned, 0, RECENT)
+            pipe.zrevrange(keys.lru, 0, RECENT - 1)
+            pipe.zrevrange(keys.pinned, 0, RECENT - 1)
             record, asked_ms, entry, used, pinned = await pipe.execute()
         own = _entry(key, entry)
         components = _unpacked(record) or (_components(own) if own else None)
@@ -107,7 +108,7 @@ class Misses:
                 f"nothing is known of request {key}",
                 hint="Of requests that missed, the latest are kept, for a week",
             )
-        alike = await self._redis.zrevrange(keys.alike(components["graph"]), 0, SAME_GRAPH)
+        alike = await self._redis.zrevrange(keys.alike(components["graph"]), 0, SAME_GRAPH - 1)
         near = [part.decode() for part in [*alike, *used, *pinned]]
         names = [name for name in dict.fromkeys(near) if name != key]
         async with self._redis.pipeline(transaction=False) as pipe:

@@ -71,6 +71,20 @@ def test_a_miss_compiled_since_is_explained_by_what_there_was_before(http: httpx
     assert second.asked is not None and second.nearest.created < second.asked
 
 
+def test_a_pinned_entry_is_compared_too(http: httpx2.Client) -> None:
+    compiled(http, graph(8))
+    compiled(http, graph(8, nodes=2))
+    pinned = http.put(f"/v1/cache/{key_of(graph(8, nodes=2))}/pin")
+    assert pinned.status_code == 200, pinned.text
+    other = changed(
+        graph(8, nodes=2), mode="max-autotune", graph=wire.unpack_request(graph(8, nodes=3)).graph
+    )
+    post(http, other, wait="cache")
+    found = explained(http, other)
+    assert found.compared == 2
+    assert found.nearest is not None and found.nearest.key == key_of(graph(8, nodes=2))
+
+
 def test_another_gateway_that_never_saw_the_body_explains_it(start_gateway: StartGateway) -> None:
     one, other = start_gateway(), start_gateway()
     with one.http() as here, other.http() as there:
