@@ -139,6 +139,7 @@ class EvilPool(ArtifactPool):
     def __init__(self, canary: Path) -> None:
         super().__init__()
         self.canary = canary
+        self.last: bytes | None = None
 
     async def compile(self, request_bytes: bytes, **asked: Any) -> bytes:
         request = msgspec.msgpack.decode(request_bytes, type=wire.GraphRequest)
@@ -147,7 +148,8 @@ class EvilPool(ArtifactPool):
         manifest = manifest_of(
             files, key=asked["key"], toolchain=request.toolchain, target=request.target, guards=[]
         )
-        return artifact.pack(manifest, files)
+        self.last = artifact.pack(manifest, files)
+        return self.last
 
 
 class Between:
@@ -251,6 +253,25 @@ def test_an_artifact_changed_on_the_way_is_not_read_and_training_goes_on(
     assert not pool.canary.exists()
     kept = [path for path in (tmp_path / "client").rglob("*") if path.is_file() and path.name != ".lock"]
     assert kept == []
+
+
+def test_a_file_forged_on_this_machines_disk_is_not_read_and_goes(
+    through: Callable[..., EvilPool], tmp_path: Path
+) -> None:
+    pool = through(by_a_stranger)
+    trains()
+    name = pool.calls[0]
+    assert pool.last is not None
+    path = tmp_path / "client" / "artifacts" / name[:2] / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(by_a_stranger(pool.last))
+    process_relay.cache_clear()
+    process_report.cache_clear()
+    torch._dynamo.reset()
+    assert trains() == {"bad_signature": 1}
+    assert torchrelay.report().disk_hits == 0
+    assert not path.exists()
+    assert not pool.canary.exists()
 
 
 def test_an_artifact_signed_by_a_key_that_is_not_trusted_is_not_read(

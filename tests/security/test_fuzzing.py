@@ -14,9 +14,18 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from service_parts import graph
 from signed import KEY, assembled, manifest_of, sealed, signed, taken_apart
+from torchrelay.clients import connection
+from torchrelay.clients.sse import EventParser
 from torchrelay.compiler import artifact, expr, wire
 from torchrelay.compiler.check import check
-from torchrelay.compiler.errors import ArtifactError, BadExpression, RelayError, RequestError, SignatureError
+from torchrelay.compiler.errors import (
+    ArtifactError,
+    BadExpression,
+    RelayError,
+    RequestError,
+    SchemaMismatch,
+    SignatureError,
+)
 from torchrelay.service.intake import parse
 
 LIMITS = wire.Limits()
@@ -233,3 +242,44 @@ def test_a_text_in_the_place_of_a_size(text: str, place: str) -> None:
         nodes[1] = msgspec.structs.replace(nodes[1], args=[wire.Ref(0), wire.Sym(text)])
         request = msgspec.structs.replace(request, graph=wire.Graph(nodes))
     only_typed(lambda: check(request, LIMITS), RequestError)
+
+
+# --- what a client reads from a gateway that is not one, or lies --------------------------------------------
+
+
+@given(
+    st.integers(100, 599), st.one_of(st.binary(max_size=80), st.binary(max_size=40).map(b'{"error":'.__add__))
+)
+@example(500, b'{"error":{"code":"\xff"}}')
+@example(502, b'{"error":' + b"[" * 100_000)
+@example(422, b'{"error":{"code":"nothing","message":"","hint":""}}')
+@RANDOM
+def test_any_answer_of_a_gateway_is_a_typed_error(status: int, body: bytes) -> None:
+    assert isinstance(connection.error_of(status, body), RelayError)
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=80), damaged_bytes(wire.to_json(wire.CompileStatus("a", "aot", 1.0, "", "")))
+    )
+)
+@example(b'{"key":"\xff"}')
+@example(b"[" * 100_000)
+@RANDOM
+def test_any_status_is_read_or_refused(body: bytes) -> None:
+    only_typed(lambda: connection.decode(body, wire.CompileStatus), SchemaMismatch)
+
+
+EVENTS = b': hi\n\nevent: aot\nid: 1-0\ndata: {"stage": "aot", "seconds": 1}\n\nretry: 9\r\n\r\n'
+
+
+@given(st.lists(st.one_of(st.binary(max_size=40), damaged_bytes(EVENTS)), max_size=5))
+@RANDOM
+def test_any_stream_is_events_or_a_typed_error(chunks: list[bytes]) -> None:
+    parser = EventParser()
+    for chunk in chunks:
+        try:
+            for event in parser.feed(chunk):
+                assert isinstance(event.data, str)
+        except RelayError:
+            return

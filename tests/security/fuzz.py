@@ -1,0 +1,87 @@
+"""By hand, with atheris: bytes guided by coverage for one reader of foreign bytes, until something untyped comes out.
+
+    pip install atheris
+    python tests/security/fuzz.py request -max_total_time=3600    # or: artifact, size
+
+What follows the reader's name are libFuzzer's own options. A crash is an error that is not one of ours; its input
+is written beside where you stand.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import atheris
+
+sys.path.append(str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parent.parent / "service"))
+
+with atheris.instrument_imports(include=["torchrelay.compiler", "torchrelay.service.intake"]):
+    from torchrelay.compiler import artifact, expr, wire
+    from torchrelay.compiler.errors import ArtifactError, BadExpression, RequestError, SignatureError
+    from torchrelay.service.intake import parse
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from service_parts import graph
+from signed import KEY, manifest_of, sealed, signed
+
+SIGNER = Ed25519PrivateKey.from_private_bytes(b"\1" * 32)
+TRUSTED = [SIGNER.public_key()]
+FILES = {"bundle.pickle": b"a" * 40, "libraries.msgpack": b"\x90"}
+FRAMES = [wire.compress(data) for data in FILES.values()]
+GOOD = signed(FILES, SIGNER)
+MANIFEST = msgspec.msgpack.encode(manifest_of(FILES))
+PLAIN = wire.encode_request(wire.unpack_request(graph(nodes=3)))
+LIMITS = wire.Limits()
+
+
+def spliced(good: bytes, data: bytes) -> bytes:
+    """`data` is a program of cuts: position (2 bytes), length and what to put there (1 byte each, then bytes)."""
+    out = good
+    while len(data) >= 4:
+        position, length, new = (
+            int.from_bytes(data[:2], "little") % (len(out) + 1),
+            data[2] % 16,
+            data[3] % 32,
+        )
+        out = out[:position] + data[4 : 4 + new] + out[position + length :]
+        data = data[4 + new :]
+    return out
+
+
+def request(data: bytes) -> None:
+    body = data[1:] if data[:1] == b"\0" else spliced(PLAIN, data)
+    try:
+        parse(wire.compress(body), LIMITS)
+    except RequestError:
+        pass
+
+
+def read_artifact(data: bytes) -> None:
+    """An odd first byte damages the manifest before it is signed, an even one the file."""
+    if data[:1] and data[0] % 2:
+        forged = sealed(spliced(MANIFEST, data[1:]), FRAMES, SIGNER)
+    else:
+        forged = spliced(GOOD, data[1:])
+    try:
+        artifact.verify(forged, TRUSTED, key=KEY)
+    except (ArtifactError, SignatureError):
+        pass
+
+
+def size(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    try:
+        expr.check(text, {"s0", "s1"})
+        expr.evaluate(text, {"s0": 7, "s1": 0})
+    except BadExpression:
+        pass
+
+
+if __name__ == "__main__":
+    readers = {"request": request, "artifact": read_artifact, "size": size}
+    reader = readers[sys.argv.pop(1)]
+    atheris.Setup(sys.argv, reader)
+    atheris.Fuzz()
