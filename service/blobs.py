@@ -96,6 +96,12 @@ class Blobs:
         except (StoreError, OSError) as error:
             raise Unavailable(f"the blob store cannot delete: {error}") from error
 
+    async def discard(self, key: str, digest: str) -> None:
+        """Delete from the store what the index has just forgotten; not if it is offered again by now, which an
+        import of the very same artifact does. Raises Unavailable, RedisError."""
+        if await self._redis.hget(self._keys.index(key), "digest") != digest.encode():
+            await self.delete(key, digest, "store")
+
     async def sweep(self, offered: Callable[[str], Awaitable[str | None]]) -> int:
         """Delete what crashes left in the store: old files that are not what `offered` (key to digest) names.
 

@@ -233,7 +233,7 @@ class Cache:
             for i in range(0, len(flat), 3):
                 key, digest, place = (part.decode() for part in flat[i : i + 3])
                 if place != "redis":  # those went with their entry: a crash here leaves nothing for ever
-                    await self._blobs.delete(key, digest, "store")
+                    await self._blobs.discard(key, digest)
                 log.info("evicted", key=key)
             gone += len(flat) // 3
             if len(flat) < 3 * _EVICT_BATCH:

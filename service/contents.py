@@ -107,7 +107,7 @@ class Contents:
             raise NotFound(f"there is no artifact {key}", hint=_HINT)
         digest, place = removed
         if place != b"redis":
-            await self._blobs.delete(key, digest.decode(), "store")
+            await self._blobs.discard(key, digest.decode())
         return was
 
     async def _entries(self, names: list[str]) -> list[CacheEntry | None]:

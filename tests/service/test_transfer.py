@@ -23,7 +23,6 @@ from torchrelay.service import gateway as parts
 from torchrelay.service import signing
 from torchrelay.service.cache import Offer
 from torchrelay.service.leases import Granted
-from torchrelay.service.settings import ServiceSettings
 
 Site = Callable[..., Running]
 
@@ -141,10 +140,8 @@ def test_a_trusted_key_that_is_none_stops_the_start(keys: str) -> None:
 def test_publishing_again_after_a_lost_answer_leaves_the_blob_for_good(
     gateway: Running, redis_server: RedisServer
 ) -> None:
-    settings = ServiceSettings(**gateway.settings.model_dump())
-
     async def publish_twice() -> None:
-        mine = parts.build(settings, gateway.pool)
+        mine = parts.build(gateway.settings, gateway.pool)
         granted = await mine.dispatcher._leases.ask("a" * 64, b"", finish=True)
         assert isinstance(granted, Granted)
         offer = Offer("a" * 64, hashlib.sha256(b"data").hexdigest(), b"data", 1.0, {})
@@ -156,6 +153,22 @@ def test_publishing_again_after_a_lost_answer_leaves_the_blob_for_good(
     redis = redis_server.client()
     (blob,) = redis.keys("torchrelay:blob:*")
     assert redis.ttl(blob) == -1
+
+
+def test_a_blob_that_is_offered_again_is_not_deleted(start_gateway: StartGateway) -> None:
+    """An eviction was under way, and the same artifact was imported meanwhile."""
+    running = start_gateway(blob_inline_bytes=0)
+    with running.http() as http:
+        data = compiled(http, graph())
+        (key,) = running.pool.calls
+
+        async def late_deletion() -> None:
+            mine = parts.build(running.settings, running.pool)
+            await mine.cache._blobs.discard(key, hashlib.sha256(data).hexdigest())
+            await mine.redis.aclose()
+
+        asyncio.run(late_deletion())
+        assert post(http, graph()).content == data
 
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
