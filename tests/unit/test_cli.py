@@ -176,6 +176,18 @@ def test_the_doctor_refuses_a_signer_that_is_not_trusted(
     assert "TORCHRELAY_PUBLIC_KEYS" in checks["signature"][2]
 
 
+def test_the_doctor_wants_every_signer_of_the_gateway_trusted(
+    environment: dict[str, str], gateway: dict[str, Any]
+) -> None:
+    """The second key's artifacts, imported from another site, would be refused one by one."""
+    other = base64.b64encode(bytes(32)).decode()
+    _, told = gateway["/v1/info"]
+    gateway["/v1/info"] = (200, {**told, "public_keys": [KEY, other]})
+    _, checks = diagnosis(environment)
+    assert checks["signature"][0] == "fail"
+    assert "torchrelay login" in checks["signature"][2]
+
+
 def test_the_doctor_notices_another_schema(environment: dict[str, str], gateway: dict[str, Any]) -> None:
     gateway["/v1/info"] = (200, {"version": "9", "schema": 9, "key_ids": [], "public_keys": []})
     _, checks = diagnosis(environment)
