@@ -153,7 +153,7 @@ def _value(text: str | None) -> str:
             return "none"
         case str():
             return _cut(value)
-        case [dict(), *_]:
+        case list() if all(isinstance(item, dict) for item in value):
             return _cut(", ".join(" ".join(map(_plain, item.values())) for item in value if item))
     return _cut(text)
 

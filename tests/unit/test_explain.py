@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import hypothesis.strategies as st
 import msgspec
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -187,28 +188,38 @@ def test_requests_of_unlike_components_differ_in_words_and_the_same_distance_bot
 NAMES = [*key.components(REQUEST), "options.max_autotune", "later.version"]
 
 
-@given(
-    st.lists(
-        st.dictionaries(
-            st.sampled_from(NAMES),
-            st.text()
-            | st.sampled_from(
-                ["[[]]", "[{}]", "[1e999]", "[" * 5000, "9" * 9000, '["x"]', "[-1, 99999]", '[["x", 1]]']
-            ),
-        ),
-        min_size=2,
-        max_size=2,
-    )
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("tensor"),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["type", "shape", "stride", "name", "lower", "x"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
 )
-@settings(RANDOM, max_examples=300)
-def test_components_that_nobody_wrote_are_compared_all_the_same(sides: list[dict[str, str]]) -> None:
-    assume(sides[0] != sides[1])
-    compared = explain.compare(*sides)
-    assert compared.distance > 0
-    assert all(
-        text.isprintable() and len(text) < 2000
-        for _, text in map(msgspec.structs.astuple, compared.differences)
-    )
+foreign = st.dictionaries(
+    st.sampled_from(NAMES),
+    st.text(max_size=9)
+    | values.map(json.dumps)
+    | st.sampled_from(["[" * 5000, "9" * 9000, "[1e999]", "0:ab 1:cd", "9999999999:x", "²:x", '[["a", -5]]']),
+)
+
+
+@given(foreign, foreign)
+@settings(RANDOM, max_examples=400)
+def test_components_that_nobody_wrote_are_compared_all_the_same(
+    one: dict[str, str], other: dict[str, str]
+) -> None:
+    there, back = explain.compare(one, other), explain.compare(other, one)
+    assert (one == other) == (there.distance == 0) == (not there.differences)
+    assert there.distance == back.distance
+    assert all(each.text.isprintable() and len(each.text) < 4000 for each in there.differences)
+
+
+def test_a_list_of_unlike_things_is_told_as_it_is() -> None:
+    (difference,) = explain.compare({}, {"schema": "[{}, true]"}).differences
+    assert difference.text == "wire schema unset against [{}, true]"
 
 
 def test_the_words_of_a_large_model_are_few() -> None:
