@@ -6,17 +6,21 @@ removes it, or when its blob turns out to be lost or damaged.
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from ..compiler.errors import NotFound
+from ..compiler import artifact, wire
+from ..compiler.errors import ArtifactError, NotFound
 from .audit import Audit, Event
 from .auth import Grant
 from .blobs import Blobs
 from .scripts import Keys, Scripts
 
 _HINT = "`torchrelay cache ls` lists what there is"
+_AGAIN = "Whoever asks for it next has it compiled again"
 _FIELDS = ("digest", "size", "place", "seconds", "created")
 
 
@@ -72,8 +76,16 @@ class Contents:
         else:
             data = await self._blobs.get(entry.key, entry.digest)
         if data is None:
-            raise NotFound(f"the bytes of {entry.key} are lost", hint="The next request compiles them again")
+            raise NotFound(f"the bytes of {entry.key} are lost", hint=_AGAIN)
         return bytes(data)
+
+    async def manifest(self, entry: CacheEntry) -> tuple[wire.Manifest, str]:
+        """The manifest, unverified, and the id of the key that signed it. Raises NotFound, Unavailable."""
+        data = await self.data(entry)
+        try:
+            return await asyncio.to_thread(artifact.read_manifest, data), artifact.signed_by(data)
+        except ArtifactError as error:
+            raise NotFound(f"the bytes of {entry.key} are damaged: {error.message}", hint=_AGAIN) from None
 
     async def pin(self, key: str, *, pinned: bool, by: Grant) -> CacheEntry:
         """Keep the entry from eviction, or no longer. Raises NotFound."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from msgspec import Struct
 
-from ...compiler import artifact, wire
+from ...compiler import wire
 from ..auth import Grant, requires
 from ..contents import CacheEntry
 from ..gateway import Gateway, gateway_of
@@ -78,10 +77,9 @@ async def entries(
 )
 async def show(key: Key, gateway: Annotated[Gateway, Depends(gateway_of)], _: Reader) -> Response:
     entry = await gateway.contents.entry(key)
-    data = await gateway.contents.data(entry)
-    manifest = await asyncio.to_thread(artifact.read_manifest, data)
+    manifest, signer = await gateway.contents.manifest(entry)
     components = await gateway.contents.components(key)
-    return json_answer(ArtifactReply(entry, artifact.signed_by(data), manifest, components))
+    return json_answer(ArtifactReply(entry, signer, manifest, components))
 
 
 @router.put(

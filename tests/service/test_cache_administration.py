@@ -68,6 +68,19 @@ def test_an_artifact_shows_what_is_inside_and_what_its_key_covers(
     assert shown["components"]["inputs.count"] == "1"
 
 
+def test_a_damaged_artifact_cannot_be_shown_and_says_so(
+    gateway: Running, http: httpx2.Client, redis_server: RedisServer
+) -> None:
+    compiled(http, graph())
+    (key,) = gateway.pool.calls
+    (blob,) = redis_server.client().keys("torchrelay:blob:*")
+    for harm in (b"damaged", None):
+        redis_server.client().set(blob, harm) if harm else redis_server.client().delete(blob)
+        answer = http.get(f"/v1/cache/{key}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+        assert "compiled again" in answer.json()["error"]["hint"]
+
+
 def test_pinned_artifacts_outlive_everything_used_later(
     start_gateway: StartGateway, redis_server: RedisServer
 ) -> None:
