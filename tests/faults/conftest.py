@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Last on the path: `conftest` and `service_parts` are those of tests/service, also when both folders run.
-sys.path.append(str(Path(__file__).parent.parent / "service"))
+# First on the path: `conftest` and `service_parts` are those of tests/service, whatever folders run beside.
+sys.path.insert(0, str(Path(__file__).parent.parent / "service"))
 sys.path.append(str(Path(__file__).parent))
 
 from conftest import StartGateway, gateway, http, redis_server, settings, start_gateway, start_process

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-# Last on the path: `conftest` and `service_parts` are those of tests/service, also when both folders run.
-sys.path.append(str(Path(__file__).parent.parent / "service"))
+# First on the path: `conftest` and `service_parts` are those of tests/service, whatever folders run beside.
+sys.path.insert(0, str(Path(__file__).parent.parent / "service"))
 sys.path.append(str(Path(__file__).parent.parent / "unit"))
 sys.path.append(str(Path(__file__).parent))
 
