@@ -38,6 +38,7 @@ def connect(
             patch.delenv(name)
         for name, value in service.environment.items():
             patch.setenv(name, value)
+        patch.setenv("TORCHRELAY_STATE_DIR", str(tmp_path_factory.getbasetemp() / "state"))
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "inductor"))
 
         def make(**variables: str) -> Relay:
