@@ -20,7 +20,7 @@ MAX_DIMENSIONS = 64
 MAX_EXPRESSION_TEXT = 1 << 18
 """Characters of all distinct expressions together."""
 MAX_VALUES = 2_000_000
-"""Values in the arguments of all nodes together: 2 bytes on the wire, a hundred in memory."""
+"""Values in the arguments of all nodes together: a few bytes each on the wire, a hundred in memory."""
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _BIG_INT = re.compile(r"-?[1-9][0-9]{0,99}", re.ASCII)

@@ -33,7 +33,7 @@ def frame(total: int, *, declared: int | None) -> bytes:
 
 
 def lists(count: int) -> bytes:
-    """A request of two bytes a value on the wire, and a hundred in memory: empty lists in a list."""
+    """A request of four bytes a value on the wire, and a hundred in memory: empty lists in a list."""
     plain = wire.encode_request(wire.unpack_request(graph()))
     start = plain.index(b"\x92\xa1n\x00")
     body = plain[:start] + b"\x92\xa1l\xdd" + struct.pack(">I", count) + b"\x92\xa1l\x90" * count
