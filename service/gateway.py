@@ -36,6 +36,7 @@ log = structlog.get_logger(__name__)
 
 _REDIS_CONNECTIONS = 64
 _REDIS_RETRIES = 3
+_QUEUE_TIMES = 3
 _POOL_RESTART_SECONDS = 5.0
 _SWEEP_SECONDS = 6 * 3600.0
 
@@ -125,11 +126,12 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
 
 
 def connect(settings: ServiceSettings) -> Redis:
-    """A client that reconnects by itself; no answer is waited for longer than `redis_timeout_seconds`."""
+    """A client that reconnects by itself; no answer is waited for longer than `redis_timeout_seconds`, and a
+    free connection not much longer than two answers that do not come: a burst waits its turn."""
     pool = BlockingConnectionPool.from_url(
         settings.redis_url,
         max_connections=_REDIS_CONNECTIONS,
-        timeout=settings.redis_timeout_seconds,
+        timeout=_QUEUE_TIMES * settings.redis_timeout_seconds,
         socket_timeout=settings.redis_timeout_seconds,
         socket_connect_timeout=settings.redis_timeout_seconds,
         retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.25), _REDIS_RETRIES),

@@ -25,6 +25,7 @@ from service_parts import (
     wait_until,
 )
 from torchrelay.compiler import wire
+from torchrelay.service.audit import Event
 from torchrelay.service.gateway import connect
 from torchrelay.service.leases import Granted, Leases
 from torchrelay.service.scripts import Keys, Scripts
@@ -153,11 +154,13 @@ def test_a_late_publish_under_an_old_fence_is_refused(
             keys.waiters(name),
             keys.stats,
             keys.inline,
+            keys.audit,
         ]
 
         async def offer(token: str, digest: str) -> list[bytes]:
             place = ["store", "default", "1.0", "{}", 1000, keys.wake, keys.blob(digest)]
-            return await scripts.publish(keys=publish, args=[name, token, digest, 10, *place])
+            entry = [100, *Event(action="published", key=name, digest=digest).fields()]
+            return await scripts.publish(keys=publish, args=[name, token, digest, 10, *place, *entry])
 
         assert await offer(old.lease.token, "old") == [b"refused"]
         assert await leases.progress(old.lease, "inductor", "") is False

@@ -80,7 +80,7 @@ def service():
         finally:
             made.submit(made.pool.close()).result(60)
             made.loop.call_soon_threadsafe(made.loop.stop)
-    wait_until(lambda: not set(psutil.Process().children(recursive=True)) - before, 10)
+    wait_until(lambda: not set(psutil.Process().children(recursive=True)) - before, 60)
 
 
 def test_slots_come_up_warm_and_say_what_they_are(service):
