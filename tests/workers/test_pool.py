@@ -80,7 +80,8 @@ def service():
         finally:
             made.submit(made.pool.close()).result(60)
             made.loop.call_soon_threadsafe(made.loop.stop)
-    wait_until(lambda: not set(psutil.Process().children(recursive=True)) - before, 60)
+    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=60)
+    assert not left, f"the pool left {left}"
 
 
 def test_slots_come_up_warm_and_say_what_they_are(service):
