@@ -227,15 +227,21 @@ def post(http: httpx2.Client, body: bytes, **query: Any) -> httpx2.Response:
     )
 
 
-def follow(http: httpx2.Client, key: str, after: str = "") -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(id, stage, data) of each server-sent event; comments come as ("", "comment", {})."""
+def follow(
+    http: httpx2.Client, key: str, after: str = "", *, comments: bool = False
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(id, stage, data) of each server-sent event; on request also comments, as ("", "comment", {}).
+
+    A comment comes whenever a stream was silent for a while, so on a busy machine anywhere.
+    """
     headers = {"Last-Event-ID": after} if after else {}
     with http.stream("GET", f"/v1/compiles/{key}/events", headers=headers) as response:
         assert response.status_code == 200, response.read()
         fields: dict[str, str] = {}
         for line in response.iter_lines():
             if line.startswith(":"):
-                yield "", "comment", {}
+                if comments:
+                    yield "", "comment", {}
             elif line:
                 name, _, value = line.partition(": ")
                 fields[name] = value

@@ -74,7 +74,7 @@ def test_a_client_that_saw_the_end_is_told_it_again(gateway: Running, http: http
 def test_a_stream_that_is_silent_sends_comments(gateway: Running, http: httpx2.Client) -> None:
     gateway.pool.seconds = 1.5
     name = post(http, graph()).json()["key"]
-    assert [stage for _, stage, _ in follow(http, name)].count("comment") >= 2
+    assert [stage for _, stage, _ in follow(http, name, comments=True)].count("comment") >= 2
 
 
 def test_the_status_of_a_compile_lists_its_history(http: httpx2.Client) -> None:
@@ -172,7 +172,7 @@ def test_a_compile_nobody_waits_for_is_stopped_unless_it_shall_finish(start_gate
         kept = post(http, graph(1)).json()["key"]
         left = post(http, graph(2), finish=0).json()["key"]
         waited = post(http, graph(3), finish=0).json()["key"]
-        for index, _ in enumerate(follow(http, waited)):  # longer than abandon_seconds
+        for index, _ in enumerate(follow(http, waited, comments=True)):  # longer than abandon_seconds
             if index == 6:
                 break
         assert gateway.pool.cancelled == [left]
