@@ -2,7 +2,8 @@
 
 Inductor names a library by a digest of its source, the compiler's whole command line and its version: who asks for
 the same name wants the same binary. A job only reads the store and lays what it built beside it (`Exchange`); the
-process that watches the job takes that in, so that other jobs find a library as soon as it is built.
+process that watches the job takes that in, so that other jobs find a library as soon as it is built. Namespaces
+share nothing: what a job offers is loaded by later ones.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -23,6 +24,7 @@ NAME = re.compile(r"c[a-z2-7]{51}(\.main)?\.so")
 LIBRARY_LIMIT = 64 << 20
 """Bytes; a larger file is no kernel."""
 DEFAULT_LIMIT = 2 << 30
+NAMESPACE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _UNFINISHED_SECONDS = 3600.0
 
 
@@ -60,11 +62,41 @@ class KernelStore:
     """The libraries of one worker machine, in one folder that several slots share; at most `limit_bytes` of them."""
 
     def __init__(self, folder: Path, limit_bytes: int = DEFAULT_LIMIT) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_uid != os.getuid():
-            raise PermissionError(f"{folder} belongs to another user")
+        _private(folder)
         self.folder = folder
         self._limit_bytes = limit_bytes
+
+    def of(self, namespace: str) -> NamespaceStore:
+        """The libraries that `namespace` built, in a folder of its own. Raises ValueError for another name."""
+        if NAMESPACE.fullmatch(namespace) is None:
+            raise ValueError(f"{namespace!r} is no namespace")
+        return NamespaceStore(self.folder / namespace, self._trim)
+
+    def _trim(self) -> None:
+        """Remove the least recently used libraries, of all namespaces, until the rest fits."""
+        held: list[tuple[float, int, Path]] = []
+        for path in self.folder.glob("*/*"):
+            with contextlib.suppress(FileNotFoundError):  # another slot trims too
+                status = path.stat()
+                if NAME.fullmatch(path.name) is not None:
+                    held.append((status.st_mtime, status.st_size, path))
+                elif status.st_mtime < time.time() - _UNFINISHED_SECONDS:
+                    path.unlink()  # a copy that a crash cut short
+        total = sum(size for _, size, _ in held)
+        for _, size, path in sorted(held):
+            if total <= self._limit_bytes:
+                return
+            path.unlink(missing_ok=True)
+            total -= size
+
+
+class NamespaceStore:
+    """One namespace's folder of the store. `trim` keeps the whole store in its limit."""
+
+    def __init__(self, folder: Path, trim: Callable[[], None]) -> None:
+        _private(folder)
+        self.folder = folder
+        self._trim = trim
 
     def take_in(self, offers: Path) -> int:
         """Keep what a job laid out, and note what it used; returns how many libraries are new."""
@@ -96,22 +128,11 @@ class KernelStore:
                 temporary.replace(target)
         return True
 
-    def _trim(self) -> None:
-        """Remove the least recently used libraries until the rest fits."""
-        held: list[tuple[float, int, Path]] = []
-        for path in self.folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another slot trims too
-                status = path.stat()
-                if NAME.fullmatch(path.name) is not None:
-                    held.append((status.st_mtime, status.st_size, path))
-                elif status.st_mtime < time.time() - _UNFINISHED_SECONDS:
-                    path.unlink()  # a copy that a crash cut short
-        total = sum(size for _, size, _ in held)
-        for _, size, path in sorted(held):
-            if total <= self._limit_bytes:
-                return
-            path.unlink(missing_ok=True)
-            total -= size
+
+def _private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
 
 
 @contextlib.contextmanager

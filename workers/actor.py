@@ -172,7 +172,9 @@ class CompileSlot:
         if self._server is not None:
             await self._server.gone.wait()
 
-    async def compile(self, job_id: str, request: bytes, key: str, seconds: float) -> AsyncIterator[bytes]:
+    async def compile(
+        self, job_id: str, request: bytes, key: str, seconds: float, namespace: str = "default"
+    ) -> AsyncIterator[bytes]:
         """Encoded Events, then one encoded Done or Failed."""
         greeting = await self.start()  # at once, unless the server has died a moment ago
         server = self._server
@@ -186,7 +188,7 @@ class CompileSlot:
         self._running = job_id
         answered = False
         try:
-            async for answer in self._exchange(server, Job(key, request, seconds)):
+            async for answer in self._exchange(server, Job(key, request, seconds, namespace)):
                 if not isinstance(answer, Event):
                     answered = True
                     self._running = (

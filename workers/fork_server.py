@@ -80,7 +80,10 @@ class ForkServer:
             )
         except job.Cancelled:
             return Failed.of(CompileKilled("the compile was cancelled", hint="Nobody waits for it any more"))
-        except OSError as error:  # no room on the disk, say: the server lives on, and the job may be repeated
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # no room on the disk, say, or no such namespace: the server lives on
             return Failed.of(CompileKilled(f"the worker could not give the job a folder: {error}"))
 
     def _describe(self) -> Answer:

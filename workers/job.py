@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..compiler.errors import CompileKilled, CompileTimeout, RelayError
-from ..compiler.kernel_store import KernelStore
+from ..compiler.kernel_store import KernelStore, NamespaceStore
 from . import child
 from .messages import BadFrame, Done, Event, Failed, Frames, Job, decode_from_child
 from .processes import descendants, kill_below, reap, usage
@@ -54,15 +54,16 @@ def run(
 
     Raises Cancelled, and whatever `cancelled` raises, after the kill as well.
     """
+    kept = None if kernels is None else kernels.of(job.namespace)
     work = Path(tempfile.mkdtemp(prefix="job-", dir=jobs_dir))
     log = work / "log"
     try:
         pid, pipe = child.fork(
-            functools.partial(_in_child, job, engine, settings, work, kernels, environment),
+            functools.partial(_in_child, job, engine, settings, work, kept, environment),
             log,
         )
         try:
-            take_in = functools.partial(_take_in, kernels, work / child.OFFERS)
+            take_in = functools.partial(_take_in, kept, work / child.OFFERS)
             answer = _Watch(job, pid, pipe, settings, on_event, control, cancelled, take_in).to_the_end()
             take_in()
         except RelayError as error:
@@ -83,7 +84,7 @@ def _in_child(
     engine: ModuleType,
     settings: SlotSettings,
     work: Path,
-    kernels: KernelStore | None,
+    kernels: NamespaceStore | None,
     environment: Mapping[str, str],
     pipe: int,
 ) -> None:
@@ -101,7 +102,7 @@ def _in_child(
     )
 
 
-def _take_in(kernels: KernelStore | None, offers: Path) -> None:
+def _take_in(kernels: NamespaceStore | None, offers: Path) -> None:
     """Give other jobs what this one has built so far; a store that cannot take it costs later compiles time."""
     if kernels is not None and offers.is_dir():
         try:

@@ -26,11 +26,12 @@ class _Message(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Job(_Message, tag="job"):
-    """One request to compile. `seconds`: what is left of its deadline."""
+    """One request to compile. `seconds`: what is left of its deadline; `namespace`: whose kernels it shares."""
 
     key: str
     request: bytes
     seconds: float
+    namespace: str = "default"
 
 
 class Cancel(_Message, tag="cancel"):

@@ -28,7 +28,7 @@ def built(tmp_path: Path, letter: str, content: bytes) -> Path:
 
 
 def test_what_one_job_offers_another_borrows(tmp_path: Path, offers: Path) -> None:
-    store = KernelStore(tmp_path / "store")
+    store = KernelStore(tmp_path / "store").of("team")
     exchange = Exchange(store.folder, offers)
     target = tmp_path / "target.so"
     assert not exchange.borrow(name("a"), target)
@@ -42,7 +42,7 @@ def test_what_one_job_offers_another_borrows(tmp_path: Path, offers: Path) -> No
 
 
 def test_a_borrower_cannot_change_what_others_load(tmp_path: Path, offers: Path) -> None:
-    store = KernelStore(tmp_path / "store")
+    store = KernelStore(tmp_path / "store").of("team")
     exchange = Exchange(store.folder, offers)
     exchange.offer(original := built(tmp_path, "a", b"binary"))
     store.take_in(offers)
@@ -56,7 +56,7 @@ def test_a_borrower_cannot_change_what_others_load(tmp_path: Path, offers: Path)
 
 @pytest.mark.parametrize("bad", ["x.so", "../" + name("a"), ".hidden", name("a") + "x", name("A")])
 def test_other_names_are_not_libraries(tmp_path: Path, offers: Path, bad: str) -> None:
-    store = KernelStore(tmp_path / "store")
+    store = KernelStore(tmp_path / "store").of("team")
     exchange = Exchange(store.folder, offers)
     if "/" not in bad:
         (offers / bad).write_bytes(b"binary")
@@ -73,13 +73,13 @@ def test_links_empty_and_huge_files_are_not_taken(
     (offers / name("a")).symlink_to(built(tmp_path, "x", b"secret"))
     (offers / name("b")).write_bytes(b"")
     (offers / name("c")).write_bytes(b"x" * 11)
-    store = KernelStore(tmp_path / "store")
+    store = KernelStore(tmp_path / "store").of("team")
     assert store.take_in(offers) == 0
     assert list(store.folder.iterdir()) == []
 
 
 def test_the_least_recently_used_leave_first(tmp_path: Path, offers: Path) -> None:
-    store = KernelStore(tmp_path / "store", limit_bytes=25)
+    store = KernelStore(tmp_path / "store", limit_bytes=25).of("team")
     for age, letter in enumerate("abc"):
         (offers / name(letter)).write_bytes(b"x" * 10)
         store.take_in(offers)
@@ -97,7 +97,7 @@ def test_slots_that_share_a_folder_do_not_disturb_each_other(tmp_path: Path) -> 
     def work(number: int) -> None:
         try:
             (offers := tmp_path / f"offers-{number}").mkdir()
-            store = KernelStore(tmp_path / "store", limit_bytes=300)
+            store = KernelStore(tmp_path / "store", limit_bytes=300).of("team")
             for letter in "abcdefghij" * 5:
                 (offers / name(letter)).write_bytes(letter.encode() * 100)
                 store.take_in(offers)
@@ -113,3 +113,21 @@ def test_slots_that_share_a_folder_do_not_disturb_each_other(tmp_path: Path) -> 
     for thread in threads:
         thread.join()
     assert failed == []
+
+
+def test_namespaces_share_nothing_but_the_limit(tmp_path: Path, offers: Path) -> None:
+    stores = KernelStore(tmp_path / "store", limit_bytes=15)
+    one, other = stores.of("one"), stores.of("other")
+    (offers / name("a")).write_bytes(b"x" * 10)
+    one.take_in(offers)
+    os.utime(one.folder / name("a"), (1, 1))
+    assert not Exchange(other.folder, offers).borrow(name("a"), tmp_path / "target")
+    (offers / name("b")).write_bytes(b"x" * 10)
+    other.take_in(offers)
+    assert [path.name for path in sorted(stores.folder.glob("*/*"))] == [name("b")]
+
+
+@pytest.mark.parametrize("bad", ["", "..", "a/b", "-a", "A", "a" * 64, "a\n"])
+def test_other_names_are_no_namespaces(tmp_path: Path, bad: str) -> None:
+    with pytest.raises(ValueError, match="no namespace"):
+        KernelStore(tmp_path / "store").of(bad)

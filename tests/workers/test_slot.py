@@ -77,7 +77,7 @@ def test_what_a_job_builds_is_found_by_another_slot_while_the_job_still_runs(tmp
             building = asyncio.create_task(
                 run(one, "build", name=library, text="binary", sleep=60, seconds=90)
             )
-            while not (tmp_path / "kernels" / library).exists():
+            while not (tmp_path / "kernels" / "default" / library).exists():
                 assert not building.done()
                 await asyncio.sleep(0.05)
             assert (await run(other, "fetch", name=library))[1] == b"binary"
@@ -85,7 +85,7 @@ def test_what_a_job_builds_is_found_by_another_slot_while_the_job_still_runs(tmp
             await one.cancel("j")
             with pytest.raises(CompileKilled):
                 await building
-        assert (tmp_path / "kernels" / library).read_text() == "binary"
+        assert (tmp_path / "kernels" / "default" / library).read_text() == "binary"
 
     asyncio.run(scenario())
 
