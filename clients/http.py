@@ -127,6 +127,33 @@ class Gateway:
             raise SchemaMismatch(f"the gateway computed key {theirs[:12]}, this client {key[:12]}")
         return answer
 
+    def artifact(self, key: str, *, deadline: float) -> bytes:
+        """A published artifact's bytes, not yet verified. Raises NotFound."""
+        limit = self._settings.max_response_bytes
+        return self._connection.request("GET", f"/v1/artifacts/{key}", Clock(deadline), limit=limit).body
+
+    # --- jobs and scripts ----------------------------------------------------------------------------------
+
+    def decide(self, job: str, key: str, verdict: wire.Verdict) -> wire.Verdict:
+        """What the job `job` (64 hex digits) agreed on for `key`: `verdict`, unless another process was first."""
+        path, headers = f"/v1/jobs/{job}/{key}", {"Content-Type": "application/json"}
+        content = msgspec.json.encode(verdict)
+        answer = self._connection.request(
+            "PUT", path, Clock(_QUICK_SECONDS), content=content, headers=headers
+        )
+        return decode(answer.body, wire.Verdict)
+
+    def used_by(self, script: str) -> wire.ScriptArtifacts:
+        """What a script (64 hex digits) used lately and the service still has, in order of use."""
+        return self._json(f"/v1/prefetch/{script}", wire.ScriptArtifacts)
+
+    def tell_used(self, used: wire.ScriptUse, *, deadline: float) -> None:
+        """Have the service remember what a script used."""
+        headers = {"Content-Type": "application/json"}
+        self._connection.exchange(
+            "POST", "/v1/prefetch", Clock(deadline), msgspec.json.encode(used), headers, JSON_BYTES
+        )
+
     # --- the small calls -----------------------------------------------------------------------------------
 
     def info(self) -> dict[str, Any]:

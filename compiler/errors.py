@@ -30,6 +30,7 @@ RelayError
     SignatureError          bad_signature        -
     ToolchainMismatch       toolchain_mismatch   -
     SettingsError           bad_setting          -    a value that cannot be used
+    JobUnreachable          job_unreachable      -    what the job's processes decide through cannot be reached
 """
 
 from __future__ import annotations
@@ -206,6 +207,11 @@ class ToolchainMismatch(ClientError):
 class SettingsError(ClientError):
     code = "bad_setting"
     hint = "Correct or unset it"
+
+
+class JobUnreachable(ClientError):
+    code = "job_unreachable"
+    hint = "This process decides for itself from now on; others of its job may decide otherwise"
 
 
 def _tree(root: type[RelayError]) -> dict[str, type[RelayError]]:

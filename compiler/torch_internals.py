@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -998,6 +999,31 @@ def trace_seconds() -> float:
 
     context = get_metrics_context()
     return (time.time_ns() - context._start_time_ns) / 1e9 if context.in_progress() else 0.0
+
+
+def job_store(endpoint: tuple[str, int] | None, timeout: timedelta) -> Any:
+    """The c10d store that the processes of this job share; None where there is none (yet).
+
+    A connection of our own to the store at `endpoint`, else to the one behind the default process group
+    (torch.distributed.distributed_c10d._get_default_store): waiting on it holds up nobody's collectives. Of a group
+    whose store is not TCP, that store itself. Raises RuntimeError where it does not answer.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return None
+    if endpoint is None:
+        if not dist.is_initialized():
+            return None
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        store: Any = _get_default_store()
+        while isinstance(store, dist.PrefixStore):
+            store = store.underlying_store
+        if not isinstance(store, dist.TCPStore):
+            return store
+        endpoint = store.host, store.port
+    return dist.TCPStore(*endpoint, None, False, timeout, wait_for_workers=False)
 
 
 def kernels_measured() -> int:

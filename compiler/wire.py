@@ -387,6 +387,38 @@ class CompileStatus(_Wire, frozen=True):
     history: list[Progress] = []
 
 
+class Verdict(_Wire, frozen=True):
+    """What the processes of one job agree on for a key: the SHA-256 of an artifact's file, or why there is none."""
+
+    digest: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$", max_length=64)] = ""
+    error: ErrorBody | None = None
+
+
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
+
+
+class ScriptUse(_Wire, frozen=True):
+    """Body of `POST /v1/prefetch`: a script's names (digests, the most exact first) and the keys it used, in order.
+
+    `prefetched`: those of them that were not asked for when they were needed, because they were there already.
+    """
+
+    scripts: Annotated[list[Digest], Meta(min_length=1, max_length=4)]
+    keys: Annotated[list[Digest], Meta(min_length=1, max_length=256)]
+    prefetched: Annotated[list[Digest], Meta(max_length=256)] = []
+
+
+class ScriptArtifact(_Wire, frozen=True):
+    key: str
+    size: int
+
+
+class ScriptArtifacts(_Wire, frozen=True):
+    """Answer of `GET /v1/prefetch/{script}`; empty for a script that is not known."""
+
+    artifacts: list[ScriptArtifact]
+
+
 class WorkerInfo(_Wire, frozen=True):
     id: str
     toolchain: Toolchain
