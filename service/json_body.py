@@ -14,13 +14,13 @@ _BYTES = 4096
 T = TypeVar("T")
 
 
-async def read_json(request: Request, type: type[T]) -> T:
-    """Raises LimitExceeded, MalformedRequest."""
+async def read_json(request: Request, type: type[T], *, limit: int = _BYTES) -> T:
+    """At most `limit` bytes. Raises LimitExceeded, MalformedRequest."""
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > _BYTES:
-            raise LimitExceeded(f"this body has at most {_BYTES} bytes")
+        if len(body) > limit:
+            raise LimitExceeded(f"this body has at most {limit} bytes")
     try:
         return msgspec.json.decode(body, type=type)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
