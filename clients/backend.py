@@ -86,7 +86,7 @@ class Relay:
         self.report = report
         self._gateway = gateway or Gateway(settings)
         self._disk = DiskCache(settings.cache_dir / "artifacts", settings.disk_cache_bytes)
-        self._keys = load.trusted_keys(settings.public_keys)
+        self._trust = load.pinned(settings.public_keys, settings.namespace)
         if settings.report is not None:
             report.write_at_exit(settings.report)
         if settings.state_dir is not None:
@@ -172,7 +172,7 @@ class Relay:
 
     def _load(self, data: bytes, captured: Captured, key: str, inputs: Sequence[Any]) -> Callable[..., Any]:
         with self.report.timed("verify"):
-            opened = load.verify(data, self._keys, key=key, request=captured.request)
+            opened = load.verify(data, self._trust, key=key, request=captured.request)
         with self.report.timed("load"):
             return load.load(opened, captured, inputs, self.settings.cache_dir)
 

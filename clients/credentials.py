@@ -1,4 +1,4 @@
-"""The credentials file, written: url, token and trusted keys in; what settings.py reads, mode 0600, out."""
+"""The credentials file, written: url, token, trusted keys and namespace in; what settings.py reads, mode 0600, out."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ import msgspec
 from ..compiler.errors import SettingsError
 
 
-def write_credentials(path: Path, *, url: str, token: str, public_keys: Sequence[str]) -> None:
+def write_credentials(
+    path: Path, *, url: str, token: str, public_keys: Sequence[str], namespace: str = ""
+) -> None:
     """Replace `path` in one step; nobody else can read it at any moment. Raises SettingsError."""
-    content = msgspec.json.encode({"url": url, "token": token, "public_keys": list(public_keys)})
+    known = {"url": url, "token": token, "public_keys": list(public_keys)}
+    content = msgspec.json.encode(known | ({"namespace": namespace} if namespace else {}))
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600

@@ -1,13 +1,12 @@
 """Stage 10: a signed artifact in; a callable, forward and backward, out.
 
-The order matters: signature, key, digests, toolchain, target; then, and only then, is anything in the artifact
-unpickled, imported or mapped. The C++ libraries are written to this machine's cache under their digests and
-loaded from there; no compiler is called.
+The order matters: statement and signature, key, digests, toolchain, target; then, and only then, is anything in
+the artifact unpickled, imported or mapped. The C++ libraries are written to this machine's cache under their
+digests and loaded from there; no compiler is called.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import gc
 import hashlib
@@ -19,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ..compiler import artifact, expr, members, torch_internals, wire
 from ..compiler.errors import ArtifactError, SignatureError, ToolchainMismatch
+from ..compiler.trust import Trust, read_key
 from .capture import Captured
 
 
-def trusted_keys(encoded: Sequence[str]) -> list[Ed25519PublicKey]:
-    """Public keys from their base64 raw form. Raises SignatureError for one that is none."""
+def pinned(encoded: Sequence[str], namespace: str) -> Trust:
+    """Trust in the settings' public keys, base64 of their raw form. Raises SignatureError for one that is none."""
     try:
-        return [Ed25519PublicKey.from_public_bytes(base64.b64decode(text, validate=True)) for text in encoded]
+        return Trust.of([read_key(text) for text in encoded], namespace=namespace)
     except ValueError as error:
         raise SignatureError(f"a trusted public key cannot be read: {error}") from None
 
@@ -69,11 +68,9 @@ def preload() -> None:
         torch_internals.preload_loader()
 
 
-def verify(
-    data: bytes, keys: Sequence[Ed25519PublicKey], *, key: str, request: wire.GraphRequest
-) -> artifact.Artifact:
+def verify(data: bytes, trust: Trust, *, key: str, request: wire.GraphRequest) -> artifact.Artifact:
     """Open an artifact that answers `request`. Raises SignatureError, ArtifactError or ToolchainMismatch."""
-    opened = artifact.verify(data, keys, key=key)
+    opened = artifact.verify(data, trust, key=key)
     if opened.manifest.toolchain != request.toolchain:
         raise ToolchainMismatch(
             f"artifact is for {opened.manifest.toolchain}, this process is {request.toolchain}"

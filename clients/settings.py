@@ -2,9 +2,10 @@
 
 The only module under clients/ that reads the environment. Two files under $XDG_CONFIG_HOME/torchrelay are
 read if they exist: `config.json` (yours; any setting but the token, by its field's name) and, below it,
-`credentials.json` (written by `torchrelay up`: url, token, public_keys). A token from `credentials.json` is
-for the gateway named beside it: with another URL from elsewhere it is not used, so that it cannot leak to
-another host. Loopback names (localhost, 127.0.0.1, ::1) count as one host.
+`credentials.json` (written by `torchrelay up`: url, token, public_keys, namespace). A token from
+`credentials.json` is for the gateway named beside it: with another URL from elsewhere it is not used, so that it
+cannot leak to another host; and the namespace is the token's. Loopback names (localhost, 127.0.0.1, ::1) count
+as one host.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ CREDENTIALS_FILE = "credentials.json"
 CONFIG_FILE = "config.json"
 
 _RAW_KEY_BYTES = 32
+_NAMESPACE_LENGTH = 128
 
 
 class CredentialsWarning(UserWarning):
@@ -48,6 +50,8 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     token: str = ""
     public_keys: tuple[str, ...] = ()
     """Trusted signers: raw Ed25519 public keys in base64."""
+    namespace: str = ""
+    """Only artifacts that were signed for it are used; '' takes those of any namespace."""
     mode: Mode = "remote"
     cache_dir: Path
     deadline: float = 900.0
@@ -169,6 +173,13 @@ def _public_keys(value: Any) -> tuple[str, ...]:
     return tuple(items)
 
 
+def _namespace(value: Any) -> str:
+    text = _text(value)
+    if len(text) > _NAMESPACE_LENGTH or " " in text:
+        raise InvalidValue("a namespace's name, without spaces")
+    return text
+
+
 def _mode(value: Any) -> Mode:
     for mode in MODES:
         if value == mode:
@@ -221,6 +232,7 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "url": _url,
     "token": _token,
     "public_keys": _public_keys,
+    "namespace": _namespace,
     "mode": _mode,
     "cache_dir": _path,
     "deadline": _seconds,
@@ -270,7 +282,7 @@ def _from_config(path: Path) -> dict[str, Any]:
 
 
 def _from_credentials(path: Path) -> dict[str, Any]:
-    """url, token and public_keys; fields of a later version are left alone."""
+    """url, token, public_keys and namespace; fields of a later version are left alone."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -283,15 +295,18 @@ def _from_credentials(path: Path) -> dict[str, Any]:
         )
         return {}
     found = _read_object(path)
-    names = [name for name in ("url", "token", "public_keys") if name in found]
+    names = [name for name in ("url", "token", "public_keys", "namespace") if name in found]
     return {name: _parse(name, found[name], f"{name!r} in {path}") for name in names}
 
 
 def _with_credentials(values: dict[str, Any], credentials: dict[str, Any]) -> dict[str, Any]:
-    """Fill in what `values` lacks; the credentials' token only for the credentials' own gateway."""
+    """Fill in what `values` lacks; the credentials' token only for the credentials' own gateway, and the
+    namespace only with that token."""
     merged = credentials | values
     if "token" not in values and _origin(merged.get("url", "")) != _origin(credentials.get("url", "")):
         merged.pop("token", None)
+    if "namespace" not in values and merged.get("token", "") != credentials.get("token", ""):
+        merged.pop("namespace", None)
     return merged
 
 

@@ -1,9 +1,10 @@
 """The container a compile comes back in: manifest and members in; one signed file out, and back.
 
 Layout: MAGIC, a 4-byte little-endian length, an Envelope of that length (MessagePack), then one zstd frame for
-each member in manifest order. The signature (Ed25519, with a domain prefix) covers the manifest's exact bytes,
-and the manifest holds every member's size and SHA-256, so nothing in the file can change unseen. A worker
-packs without a signature; the gateway signs; the client opens and gets members only if everything holds.
+each member in manifest order. A signature (Ed25519, with a domain prefix) covers its statement (trust.py) and the
+manifest's exact bytes, and the manifest holds every member's size and SHA-256, so nothing in the file can change
+unseen. A worker packs without a signature; the gateway signs; the client opens and gets members only if
+everything holds. A site that takes in another's artifact adds its own signature and leaves the others.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ import hashlib
 import re
 import struct
 from collections.abc import Iterable, Mapping
+from typing import Annotated
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from msgspec import Struct
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec import Meta, Struct
 
 from . import wire
 from .errors import ArtifactError, LimitExceeded, MalformedRequest, SignatureError
+from .trust import Statement, Trust, key_id
 
-MAGIC = b"TRLYART1"
-DOMAIN = b"torchrelay artifact v1\0"
+MAGIC = b"TRLYART2"
+"""The digit is the format's version: a file of another version is no artifact."""
+DOMAIN = b"torchrelay artifact v2\0"
+MAX_SIGNATURES = 8
 MAX_MEMBER_BYTES = 4 << 30
 """One member, unpacked."""
 _LENGTH = struct.Struct("<I")
@@ -32,20 +36,27 @@ _MEMBER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+\-]*(/[A-Za-z0-9_][A-Za-z0-
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
+class Signature(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """`value`: Ed25519 over `signed_bytes`."""
+
+    statement: Statement
+    value: bytes
+
+
 class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
     """What stands before the members. `frames`: each member's compressed size in bytes."""
 
     manifest: bytes
     frames: list[int]
-    key_id: str = ""
-    signature: bytes = b""
+    signatures: Annotated[list[Signature], Meta(max_length=MAX_SIGNATURES)] = []
 
 
 class Artifact(Struct, frozen=True):
-    """An opened artifact: the manifest, and each member's bytes by name."""
+    """A verified artifact: the manifest, each member's bytes by name, and the statement that was believed."""
 
     manifest: wire.Manifest
     members: dict[str, bytes]
+    statement: Statement
 
 
 def member(name: str, data: bytes) -> wire.Member:
@@ -60,38 +71,51 @@ def pack(manifest: wire.Manifest, members: Mapping[str, bytes]) -> bytes:
     return _assemble(Envelope(msgspec.msgpack.encode(manifest), [len(f) for f in frames]), frames)
 
 
-def sign(data: bytes, signer: Ed25519PrivateKey, *, key: str) -> bytes:
-    """Sign an unsigned artifact file after checking that it is whole and answers request `key`.
+def sign(
+    data: bytes,
+    signer: Ed25519PrivateKey,
+    *,
+    key: str,
+    namespace: str,
+    epoch: int,
+    signed_at: int,
+    origin: str = "",
+) -> bytes:
+    """Add a signature to an artifact file after checking that it is whole and answers request `key`.
 
-    Raises ArtifactError: a damaged artifact, or one for another key, is never signed.
+    `epoch`, `signed_at` (seconds since 1970) and `origin` are the statement's (trust.py). Raises ArtifactError: a
+    damaged artifact, or one for another key, is never signed.
     """
     envelope, body = _split(data)
-    manifest = _open(envelope, body).manifest
+    manifest, _ = _open(envelope, body)
     if manifest.key != key:
         raise ArtifactError(f"artifact answers {manifest.key}, not {key}")
-    signed = msgspec.structs.replace(
-        envelope, key_id=key_id(signer.public_key()), signature=signer.sign(DOMAIN + envelope.manifest)
-    )
+    if len(envelope.signatures) == MAX_SIGNATURES:
+        raise ArtifactError(f"the artifact has {MAX_SIGNATURES} signatures, and takes no more")
+    statement = Statement(key_id(signer.public_key()), namespace, signed_at, epoch, origin)
+    signature = Signature(statement, signer.sign(signed_bytes(statement, envelope.manifest)))
+    signed = msgspec.structs.replace(envelope, signatures=[*envelope.signatures, signature])
     return _assemble(signed, [body])
 
 
-def verify(data: bytes, trusted: Iterable[Ed25519PublicKey], *, key: str) -> Artifact:
-    """Open a signed artifact: signature first, then key, then every digest.
+def signed_bytes(statement: Statement, manifest: bytes) -> bytes:
+    """What a signature covers. msgspec writes equal values as equal bytes, and lengths stand before what they
+    measure, so no two pairs share theirs."""
+    return DOMAIN + msgspec.msgpack.encode((statement, manifest))
 
-    Raises SignatureError when no trusted key signed it, ArtifactError when it is damaged or answers another key.
+
+def verify(data: bytes, trust: Trust, *, key: str) -> Artifact:
+    """Open a signed artifact: statement and signature first, then key, then every digest.
+
+    Raises SignatureError when no signature is one that `trust` accepts, ArtifactError when the artifact is damaged
+    or answers another key.
     """
     envelope, body = _split(data)
-    public = {key_id(k): k for k in trusted}.get(envelope.key_id)
-    if public is None:
-        raise SignatureError(f"artifact is signed by unknown key {envelope.key_id or '(none)'!r}")
-    try:
-        public.verify(envelope.signature, DOMAIN + envelope.manifest)
-    except InvalidSignature:
-        raise SignatureError("the artifact's signature does not match its manifest") from None
-    artifact = _open(envelope, body)
-    if artifact.manifest.key != key:
-        raise ArtifactError(f"artifact answers {artifact.manifest.key}, not {key}")
-    return artifact
+    statement = _believed(envelope, trust)
+    manifest, members = _open(envelope, body)
+    if manifest.key != key:
+        raise ArtifactError(f"artifact answers {manifest.key}, not {key}")
+    return Artifact(manifest, members, statement)
 
 
 def read_manifest(data: bytes) -> wire.Manifest:
@@ -99,14 +123,25 @@ def read_manifest(data: bytes) -> wire.Manifest:
     return _manifest(_split(data)[0])
 
 
-def signed_by(data: bytes) -> str:
-    """Id of the key that says it signed this, unverified; '' for none."""
-    return _split(data)[0].key_id
+def statements(data: bytes) -> list[Statement]:
+    """What the signatures say, unverified: for listings and logs. The last is the latest."""
+    return [signature.statement for signature in _split(data)[0].signatures]
 
 
-def key_id(public: Ed25519PublicKey) -> str:
-    """16 hex digits that name a public key."""
-    return hashlib.sha256(public.public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()[:16]
+def _believed(envelope: Envelope, trust: Trust) -> Statement:
+    """The latest acceptable statement. Raises SignatureError, about the latest one."""
+    refusals = []
+    for signature in reversed(envelope.signatures):
+        try:
+            public = trust.key_for(signature.statement)
+            public.verify(signature.value, signed_bytes(signature.statement, envelope.manifest))
+        except SignatureError as error:
+            refusals.append(error)
+        except InvalidSignature:
+            refusals.append(SignatureError("the signature does not match its statement and manifest"))
+        else:
+            return signature.statement
+    raise refusals[0] if refusals else SignatureError("artifact is not signed")
 
 
 def _assemble(envelope: Envelope, parts: Iterable[bytes]) -> bytes:
@@ -138,7 +173,7 @@ def _manifest(envelope: Envelope) -> wire.Manifest:
         raise ArtifactError(f"the artifact's manifest cannot be read: {error}") from None
 
 
-def _open(envelope: Envelope, body: bytes) -> Artifact:
+def _open(envelope: Envelope, body: bytes) -> tuple[wire.Manifest, dict[str, bytes]]:
     manifest = _manifest(envelope)
     if manifest.schema != wire.SCHEMA:
         raise ArtifactError(f"artifact has schema {manifest.schema}, this side speaks {wire.SCHEMA}")
@@ -161,4 +196,4 @@ def _open(envelope: Envelope, body: bytes) -> Artifact:
             raise ArtifactError(f"member {entry.name!r} is listed twice")
         members[entry.name] = data
         position += size
-    return Artifact(manifest, members)
+    return manifest, members

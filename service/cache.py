@@ -11,12 +11,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 import structlog
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import Struct
 from redis.asyncio import Redis
 
@@ -28,6 +26,7 @@ from .blobs import Blobs, Place, sha256
 from .leases import Lease
 from .metrics import Metrics
 from .scripts import Keys, Scripts
+from .signing import Keyring
 
 NAMESPACE = "default"
 _EVICT_BATCH = 64
@@ -67,7 +66,7 @@ class Cache:
         metrics: Metrics,
         audit: Audit,
         *,
-        trusted: Sequence[Ed25519PublicKey],
+        keyring: Keyring,
         limit_bytes: int,
         progress_ttl_seconds: float,
     ) -> None:
@@ -77,7 +76,7 @@ class Cache:
         self._blobs = blobs
         self._metrics = metrics
         self._audit = audit
-        self._trusted = trusted
+        self._keyring = keyring
         self._verified: OrderedDict[str, str] = OrderedDict()  # artifacts' digests, and their keys
         self._limit_bytes = limit_bytes
         self._ttl_ms = int(progress_ttl_seconds * 1000)
@@ -106,13 +105,16 @@ class Cache:
         return None
 
     async def _genuine(self, key: str, digest: str, data: bytes) -> bool:
-        """Whether a trusted key signed these bytes for `key`: Redis and the store are not believed. A digest
+        """Whether this installation signed these bytes for `key`: Redis and the store are not believed. A digest
         that held once is not checked again."""
         if self._verified.get(digest) == key:
             self._verified.move_to_end(digest)
             return True
         try:
-            await asyncio.to_thread(artifact.verify, data, self._trusted, key=key)
+            opened = await asyncio.to_thread(artifact.verify, data, self._keyring.trust(NAMESPACE), key=key)
+            origin = opened.statement.origin
+            if origin and not self._keyring.vouches_for(origin):
+                raise SignatureError(f"it was imported from the site of key {origin!r}, trusted no more")
         except (ArtifactError, SignatureError) as error:
             log.error("artifact_refused", key=key, digest=digest, error=error.message)
             return False
@@ -124,16 +126,18 @@ class Cache:
     async def adopt(self, data: bytes, *, by: Grant) -> tuple[str, Literal["imported", "exists"]]:
         """Offer an artifact that somebody signed elsewhere; its key, and whether it is the one offered now.
 
-        Raises MalformedRequest unless a key that this service trusts signed it; Unavailable, RedisError.
+        It gets this installation's own signature, which names the one that was believed as its origin, and is
+        all that clients look at. Raises MalformedRequest unless a key that this service trusts signed it;
+        Unavailable, RedisError.
         """
         try:
-            manifest = await asyncio.to_thread(self._opened, data)
+            data, manifest = await asyncio.to_thread(self._countersigned, data)
         except (ArtifactError, SignatureError) as error:
             raise MalformedRequest(
                 f"refused: {error.message}",
                 hint="To take another site's artifacts, add its key to TORCHRELAY_SERVICE_TRUSTED_PUBLIC_KEYS",
             ) from None
-        key = manifest.key
+        key, signer = manifest.key, artifact.statements(data)[-1]
         if await self._redis.exists(self._keys.index(key)):
             return key, "exists"
         offer = Offer(
@@ -143,7 +147,7 @@ class Cache:
             seconds=sum(seconds for _, seconds in manifest.stages),
             components={},  # not in the artifact, and nobody signed them
             worker=manifest.worker,
-            signer=artifact.signed_by(data),
+            signer=signer.origin or signer.key_id,
         )
         event = Event(
             action="imported",
@@ -156,12 +160,16 @@ class Cache:
         )
         return key, "imported" if await self._put(_IMPORT, offer, event) else "exists"
 
-    def _opened(self, data: bytes) -> wire.Manifest:
-        """The verified manifest. Raises ArtifactError, SignatureError."""
+    def _countersigned(self, data: bytes) -> tuple[bytes, wire.Manifest]:
+        """The artifact as it is served here. Raises ArtifactError, SignatureError."""
         key = artifact.read_manifest(data).key
         if not _KEY.fullmatch(key):
             raise ArtifactError("the artifact's key is none")
-        return artifact.verify(data, self._trusted, key=key).manifest
+        opened = artifact.verify(data, self._keyring.import_trust(), key=key)
+        believed, namespace = opened.statement, NAMESPACE
+        if believed.key_id not in self._keyring.trust(namespace).keys or believed.namespace != namespace:
+            data = self._keyring.sign(data, key=key, namespace=namespace, origin=believed.key_id)
+        return data, opened.manifest
 
     async def publish(self, lease: Lease, offer: Offer) -> bool:
         """Offer an artifact under a lease; true once the index holds exactly this one.

@@ -80,10 +80,11 @@ class Contents:
         return bytes(data)
 
     async def manifest(self, entry: CacheEntry) -> tuple[wire.Manifest, str]:
-        """The manifest, unverified, and the id of the key that signed it. Raises NotFound, Unavailable."""
+        """The manifest, unverified, and the ids of the keys that signed it. Raises NotFound, Unavailable."""
         data = await self.data(entry)
         try:
-            return await asyncio.to_thread(artifact.read_manifest, data), artifact.signed_by(data)
+            manifest = await asyncio.to_thread(artifact.read_manifest, data)
+            return manifest, ", ".join(statement.key_id for statement in artifact.statements(data))
         except ArtifactError as error:
             raise NotFound(f"the bytes of {entry.key} are damaged: {error.message}", hint=_AGAIN) from None
 

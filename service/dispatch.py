@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 import structlog
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -33,11 +32,12 @@ from ..compiler.errors import (
     VerifyFailed,
 )
 from .blobs import sha256
-from .cache import Cache, Offer
+from .cache import NAMESPACE, Cache, Offer
 from .intake import Ask, Intake
 from .leases import Granted, Leases
 from .metrics import Metrics
 from .settings import ServiceSettings
+from .signing import Keyring
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +89,7 @@ class Dispatcher:
         cache: Cache,
         intake: Intake,
         pool: CompilePool,
-        signer: Ed25519PrivateKey,
+        keyring: Keyring,
         metrics: Metrics,
     ) -> None:
         self._settings = settings
@@ -97,7 +97,7 @@ class Dispatcher:
         self._cache = cache
         self._intake = intake
         self._pool = pool
-        self._signer = signer
+        self._keyring = keyring
         self._metrics = metrics
         self._flights: dict[asyncio.Task[None], Flight] = {}
 
@@ -207,7 +207,7 @@ class Dispatcher:
             seconds=sum(seconds for _, seconds in manifest.stages),
             components=ask.components,
             worker=manifest.worker,
-            signer=artifact.key_id(self._signer.public_key()),
+            signer=artifact.statements(signed)[-1].key_id,
         )
         if await self._publish(flight, offer):
             took = time.monotonic() - flight.began
@@ -271,7 +271,7 @@ class Dispatcher:
             log.warning("progress_lost", key=flight.granted.lease.key, stage=stage, error=str(error))
 
     def _sign(self, data: bytes, key: str) -> tuple[bytes, wire.Manifest]:
-        signed = artifact.sign(data, self._signer, key=key)
+        signed = self._keyring.sign(data, key=key, namespace=NAMESPACE)
         return signed, artifact.read_manifest(signed)
 
     async def _publish(self, flight: Flight, offer: Offer) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from ..compiler.errors import SettingsError
+from ..compiler.trust import key_text
 from ..workers.pool import PoolSettings, WorkerPool
 from . import signing, state
 from .app import GatewayServer, create_server
@@ -147,12 +148,11 @@ async def _announce(server: GatewayServer, settings: ServiceSettings, url: str, 
         await asyncio.sleep(0.05)
     assert settings.token is not None
     signer = await asyncio.to_thread(signing.load_or_create, settings.signing_key_path)
-    trusted = signing.trusted(signer, settings.trusted_public_keys)
     state.write_credentials(
         credentials,
         url=url,
         token=settings.token.get_secret_value(),
-        public_keys=[signing.key_text(key) for key in trusted],
+        public_keys=[key_text(signer.public_key())],
     )
     _say(f"gateway {url}")
     _say(f"credentials {credentials}")

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass
 
 import structlog
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from fastapi import Request
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -29,6 +28,7 @@ from .metrics import Metrics
 from .nearest import Misses
 from .scripts import Keys, Scripts
 from .settings import ServiceSettings
+from .signing import Keyring
 from .stats import Stats
 from .watch import Watches
 
@@ -57,9 +57,7 @@ class Gateway:
     watches: Watches
     dispatcher: Dispatcher
     pool: CompilePool
-    signer: Ed25519PrivateKey
-    trusted: list[Ed25519PublicKey]
-    """Who may have signed what this gateway serves; the signer's own key is the first."""
+    keyring: Keyring
     stats: Stats
     metrics: Metrics
     state: GatewayState
@@ -80,8 +78,9 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
     redis = connect(settings)
     keys, scripts, metrics = Keys(settings.redis_prefix), Scripts(redis), Metrics()
     audit = Audit(redis, keys, entries=settings.audit_entries)
-    signer = signing.load_or_create(settings.signing_key_path)
-    trusted = signing.trusted(signer, settings.trusted_public_keys)
+    keyring = Keyring(
+        signing.load_or_create(settings.signing_key_path), signing.read_sites(settings.trusted_public_keys)
+    )
     blobs = Blobs(
         redis,
         keys,
@@ -96,14 +95,14 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
         blobs,
         metrics,
         audit,
-        trusted=trusted,
+        keyring=keyring,
         limit_bytes=settings.cache_limit_bytes,
         progress_ttl_seconds=settings.progress_ttl_seconds,
     )
     intake = Intake(settings.limits, body_timeout_seconds=settings.body_timeout_seconds)
     leases = Leases(redis, keys, scripts, settings)
     events = Events(redis, keys)
-    dispatcher = Dispatcher(settings, leases, cache, intake, pool, signer, metrics)
+    dispatcher = Dispatcher(settings, leases, cache, intake, pool, keyring, metrics)
     return Gateway(
         settings=settings,
         redis=redis,
@@ -117,8 +116,7 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
         watches=Watches(events, dispatcher, settings),
         dispatcher=dispatcher,
         pool=pool,
-        signer=signer,
-        trusted=trusted,
+        keyring=keyring,
         stats=Stats(redis, keys),
         metrics=metrics,
         state=GatewayState(),

@@ -59,8 +59,7 @@ class ServiceSettings(BaseSettings):
     """A token with every role. Other tokens are records in Redis (service/auth.py)."""
 
     trusted_public_keys: str = ""
-    """Other sites' signing keys, base64, separated by commas: their artifacts may be imported here, and this
-    service tells its clients to trust them too."""
+    """Other sites' signing keys, base64, separated by commas: their artifacts may be imported here."""
 
     # how much
     body_bytes: Bytes = wire.Limits().body_bytes

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import stat
 import tempfile
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -13,11 +14,54 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
-    PublicFormat,
     load_pem_private_key,
 )
 
+from ..compiler import artifact
 from ..compiler.errors import SettingsError
+from ..compiler.trust import Trust, key_id, read_key
+
+
+class Keyring:
+    """Signs what workers built, and says whose signatures count here."""
+
+    def __init__(self, signer: Ed25519PrivateKey, sites: Mapping[str, Ed25519PublicKey]) -> None:
+        self._signer = signer
+        self._sites = sites
+
+    @property
+    def current(self) -> str:
+        """Id of the key that signs now."""
+        return key_id(self._signer.public_key())
+
+    @property
+    def public(self) -> list[Ed25519PublicKey]:
+        """Whose signatures clients must trust, the current key first."""
+        return [self._signer.public_key()]
+
+    def sign(self, data: bytes, *, key: str, namespace: str, origin: str = "") -> bytes:
+        """An artifact with this installation's signature added. Raises ArtifactError if it is damaged."""
+        return artifact.sign(
+            data,
+            self._signer,
+            key=key,
+            namespace=namespace,
+            epoch=0,
+            signed_at=int(time.time()),
+            origin=origin,
+        )
+
+    def trust(self, namespace: str) -> Trust:
+        """What may be served in `namespace`: signed by this installation."""
+        return Trust.of(self.public, namespace=namespace)
+
+    def import_trust(self) -> Trust:
+        """What may be taken in: signed by this installation in any namespace, or by a site that it trusts."""
+        return Trust(keys={key_id(key): key for key in self.public}, sites=self._sites)
+
+    def vouches_for(self, origin: str) -> bool:
+        """Whether what was taken in because `origin` had signed it may still be served."""
+        return origin in self._sites or origin == self.current
 
 
 def load_or_create(path: Path) -> Ed25519PrivateKey:
@@ -38,31 +82,19 @@ def load_or_create(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def public_key_text(key: Ed25519PrivateKey) -> str:
-    """The public half, as key_text writes it."""
-    return key_text(key.public_key())
-
-
-def key_text(key: Ed25519PublicKey) -> str:
-    """A public key as clients keep it: base64 of the 32 raw bytes."""
-    return base64.b64encode(key.public_bytes(Encoding.Raw, PublicFormat.Raw)).decode()
-
-
-def trusted(signer: Ed25519PrivateKey, others: str) -> list[Ed25519PublicKey]:
-    """Whose artifacts this installation serves: its own key first, then `others` (key_text, with commas).
-
-    Raises SettingsError.
-    """
-    keys = [signer.public_key()]
-    for text in others.replace(",", " ").split():
+def read_sites(keys: str) -> dict[str, Ed25519PublicKey]:
+    """Other sites' keys by id, from their texts (trust.key_text) with commas between. Raises SettingsError."""
+    sites = {}
+    for text in keys.replace(",", " ").split():
         try:
-            keys.append(Ed25519PublicKey.from_public_bytes(base64.b64decode(text, validate=True)))
+            site = read_key(text)
         except ValueError:
             raise SettingsError(
                 f"trusted_public_keys holds {text[:80]!r}",
                 hint="Allowed: raw Ed25519 public keys (32 bytes) in base64, separated by commas",
             ) from None
-    return keys
+        sites[key_id(site)] = site
+    return sites
 
 
 def _create(path: Path) -> None:

@@ -39,9 +39,20 @@ def login(
         raise SettingsError("there is no token on standard input", hint="Paste the one you were given")
     with Gateway(settings) as gateway:
         info = gateway.info()
-    checked = load_settings(url=url, token=settings.token, public_keys=info.get("public_keys", []))
+    checked = load_settings(
+        url=url,
+        token=settings.token,
+        public_keys=info.get("public_keys", []),
+        namespace=info.get("namespace", ""),
+    )
     path = credentials_path()
-    write_credentials(path, url=checked.url, token=checked.token, public_keys=checked.public_keys)
+    write_credentials(
+        path,
+        url=checked.url,
+        token=checked.token,
+        public_keys=checked.public_keys,
+        namespace=checked.namespace,
+    )
     print(f"logged in to {checked.url}; credentials are in {path}")
     print(f"signing keys now trusted: {', '.join(map(str, info.get('key_ids', [])))}")
 

@@ -9,13 +9,13 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Meta, Struct
 
-from ...compiler import artifact, wire
+from ...compiler import wire
 from ...compiler.errors import BY_CODE, MalformedRequest
+from ...compiler.trust import key_id, key_text
 from ..auth import Grant, requires
 from ..gateway import Gateway, gateway_of
 from ..json_body import read_json
 from ..problems import documented
-from ..signing import key_text
 from ..stats import StatsReply
 from .answers import json_answer, json_reply, json_request
 
@@ -77,8 +77,8 @@ async def info(
         InfoReply(
             version=version("torchrelay"),
             schema=wire.SCHEMA,
-            key_ids=[artifact.key_id(key) for key in gateway.trusted],
-            public_keys=[key_text(key) for key in gateway.trusted],
+            key_ids=[key_id(key) for key in gateway.keyring.public],
+            public_keys=[key_text(key) for key in gateway.keyring.public],
         )
     )
 

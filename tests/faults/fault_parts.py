@@ -16,6 +16,7 @@ import httpx2
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from service_parts import follow, free_port, post
 from torchrelay.compiler import artifact
+from torchrelay.compiler.trust import Trust
 
 
 class RedisProxy:
@@ -149,7 +150,7 @@ class Load:
                 continue
             if answer.status_code == 200:
                 try:
-                    artifact.verify(answer.content, [self._signer], key=key)
+                    artifact.verify(answer.content, Trust.of([self._signer]), key=key)
                 except Exception as error:  # whatever it is, the test is to fail with it
                     self.wrong.append(repr(error))
                 self.served[n] = time.monotonic()

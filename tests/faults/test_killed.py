@@ -25,6 +25,7 @@ from torchrelay.clients.http import Gateway
 from torchrelay.clients.settings import load_settings
 from torchrelay.compiler import artifact, key, wire
 from torchrelay.compiler.errors import RelayError
+from torchrelay.compiler.trust import Trust
 from torchrelay.examples.private_service import PrivateService
 
 CLIENTS, GRAPHS = 50, 5
@@ -141,7 +142,7 @@ def test_every_client_gets_a_right_answer_and_no_compiler_is_left(
                 found = gateway.compile(body, name, cache_only=False, deadline=150)
             except RelayError as error:
                 return error.code
-            artifact.verify(found.data, trusted, key=name)
+            artifact.verify(found.data, Trust.of(trusted), key=name)
             return "remote"
 
         answers = [threads.submit(client, n) for n in range(CLIENTS)]

@@ -79,7 +79,9 @@ def make_artifacts(signer: Ed25519PrivateKey) -> Artifacts:
                     worker="w0",
                 )
                 packed = artifact.pack(manifest, {"code.py": member})
-                made[key, letter, size] = artifact.sign(packed, signer, key=key)
+                made[key, letter, size] = artifact.sign(
+                    packed, signer, key=key, namespace="default", epoch=0, signed_at=1_800_000_000
+                )
     assert {len(data) <= INLINE for (_, _, size), data in made.items() if size == SMALL} == {True}
     return made
 

@@ -20,6 +20,7 @@ sys.path.append(str(Path(__file__).parent.parent / "service"))
 with atheris.instrument_imports(include=["torchrelay.compiler", "torchrelay.service.intake"]):
     from torchrelay.compiler import artifact, expr, wire
     from torchrelay.compiler.errors import ArtifactError, BadExpression, RequestError, SignatureError
+    from torchrelay.compiler.trust import Trust
     from torchrelay.service.intake import parse
 
 import msgspec
@@ -28,7 +29,7 @@ from service_parts import graph
 from signed import KEY, manifest_of, sealed, signed
 
 SIGNER = Ed25519PrivateKey.from_private_bytes(b"\1" * 32)
-TRUSTED = [SIGNER.public_key()]
+TRUSTED = Trust.of([SIGNER.public_key()], namespace="default")
 FILES = {"bundle.pickle": b"a" * 40, "libraries.msgpack": b"\x90"}
 FRAMES = [wire.compress(data) for data in FILES.values()]
 GOOD = signed(FILES, SIGNER)

@@ -11,6 +11,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from service_parts import TARGET, TOOLCHAIN
 from torchrelay.compiler import artifact, members, wire
+from torchrelay.compiler.trust import Statement, key_id
 
 KEY = "ab" * 32
 
@@ -53,22 +54,37 @@ def manifest_of(files: Mapping[str, bytes], **changes: Any) -> wire.Manifest:
     return msgspec.structs.replace(whole, **changes)
 
 
-def signed(files: Mapping[str, bytes], signer: Ed25519PrivateKey, **changes: Any) -> bytes:
+def signed(
+    files: Mapping[str, bytes], signer: Ed25519PrivateKey, *, namespace: str = "default", **changes: Any
+) -> bytes:
     """A file whose signature holds, whatever `changes` make of its manifest."""
     manifest = msgspec.msgpack.encode(manifest_of(files, **changes))
     frames = [wire.compress(data) for data in files.values()]
-    return sealed(manifest, frames, signer)
+    return sealed(manifest, frames, signer, namespace=namespace)
 
 
-def sealed(manifest: bytes, frames: list[bytes], signer: Ed25519PrivateKey) -> bytes:
+def sealed(
+    manifest: bytes, frames: list[bytes], signer: Ed25519PrivateKey, *, namespace: str = "default"
+) -> bytes:
     """Any bytes as a manifest, signed."""
-    envelope = artifact.Envelope(
-        manifest,
-        [len(frame) for frame in frames],
-        artifact.key_id(signer.public_key()),
-        signer.sign(artifact.DOMAIN + manifest),
+    statement = Statement(key_id(signer.public_key()), namespace, 1_800_000_000, 0)
+    signature = signature_of(statement, manifest, signer)
+    return assembled(
+        artifact.Envelope(manifest, [len(frame) for frame in frames], [signature]), b"".join(frames)
     )
-    return assembled(envelope, b"".join(frames))
+
+
+def signature_of(statement: Statement, manifest: bytes, signer: Ed25519PrivateKey) -> artifact.Signature:
+    return artifact.Signature(statement, signer.sign(artifact.signed_bytes(statement, manifest)))
+
+
+def signed_again(data: bytes, signer: Ed25519PrivateKey, **changes: Any) -> bytes:
+    """The file with one signature, by `signer`, whose statement has `changes`; by default it says so itself."""
+    envelope, frames = taken_apart(data)
+    changes = {"key_id": key_id(signer.public_key()), **changes}
+    statement = msgspec.structs.replace(envelope.signatures[0].statement, **changes)
+    signature = signature_of(statement, envelope.manifest, signer)
+    return assembled(msgspec.structs.replace(envelope, signatures=[signature]), frames)
 
 
 def taken_apart(data: bytes) -> tuple[artifact.Envelope, bytes]:

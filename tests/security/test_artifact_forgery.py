@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from signed import KEY, assembled, manifest_of, sealed, signed, taken_apart
+from signed import KEY, assembled, manifest_of, sealed, signature_of, signed, signed_again, taken_apart
 from torchrelay.compiler import artifact, wire
 from torchrelay.compiler.errors import ArtifactError, SignatureError
+from torchrelay.compiler.trust import Trust, key_id
 
 SIGNER = Ed25519PrivateKey.from_private_bytes(b"\1" * 32)
 STRANGER = Ed25519PrivateKey.from_private_bytes(b"\2" * 32)
-TRUSTED = [SIGNER.public_key()]
+TRUSTED = Trust.of([SIGNER.public_key()], namespace="default")
 FILES = {"bundle.pickle": b"a" * 40, "cpp/0.so": b"\x7fELF" * 9, "libraries.msgpack": b"\x90"}
 GOOD = signed(FILES, SIGNER)
 
@@ -83,26 +84,35 @@ def test_a_field_that_the_manifest_gets_is_signed_too() -> None:
         assert refused(forged) is SignatureError
 
 
+def _with_signature(data: bytes, **changes: Any) -> bytes:
+    """The file, its one signature changed and not made again."""
+    envelope, frames = taken_apart(data)
+    (signature,) = envelope.signatures
+    changed = msgspec.structs.replace(signature, **changes)
+    return assembled(msgspec.structs.replace(envelope, signatures=[changed]), frames)
+
+
 def _strangers() -> Iterator[tuple[str, bytes]]:
     envelope, frames = taken_apart(GOOD)
-    by_stranger = STRANGER.sign(artifact.DOMAIN + envelope.manifest)
+    statement = envelope.signatures[0].statement
     yield "another key", signed(FILES, STRANGER)
-    yield (
-        "another key under our name",
-        assembled(msgspec.structs.replace(envelope, signature=by_stranger), frames),
-    )
-    yield (
-        "our signature under another name",
-        assembled(msgspec.structs.replace(envelope, key_id=artifact.key_id(STRANGER.public_key())), frames),
-    )
-    yield "no signature", assembled(msgspec.structs.replace(envelope, signature=b""), frames)
-    yield "no key", assembled(msgspec.structs.replace(envelope, key_id=""), frames)
+    yield "another key under our name", signed_again(GOOD, STRANGER, key_id=statement.key_id)
+    theirs = msgspec.structs.replace(statement, key_id=key_id(STRANGER.public_key()))
+    yield "our signature under another name", _with_signature(GOOD, statement=theirs)
+    yield "an empty signature", _with_signature(GOOD, value=b"")
+    yield "no signature", assembled(msgspec.structs.replace(envelope, signatures=[]), frames)
+    yield "no key", signed_again(GOOD, SIGNER, key_id="")
     yield "unsigned", artifact.pack(manifest_of(FILES), FILES)
+    plain = msgspec.msgpack.encode((statement, envelope.manifest))
+    yield "signed without the domain", _with_signature(GOOD, value=SIGNER.sign(plain))
+    alone = SIGNER.sign(artifact.DOMAIN + envelope.manifest)
+    yield "only the manifest signed", _with_signature(GOOD, value=alone)
+    yield "a zero signature", _with_signature(GOOD, value=bytes(64))
+    other = signature_of(statement, msgspec.msgpack.encode(manifest_of(FILES, worker="w9")), SIGNER)
     yield (
-        "signed without the domain",
-        assembled(msgspec.structs.replace(envelope, signature=SIGNER.sign(envelope.manifest)), frames),
+        "the signature of another artifact",
+        assembled(msgspec.structs.replace(envelope, signatures=[other]), frames),
     )
-    yield "a zero signature", assembled(msgspec.structs.replace(envelope, signature=bytes(64)), frames)
 
 
 @pytest.mark.parametrize(("what", "data"), list(_strangers()), ids=[what for what, _ in _strangers()])
@@ -112,9 +122,95 @@ def test_who_is_not_trusted_cannot_sign(what: str, data: bytes) -> None:
 
 def test_an_artifact_whose_key_is_trusted_no_more_is_refused() -> None:
     with pytest.raises(SignatureError):
-        artifact.verify(GOOD, [], key=KEY)
+        artifact.verify(GOOD, Trust.of([]), key=KEY)
     with pytest.raises(SignatureError):
-        artifact.verify(GOOD, [STRANGER.public_key()], key=KEY)
+        artifact.verify(GOOD, Trust.of([STRANGER.public_key()]), key=KEY)
+
+
+STATEMENT = taken_apart(GOOD)[0].signatures[0].statement
+OTHER_STATEMENTS = {"key_id": "00" * 8, "namespace": "rivals", "signed_at": 1, "epoch": 7, "origin": "ab" * 8}
+
+
+@pytest.mark.parametrize("field", STATEMENT.__struct_fields__)
+def test_every_field_of_the_statement_is_signed(field: str) -> None:
+    """Also for whoever would believe the changed one: the stranger's key is trusted under the forged id."""
+    trust = Trust(keys={"00" * 8: SIGNER.public_key(), STATEMENT.key_id: SIGNER.public_key()})
+    assert artifact.verify(GOOD, trust, key=KEY).statement == STATEMENT
+    changed = msgspec.structs.replace(STATEMENT, **{field: OTHER_STATEMENTS[field]})
+    with pytest.raises(SignatureError, match="does not match"):
+        artifact.verify(_with_signature(GOOD, statement=changed), trust, key=KEY)
+
+
+def test_a_statement_of_one_artifact_does_not_serve_another() -> None:
+    data = signed_again(signed(FILES, SIGNER, worker="w9"), SIGNER, namespace="rivals")
+    theirs = taken_apart(data)[0].signatures[0]
+    for value in (theirs.value, taken_apart(GOOD)[0].signatures[0].value):
+        for statement in (theirs.statement, STATEMENT):
+            mixed = _with_signature(data, statement=statement, value=value)
+            if (statement, value) != (theirs.statement, theirs.value):
+                assert refused(mixed) is SignatureError
+
+
+def test_another_namespaces_artifact_is_refused() -> None:
+    theirs = signed(FILES, SIGNER, namespace="rivals")
+    with pytest.raises(SignatureError, match="for namespace 'rivals', not 'default'"):
+        artifact.verify(theirs, TRUSTED, key=KEY)
+    anyones = Trust.of([SIGNER.public_key()])
+    assert artifact.verify(theirs, anyones, key=KEY).statement.namespace == "rivals"
+
+
+def test_a_revoked_key_counts_neither_as_signer_nor_as_origin() -> None:
+    gone = msgspec.structs.replace(TRUSTED, revoked=frozenset({STATEMENT.key_id, "ab" * 8}))
+    with pytest.raises(SignatureError, match="revoked"):
+        artifact.verify(GOOD, gone, key=KEY)
+    origin = msgspec.structs.replace(TRUSTED, revoked=frozenset({"ab" * 8}))
+    with pytest.raises(SignatureError, match="revoked"):
+        artifact.verify(signed_again(GOOD, SIGNER, origin="ab" * 8), origin, key=KEY)
+    assert artifact.verify(GOOD, origin, key=KEY).statement == STATEMENT
+
+
+def test_what_was_signed_before_the_epoch_is_disowned() -> None:
+    trust = msgspec.structs.replace(TRUSTED, epoch=3)
+    with pytest.raises(SignatureError, match="epoch 2, all before 3 is disowned"):
+        artifact.verify(signed_again(GOOD, SIGNER, epoch=2), trust, key=KEY)
+    for epoch in (3, 4):
+        assert artifact.verify(signed_again(GOOD, SIGNER, epoch=epoch), trust, key=KEY)
+
+
+def test_one_signature_that_holds_is_enough_and_none_of_the_others_can_hurt() -> None:
+    twice = artifact.sign(
+        signed(FILES, STRANGER), SIGNER, key=KEY, namespace="default", epoch=0, signed_at=1, origin="o"
+    )
+    assert artifact.verify(twice, TRUSTED, key=KEY).statement.origin == "o"
+    by_stranger = Trust.of([STRANGER.public_key()])
+    assert artifact.verify(twice, by_stranger, key=KEY).statement.origin == ""
+    envelope, frames = taken_apart(twice)
+    swapped = msgspec.structs.replace(
+        envelope,
+        signatures=[
+            msgspec.structs.replace(envelope.signatures[0], value=envelope.signatures[1].value),
+            msgspec.structs.replace(envelope.signatures[1], value=envelope.signatures[0].value),
+        ],
+    )
+    assert refused(assembled(swapped, frames)) is SignatureError
+    many = msgspec.structs.replace(envelope, signatures=envelope.signatures * 5)
+    assert refused(assembled(many, frames)) is ArtifactError
+    full = msgspec.structs.replace(envelope, signatures=envelope.signatures * 4)
+    with pytest.raises(ArtifactError, match="takes no more"):
+        artifact.sign(assembled(full, frames), SIGNER, key=KEY, namespace="default", epoch=0, signed_at=1)
+
+
+def test_other_sites_namespaces_and_epochs_are_not_looked_at_but_their_revocation_is() -> None:
+    theirs = signed_again(GOOD, STRANGER, namespace="theirs", epoch=0)
+    name = key_id(STRANGER.public_key())
+    trust = Trust(keys={}, namespace="default", epoch=9, sites={name: STRANGER.public_key()})
+    assert artifact.verify(theirs, trust, key=KEY).statement.key_id == name
+    with pytest.raises(SignatureError, match="revoked"):
+        artifact.verify(theirs, msgspec.structs.replace(trust, revoked=frozenset({name})), key=KEY)
+
+
+def test_a_file_of_the_first_format_is_no_artifact() -> None:
+    assert refused(b"TRLYART1" + GOOD[8:]) is ArtifactError
 
 
 def test_an_artifact_answers_one_key() -> None:
@@ -192,7 +288,14 @@ def test_a_member_whose_name_leads_elsewhere_is_refused_also_with_a_good_signatu
     files = {**FILES, name: b"evil"}
     assert refused(signed(files, SIGNER)) is ArtifactError
     with pytest.raises(ArtifactError):
-        artifact.sign(artifact.pack(manifest_of(files), files), SIGNER, key=KEY)
+        artifact.sign(
+            artifact.pack(manifest_of(files), files),
+            SIGNER,
+            key=KEY,
+            namespace="default",
+            epoch=0,
+            signed_at=1,
+        )
 
 
 @pytest.mark.parametrize("size", [-1, -2, 0, 39, 41, 1 << 40, (1 << 63) - 1, (1 << 64) - 1])

@@ -20,13 +20,13 @@ import torchrelay
 from conftest import StartGateway
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from service_parts import TARGET, TOKEN, TOOLCHAIN, ArtifactPool, RedisServer, Running, compiled, graph, post
-from signed import assembled, evil_members, manifest_of, signed, taken_apart
+from signed import assembled, evil_members, manifest_of, signed, signed_again, taken_apart
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torchrelay.clients.backend import process_relay
 from torchrelay.clients.report import process_report
 from torchrelay.compiler import artifact, key, wire
+from torchrelay.compiler.trust import key_text
 from torchrelay.service.settings import ServiceSettings
-from torchrelay.service.signing import public_key_text
 
 STRANGER = Ed25519PrivateKey.from_private_bytes(b"\2" * 32)
 Change = Callable[[bytes], bytes]
@@ -41,16 +41,20 @@ def cut_short(data: bytes) -> bytes:
 
 
 def by_a_stranger(data: bytes) -> bytes:
-    envelope, frames = taken_apart(data)
-    signature = STRANGER.sign(artifact.DOMAIN + envelope.manifest)
-    name = artifact.key_id(STRANGER.public_key())
-    return assembled(msgspec.structs.replace(envelope, key_id=name, signature=signature), frames)
+    return signed_again(data, STRANGER)
 
 
 def by_a_stranger_under_our_name(data: bytes) -> bytes:
+    return signed_again(data, STRANGER, key_id=artifact.statements(data)[0].key_id)
+
+
+def for_another_namespace(data: bytes) -> bytes:
+    """What a colleague of another team gets from the same gateway, handed on with its statement rewritten."""
     envelope, frames = taken_apart(data)
-    signature = STRANGER.sign(artifact.DOMAIN + envelope.manifest)
-    return assembled(msgspec.structs.replace(envelope, signature=signature), frames)
+    (signature,) = envelope.signatures
+    statement = msgspec.structs.replace(signature.statement, namespace="rivals")
+    changed = msgspec.structs.replace(signature, statement=statement)
+    return assembled(msgspec.structs.replace(envelope, signatures=[changed]), frames)
 
 
 def another_manifest(data: bytes) -> bytes:
@@ -76,6 +80,7 @@ FORGERIES: list[Change] = [
     cut_short,
     by_a_stranger,
     by_a_stranger_under_our_name,
+    for_another_namespace,
     another_manifest,
     another_member,
     nothing,
@@ -113,8 +118,7 @@ def test_an_entry_forged_in_redis_is_not_served_and_is_compiled_once_more(
         assert http.get(f"/v1/artifacts/{name}").content == fresh
         assert len(gateway.pool.calls) == 2
         assert http.get("/v1/stats").json()["damaged"] == 1
-        signer = gateway.app.state.gateway.signer
-        assert artifact.verify(fresh, [signer.public_key()], key=name)
+        assert artifact.verify(fresh, gateway.app.state.gateway.keyring.trust("default"), key=name)
 
 
 def test_a_good_artifact_of_another_request_is_not_served(
@@ -123,9 +127,9 @@ def test_a_good_artifact_of_another_request_is_not_served(
     compiled(http, graph(1))
     other = compiled(http, graph(2))
     plant(redis_server, gateway.pool.calls[0], other)
-    signer = gateway.app.state.gateway.signer
+    trust = gateway.app.state.gateway.keyring.trust("default")
     for size, name in ((1, gateway.pool.calls[0]), (2, gateway.pool.calls[1])):
-        artifact.verify(compiled(http, graph(size)), [signer.public_key()], key=name)
+        artifact.verify(compiled(http, graph(size)), trust, key=name)
     # Redis holds equal bytes once, so the second may have gone with the first.
     assert len(gateway.pool.calls) <= 4
 
@@ -198,7 +202,7 @@ def through(
         with running.http() as http:
             public = http.get("/v1/info").json()["public_keys"][0]
         if trusts is not None:
-            public = public_key_text(trusts)
+            public = key_text(trusts.public_key())
         monkeypatch.setenv("TORCHRELAY_URL", running.url)
         monkeypatch.setenv("TORCHRELAY_TOKEN", TOKEN)
         monkeypatch.setenv("TORCHRELAY_PUBLIC_KEYS", public)
@@ -238,6 +242,7 @@ def trains() -> dict[str, int]:
         (cut_short, "bad_artifact"),
         (by_a_stranger, "bad_signature"),
         (by_a_stranger_under_our_name, "bad_signature"),
+        (for_another_namespace, "bad_signature"),
         (another_manifest, "bad_signature"),
         (another_member, "bad_artifact"),
         (nothing, "bad_artifact"),
@@ -264,7 +269,9 @@ def test_a_file_forged_on_this_machines_disk_is_not_read_and_goes(
     assert pool.last is not None
     path = tmp_path / "client" / "artifacts" / name[:2] / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(by_a_stranger(pool.last))
+    path.write_bytes(
+        artifact.sign(pool.last, STRANGER, key=name, namespace="default", epoch=0, signed_at=1_800_000_000)
+    )
     process_relay.cache_clear()
     process_report.cache_clear()
     torch._dynamo.reset()
@@ -300,9 +307,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torchrelay.clients import load
 from torchrelay.compiler import wire
 from torchrelay.compiler.errors import RelayError
+from torchrelay.compiler.trust import Trust
 
 folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
-keys = [Ed25519PrivateKey.from_private_bytes(b"\\1" * 32).public_key()]
+keys = Trust.of([Ed25519PrivateKey.from_private_bytes(b"\\1" * 32).public_key()], namespace="default")
 request = wire.unpack_request((folder / "request").read_bytes())
 files = {path: path.read_bytes() for path in sorted(folder.glob("*.art"))}
 seen = []

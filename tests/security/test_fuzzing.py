@@ -26,11 +26,12 @@ from torchrelay.compiler.errors import (
     SchemaMismatch,
     SignatureError,
 )
+from torchrelay.compiler.trust import Statement, Trust
 from torchrelay.service.intake import parse
 
 LIMITS = wire.Limits()
 SIGNER = Ed25519PrivateKey.from_private_bytes(b"\1" * 32)
-TRUSTED = [SIGNER.public_key()]
+TRUSTED = Trust.of([SIGNER.public_key()], namespace="default")
 FILES = {"bundle.pickle": b"a" * 40, "libraries.msgpack": b"\x90"}
 PLAIN = wire.encode_request(wire.unpack_request(graph(nodes=3)))
 
@@ -163,15 +164,18 @@ def test_a_damaged_manifest_that_was_signed(manifest: bytes) -> None:
         assert msgspec.msgpack.decode(manifest)["key"] == KEY
 
 
+NUMBERS = st.integers(-(1 << 63), (1 << 64) - 1)
+STATEMENTS = st.builds(Statement, st.text(max_size=20), st.text(max_size=200), NUMBERS, NUMBERS, st.text())
+
+
 @given(
-    st.lists(st.integers(-(1 << 63), (1 << 64) - 1), max_size=4), st.text(max_size=20), st.binary(max_size=80)
+    st.lists(NUMBERS, max_size=4),
+    st.lists(st.builds(artifact.Signature, STATEMENTS, st.binary(max_size=80)), max_size=10),
 )
 @RANDOM
-def test_an_envelope_of_any_values(frames: list[int], key_id: str, signature: bytes) -> None:
+def test_an_envelope_of_any_values(frames: list[int], signatures: list[artifact.Signature]) -> None:
     envelope, body = taken_apart(signed(FILES, SIGNER))
-    data = assembled(
-        msgspec.structs.replace(envelope, frames=frames, key_id=key_id, signature=signature), body
-    )
+    data = assembled(msgspec.structs.replace(envelope, frames=frames, signatures=signatures), body)
     assert not only_typed(lambda: artifact.verify(data, TRUSTED, key=KEY), ArtifactError, SignatureError)
 
 

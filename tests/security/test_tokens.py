@@ -209,7 +209,7 @@ def test_a_defect_is_logged_without_the_values_it_met(
     async def broken(key: str, use: str) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(gateway.app.state.gateway.cache, "lookup", broken)
+    monkeypatch.setattr(gateway.app.state.gateway.tenants.default.cache, "lookup", broken)
     with gateway.http() as http:
         answer = post(http, graph())
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "service")

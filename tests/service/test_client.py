@@ -17,6 +17,7 @@ from torchrelay.clients import wait
 from torchrelay.clients.http import FetchResult, Gateway
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler import artifact, errors, key, wire
+from torchrelay.compiler.trust import Trust
 
 
 def client(url: str, **changes: Any) -> Gateway:
@@ -42,7 +43,7 @@ def test_a_miss_then_a_hit_of_the_same_signed_bytes(gateway: Running) -> None:
     assert [p.stage for p in told] == ["queued", "aot", "inductor", "publish", "done"]
     trusted = [Ed25519PublicKey.from_public_bytes(base64.b64decode(text)) for text in info["public_keys"]]
     name = key.key_of_bytes(wire.decompress(body, 1 << 20))
-    assert artifact.verify(first.data, trusted, key=name).manifest.key == name
+    assert artifact.verify(first.data, Trust.of(trusted), key=name).manifest.key == name
 
 
 def test_who_asks_meanwhile_is_coalesced(start_gateway: Callable[..., Running]) -> None:

@@ -39,10 +39,10 @@ def test_a_miss_compiles_and_the_next_request_hits(gateway: Running, http: httpx
 
 def test_artifacts_are_signed_by_the_key_that_info_names(gateway: Running, http: httpx2.Client) -> None:
     data = compiled(http, graph())
-    signer = gateway.app.state.gateway.signer
-    opened = artifact.verify(data, [signer.public_key()], key=gateway.pool.calls[0])
+    keyring = gateway.app.state.gateway.keyring
+    opened = artifact.verify(data, keyring.trust("default"), key=gateway.pool.calls[0])
     assert len(opened.members["code.py"]) == 1000
-    assert http.get("/v1/info").json()["key_ids"] == [artifact.key_id(signer.public_key())]
+    assert http.get("/v1/info").json()["key_ids"] == [keyring.current]
     assert gateway.settings.signing_key_path.stat().st_mode & 0o777 == 0o600
 
 

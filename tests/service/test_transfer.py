@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import os
 import subprocess
@@ -15,10 +14,11 @@ from pathlib import Path
 import httpx2
 import pytest
 from conftest import StartGateway
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from service_parts import TOKEN, ArtifactPool, RedisServer, Running, compiled, follow, graph, post, wait_until
 from torchrelay.compiler import artifact
 from torchrelay.compiler.errors import SettingsError
+from torchrelay.compiler.trust import Trust, key_text, read_key
 from torchrelay.service import gateway as parts
 from torchrelay.service import signing
 from torchrelay.service.cache import Offer
@@ -43,12 +43,17 @@ def _own_key(http: httpx2.Client) -> str:
     return key
 
 
+def _origin(data: bytes) -> str:
+    """Whose signature the site believed that serves this artifact."""
+    return artifact.statements(data)[-1].origin
+
+
 def _import(http: httpx2.Client, data: bytes) -> httpx2.Response:
     return http.post("/v1/cache", content=data)
 
 
 @pytest.mark.parametrize("inline", [0, 1 << 20], ids=["store", "redis"])
-def test_a_trusted_sites_artifact_is_a_hit_signature_and_all(
+def test_a_trusted_sites_artifact_is_a_hit_under_both_signatures(
     inline: int, gateway: Running, http: httpx2.Client, other_site: Site
 ) -> None:
     data = compiled(http, graph())
@@ -56,16 +61,17 @@ def test_a_trusted_sites_artifact_is_a_hit_signature_and_all(
     there = other_site(trusted_public_keys=_own_key(http), blob_inline_bytes=inline)
     with there.http() as other:
         assert _import(other, data).json() == {"key": key, "outcome": "imported"}
-        assert post(other, graph()).content == data
+        served = post(other, graph()).content
         assert _import(other, data).json() == {"key": key, "outcome": "exists"}
-        assert post(other, graph()).content == data
-        keys = [
-            Ed25519PublicKey.from_public_bytes(base64.b64decode(text))
-            for text in other.get("/v1/info").json()["public_keys"]
-        ]
-        assert artifact.verify(data, keys, key=key).manifest.key == key
+        assert post(other, graph()).content == served
+        (own,) = other.get("/v1/info").json()["public_keys"]
+        theirs = http.get("/v1/info").json()["key_ids"]
+        for text, origin in ((own, theirs[0]), (_own_key(http), "")):
+            opened = artifact.verify(served, Trust.of([read_key(text)], namespace="default"), key=key)
+            assert opened.statement.origin == origin
+            assert opened.manifest == artifact.read_manifest(data)
         stats = other.get("/v1/stats").json()
-        assert (stats["compiles"], stats["entries"], stats["bytes_stored"]) == (0, 1, len(data))
+        assert (stats["compiles"], stats["entries"], stats["bytes_stored"]) == (0, 1, len(served))
         (entry,) = other.get("/v1/audit").json()["entries"]
         assert (entry["action"], entry["name"], entry["key"]) == ("imported", "owner", key)
         assert [entry["signer"]] == http.get("/v1/info").json()["key_ids"]
@@ -77,7 +83,7 @@ def test_what_no_trusted_key_signed_is_refused(
     gateway: Running, http: httpx2.Client, other_site: Site
 ) -> None:
     data = compiled(http, graph())
-    stranger = signing.key_text(Ed25519PrivateKey.generate().public_key())
+    stranger = key_text(Ed25519PrivateKey.generate().public_key())
     with other_site(trusted_public_keys=stranger).http() as other:
         answer = _import(other, data)
         assert (answer.status_code, answer.json()["error"]["code"]) == (422, "malformed")
@@ -121,7 +127,7 @@ def test_an_import_answers_those_who_wait_for_the_compile(
         assert _import(other, data).json()["outcome"] == "imported"
         *_, (_, stage, _) = follow(other, key)
         assert stage == "done"
-        assert post(other, graph()).content == data
+        assert _origin(post(other, graph()).content) == artifact.statements(data)[0].key_id
         wait_until(lambda: slow.pool.cancelled == [key], seconds=10)
 
 
@@ -134,7 +140,7 @@ def test_an_import_over_the_limit_is_refused(start_gateway: StartGateway) -> Non
 @pytest.mark.parametrize("keys", ["x", "QUJD", "a" * 43 + "=,x"])
 def test_a_trusted_key_that_is_none_stops_the_start(keys: str) -> None:
     with pytest.raises(SettingsError, match="trusted_public_keys"):
-        signing.trusted(Ed25519PrivateKey.generate(), keys)
+        signing.read_sites(keys)
 
 
 def test_publishing_again_after_a_lost_answer_leaves_the_blob_for_good(
@@ -208,7 +214,13 @@ def test_one_file_carries_the_cache_to_a_site_that_trusts_this_one(
     assert (done.returncode, done.stderr) == (0, "")
     assert "imported 2 artifacts; 1 were there already, 0 refused" in done.stdout
     with friend.http() as other:
-        assert {size: post(other, graph(size)).content for size in made} == made
+        for size, data in made.items():
+            assert _origin(post(other, graph(size)).content) == artifact.statements(data)[0].key_id
+    kept = tmp_path / "kept.tar"
+    assert command(gateway, "export", str(kept)).returncode == 0
+    assert command(gateway, "rm", gateway.pool.calls[0]).returncode == 0
+    assert "imported 1 artifacts; 2 were there already" in command(gateway, "import", str(kept)).stdout
+    assert post(http, graph(1)).content == made[1]  # signed here and for here: as it was
 
 
 def test_a_file_that_is_no_export_is_one_line(command: Command, gateway: Running, tmp_path: Path) -> None:
