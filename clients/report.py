@@ -2,7 +2,7 @@
 
 A fallback to local compilation warns once for each error code and counts every time. The report holds
 counts, keys and error codes, no file names and nothing of the graph. What `torchrelay explain` shows of a run,
-a RunRecord, is left in the state folder at exit.
+a RunRecord of each process, is left in the state folder at exit.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ import msgspec
 from msgspec import Struct
 
 from ..compiler.errors import ClientError, RelayError
+from .settings import Launch
 
 _log = logging.getLogger(__name__)
 
-Outcome = Literal["hit", "disk_hit", "miss", "coalesced", "fallback", "raised"]
-"""raised: the error went to the program, in mode `require`."""
+Outcome = Literal["hit", "disk_hit", "miss", "coalesced", "shared", "fallback", "raised"]
+"""shared: another process of the job obtained it. raised: the error went to the program, in mode `require`."""
 Stage = Literal["trace", "encode", "key", "wait", "fetch", "verify", "load"]
 STAGES: tuple[Stage, ...] = ("trace", "encode", "key", "wait", "fetch", "verify", "load")
 
 _GRAPHS_KEPT = 1000
 RUN_FILE = "last_run.json"
-"""In the client's state folder."""
+"""In the client's state folder; of a job's rank N, last_run.N.json."""
+_RUN_FILES = "last_run*.json"
 
 
 class FallbackWarning(UserWarning):
@@ -58,27 +60,42 @@ class Report(Struct, frozen=True, kw_only=True):
     """A process's counts so far.
 
     hits: the service had it. disk_hits: this machine had it. misses: compiled for this request. coalesced:
-    waited for a compile that another request had started. fallbacks: compiled locally, by error code.
-    seconds: by stage, all graphs together. graphs: the latest 1000.
+    waited for a compile that another request had started. shared: another process of the job obtained it.
+    prefetched: hits that nobody waited for, because the artifact had come before the graph. fallbacks: compiled
+    locally, by error code. alone: graphs on which this process decided without its job, by error code. seconds: by
+    stage, all graphs together. graphs: the latest 1000.
     """
 
     hits: int
     disk_hits: int
     misses: int
     coalesced: int
+    shared: int
+    prefetched: int
     fallbacks: dict[str, int]
+    alone: dict[str, int]
     seconds: dict[str, float]
     graphs: tuple[GraphRecord, ...]
 
 
 class RunRecord(Struct, frozen=True, kw_only=True):
-    """The latest run of this user on this machine that compiled something; of several ranks, whichever ended
-    last. `program`: the script's name without folders; `ended`: seconds since 1970."""
+    """One process that compiled something. `program`: the script's name without folders; `ended`: seconds since
+    1970; `run`: the same text in all ranks that one launcher started on this machine, '' for a process on its own."""
 
     program: str
     pid: int
     ended: float
     graphs: tuple[GraphRecord, ...]
+    run: str = ""
+    rank: int | None = None
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """The latest run of this user on this machine that compiled something: one process, or a job's ranks."""
+
+    program: str
+    ended: float
+    processes: tuple[RunRecord, ...]
 
 
 class RunReport:
@@ -88,6 +105,8 @@ class RunReport:
         self._lock = threading.Lock()
         self._outcomes: Counter[Outcome] = Counter()
         self._fallbacks: Counter[str] = Counter()
+        self._alone: Counter[str] = Counter()
+        self._prefetched = 0
         self._seconds: dict[Stage, float] = dict.fromkeys(STAGES, 0.0)
         self._graphs: deque[GraphRecord] = deque(maxlen=_GRAPHS_KEPT)
         self._warned: set[str] = set()
@@ -123,6 +142,19 @@ class RunReport:
             GraphRecord(key=error.key, outcome="raised", seconds=seconds, nodes=nodes, reason=error.code)
         )
 
+    def alone(self, error: RelayError) -> None:
+        """Count a graph on which this process decides without its job; the first of each reason is in the log as a
+        warning."""
+        with self._lock:
+            self._alone[error.code] += 1
+            first = self._alone[error.code] == 1
+        _log.log(logging.WARNING if first else logging.INFO, "torchrelay: decided without the job: %s", error)
+
+    def prefetched(self) -> None:
+        """Count a hit that was there before it was needed."""
+        with self._lock:
+            self._prefetched += 1
+
     def warn_once(self, error: RelayError) -> None:
         """One FallbackWarning for each error code in a process; later ones go to the log at level info."""
         with self._lock:
@@ -141,7 +173,10 @@ class RunReport:
                 disk_hits=self._outcomes["disk_hit"],
                 misses=self._outcomes["miss"],
                 coalesced=self._outcomes["coalesced"],
+                shared=self._outcomes["shared"],
+                prefetched=self._prefetched,
                 fallbacks=dict(self._fallbacks),
+                alone=dict(self._alone),
                 seconds={stage: self._seconds[stage] for stage in STAGES},
                 graphs=tuple(self._graphs),
             )
@@ -155,15 +190,18 @@ class RunReport:
             self._written.add(path)
         atexit.register(self._write, path, os.getpid())
 
-    def leave_at_exit(self, folder: Path) -> None:
-        """Leave the run's RunRecord in `folder` when this process ends (not its forked children), unless it
-        compiled nothing. A folder that cannot be written is noted in the log at level info."""
-        path = folder / RUN_FILE
+    def leave_at_exit(self, folder: Path, launch: Launch | None = None) -> None:
+        """Leave the process' RunRecord in `folder` when it ends (not its forked children), unless it compiled
+        nothing; each rank of a job its own. A folder that cannot be written is noted in the log at level info."""
+        path, run, rank = folder / RUN_FILE, "", None
+        if launch is not None:
+            path, rank = path.with_suffix(f".{launch.rank}.json"), launch.rank
+            run = f"{launch.run}/{os.getppid()}"  # launchers give several starts one name
         with self._lock:
             if path in self._written:
                 return
             self._written.add(path)
-        atexit.register(self._leave, path, os.getpid())
+        atexit.register(self._leave, path, os.getpid(), run, rank)
 
     def _append(self, record: GraphRecord) -> None:
         with self._lock:
@@ -182,7 +220,7 @@ class RunReport:
         except OSError as error:
             _log.warning("the run's report could not be written to %s: %s", target, error)
 
-    def _leave(self, path: Path, owner: int) -> None:
+    def _leave(self, path: Path, owner: int, run: str, rank: int | None) -> None:
         with self._lock:
             graphs = tuple(self._graphs)
         if os.getpid() != owner or not graphs:
@@ -190,7 +228,7 @@ class RunReport:
         program = Path(sys.argv[0]).name if sys.argv else ""
         try:
             data = msgspec.json.encode(
-                RunRecord(program=program, pid=owner, ended=time.time(), graphs=graphs)
+                RunRecord(program=program, pid=owner, ended=time.time(), graphs=graphs, run=run, rank=rank)
             )
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _replace(path, data)
@@ -212,13 +250,25 @@ def _replace(path: Path, data: bytes) -> None:
         raise
 
 
-def last_run(folder: Path) -> RunRecord | None:
-    """The record that the latest run left in `folder`; None if there is none. Raises ClientError for another
-    file in its place."""
-    path = folder / RUN_FILE
+def last_run(folder: Path) -> Run | None:
+    """What the latest run left in `folder`, all its ranks, lowest first; None if there is nothing. Raises ClientError
+    for another file in a record's place."""
+    records = [record for path in folder.glob(_RUN_FILES) if (record := _record(path)) is not None]
+    if not records:
+        return None
+    latest = max(records, key=lambda record: record.ended)
+    same = [record for record in records if latest.run and record.run == latest.run] or [latest]
+    return Run(
+        program=latest.program,
+        ended=latest.ended,
+        processes=tuple(sorted(same, key=lambda record: record.rank or 0)),
+    )
+
+
+def _record(path: Path) -> RunRecord | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=RunRecord)
-    except FileNotFoundError:
+    except FileNotFoundError:  # replaced meanwhile
         return None
     except (OSError, msgspec.MsgspecError) as error:
         raise ClientError(

@@ -53,6 +53,10 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     namespace: str = ""
     """Only artifacts that were signed for it are used; '' takes those of any namespace."""
     mode: Mode = "remote"
+    job: str = ""
+    """Processes with the same name are one job: one decision for each key. Give each run a name of its own."""
+    prefetch: bool = True
+    """Fetch in the background what this script used the last time."""
     cache_dir: Path
     deadline: float = 900.0
     """The longest a graph may take from request to artifact."""
@@ -72,6 +76,22 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     def loopback(self) -> bool:
         """Whether the gateway is on this machine."""
         return is_loopback(self.url)
+
+
+class Launch(Struct, frozen=True, kw_only=True):
+    """What a launcher (torchrun, Ray Train, a cluster's script) told this process of its job.
+
+    run: tells this start of the job from others, as far as the launcher does. store: host and port of the
+    launcher's own c10d store, where it keeps one.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    run: str
+    named: bool
+    """Whether `run` holds a name that no other job has."""
+    store: tuple[str, int] | None
 
 
 class InvalidValue(ValueError):
@@ -119,6 +139,46 @@ def load_settings(**overrides: Any) -> ClientSettings:
         with contextlib.suppress(SettingsError):  # no home: the record is a convenience
             values["state_dir"] = _xdg("XDG_STATE_HOME", ".local/state")
     return ClientSettings(**values)
+
+
+def load_launch() -> Launch | None:
+    """The job that a launcher made this process a rank of; None for a process on its own."""
+    found = os.environ.get
+    try:
+        rank, size = int(found("RANK", "")), int(found("WORLD_SIZE", ""))
+        port = int(found("MASTER_PORT") or 0)
+        local = int(found("LOCAL_RANK") or 0)
+    except ValueError:
+        return None
+    host, name = found("MASTER_ADDR", ""), found("TORCHELASTIC_RUN_ID", "")
+    agent = found("TORCHELASTIC_USE_AGENT_STORE") == "True" and host and port
+    parts = (name, found("TORCHELASTIC_RESTART_COUNT", "0"), host, str(port), str(size))
+    return Launch(
+        rank=rank,
+        local_rank=local,
+        world_size=size,
+        run="/".join(parts),
+        named=name not in ("", "none"),
+        store=(host, port) if agent else None,
+    )
+
+
+def wants_prefetch() -> bool:
+    """Whether there may be a gateway to prefetch from; cheap, and never an error: import torchrelay asks."""
+    found = os.environ.get
+    if found("TORCHRELAY_PREFETCH") in _FALSE or found("TORCHRELAY_MODE") == "off":
+        return False
+    try:
+        return bool(found("TORCHRELAY_URL")) or any(
+            (config_dir() / name).exists() for name in (CREDENTIALS_FILE, CONFIG_FILE)
+        )
+    except (SettingsError, OSError):
+        return False
+
+
+def notebook() -> str:
+    """The name of the notebook that this process' Jupyter kernel runs, without folders; '' if there is none."""
+    return Path(os.environ.get("JPY_SESSION_NAME", "")).name
 
 
 def child_environment(**variables: str) -> dict[str, str]:
@@ -187,6 +247,19 @@ def _mode(value: Any) -> Mode:
     raise InvalidValue(", ".join(MODES))
 
 
+def _flag(value: Any) -> bool:
+    text = str(value).lower()
+    if text in _FALSE:
+        return False
+    if text in _TRUE:
+        return True
+    raise InvalidValue("1 or 0")
+
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
 def _path(value: Any) -> Path:
     if isinstance(value, Path):
         return value.absolute()
@@ -234,6 +307,8 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "public_keys": _public_keys,
     "namespace": _namespace,
     "mode": _mode,
+    "job": _text,
+    "prefetch": _flag,
     "cache_dir": _path,
     "deadline": _seconds,
     "connect_timeout": _seconds,

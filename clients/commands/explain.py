@@ -14,7 +14,7 @@ from rich.text import Text
 from ...compiler.errors import ClientError, NotFound, RelayError
 from ...compiler.explain import Explanation, Nearest
 from ..http import Gateway
-from ..report import GraphRecord, RunRecord, last_run
+from ..report import GraphRecord, Run, last_run
 from ..settings import ClientSettings, load_settings
 from . import output
 
@@ -25,6 +25,7 @@ _OUTCOMES = {
     "disk_hit": "hit, on this machine",
     "miss": "miss",
     "coalesced": "miss, joined a compile",
+    "shared": "hit, through another rank",
     "fallback": "compiled locally",
     "raised": "error",
 }
@@ -41,7 +42,7 @@ class Told(Struct, frozen=True, kw_only=True):
 class Answer(Struct, frozen=True, kw_only=True):
     """The JSON output. `run`: the last run, unless a key was asked for."""
 
-    run: RunRecord | None
+    run: Run | None
     misses: tuple[Told, ...]
 
 
@@ -64,7 +65,7 @@ def explain(
             hint="Name a key, or run a script through torchrelay first",
         )
     else:
-        told, failure = _ask_all(settings, _missed(run.graphs))
+        told, failure = _ask_all(settings, _missed(_graphs(run)))
         answer = Answer(run=run, misses=told)
     if json:
         output.print_json(answer)
@@ -74,14 +75,14 @@ def explain(
         raise failure
 
 
-def _whole(key: str, run: RunRecord | None) -> str:
+def _whole(key: str, run: Run | None) -> str:
     """The 64 digits that `key` begins. Raises BadParameter."""
     text = key.lower()
     if not text or set(text) - set("0123456789abcdef") or len(text) > _KEY_DIGITS:
         raise typer.BadParameter("a key has 64 hexadecimal digits", param_hint="KEY")
     if len(text) == _KEY_DIGITS:
         return text
-    found = {graph.key for graph in run.graphs if graph.key.startswith(text)} if run else set()
+    found = {graph.key for graph in _graphs(run) if graph.key.startswith(text)} if run else set()
     if len(found) != 1:
         raise typer.BadParameter(
             f"{len(found) or 'no'} graphs of the last run begin with {text}", param_hint="KEY"
@@ -89,8 +90,14 @@ def _whole(key: str, run: RunRecord | None) -> str:
     return found.pop()
 
 
+def _graphs(run: Run) -> list[GraphRecord]:
+    return [graph for process in run.processes for graph in process.graphs]
+
+
 def _missed(graphs: Iterable[GraphRecord]) -> list[str]:
-    missed = (graph.key for graph in graphs if graph.key and graph.outcome not in ("hit", "disk_hit"))
+    missed = (
+        graph.key for graph in graphs if graph.key and graph.outcome not in ("hit", "disk_hit", "shared")
+    )
     return list(dict.fromkeys(missed))
 
 
@@ -128,21 +135,28 @@ def _show(answer: Answer) -> None:
             console.print(Text(shown), soft_wrap=True)
 
 
-def _show_run(console: Console, run: RunRecord) -> None:
-    console.print(Text(f"{run.program or 'python'}, process {run.pid}, ended {_ago(run.ended)}"))
-    output.print_table(
-        ("graph", "key", "outcome", "nodes", "seconds"),
-        [
-            (
-                str(index),
-                graph.key[:_SHOWN_DIGITS] or "none",
-                _OUTCOMES.get(graph.outcome, graph.outcome) + (f": {graph.reason}" if graph.reason else ""),
-                f"{graph.nodes:,}",
-                f"{graph.seconds:,.2f}",
-            )
-            for index, graph in enumerate(run.graphs)
-        ],
-    )
+def _show_run(console: Console, run: Run) -> None:
+    for process in run.processes:
+        who = (
+            f"process {process.pid}"
+            if process.rank is None
+            else f"rank {process.rank}, process {process.pid}"
+        )
+        console.print(Text(f"{process.program or 'python'}, {who}, ended {_ago(process.ended)}"))
+        output.print_table(
+            ("graph", "key", "outcome", "nodes", "seconds"),
+            [
+                (
+                    str(index),
+                    graph.key[:_SHOWN_DIGITS] or "none",
+                    _OUTCOMES.get(graph.outcome, graph.outcome)
+                    + (f": {graph.reason}" if graph.reason else ""),
+                    f"{graph.nodes:,}",
+                    f"{graph.seconds:,.2f}",
+                )
+                for index, graph in enumerate(process.graphs)
+            ],
+        )
 
 
 def _lines(told: Told) -> list[str]:

@@ -214,7 +214,8 @@ def test_the_command_explains_the_last_run(
     told = torchrelay(environment, "explain", "--json")
     assert told.returncode == 0, told.stderr
     found = json.loads(told.stdout)
-    (graph,), (miss,) = found["run"]["graphs"], found["misses"]
+    ((process,), (miss,)) = found["run"]["processes"], found["misses"]
+    (graph,) = process["graphs"]
     assert found["run"]["program"] == "train.py"
     assert (graph["outcome"], graph["reason"], graph["key"]) == ("fallback", "not_cached", miss["key"])
     assert miss["explanation"]["nearest"]["key"] == compiled_key

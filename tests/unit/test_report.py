@@ -12,13 +12,19 @@ from pathlib import Path
 import pytest
 import torchrelay
 from torchrelay.clients.report import STAGES, FallbackWarning, RunReport, last_run
-from torchrelay.compiler.errors import ClientError, CompileTimeout, GatewayUnreachable, NoWorker
+from torchrelay.compiler.errors import (
+    ClientError,
+    CompileTimeout,
+    GatewayUnreachable,
+    JobUnreachable,
+    NoWorker,
+)
 
 
 def test_a_new_report_is_all_zeros() -> None:
     found = RunReport().snapshot()
     assert (found.hits, found.disk_hits, found.misses, found.coalesced) == (0, 0, 0, 0)
-    assert found.fallbacks == {}
+    assert (found.shared, found.prefetched, found.fallbacks, found.alone) == (0, 0, {}, {})
     assert found.seconds == dict.fromkeys(STAGES, 0.0)
     assert found.graphs == ()
 
@@ -30,8 +36,9 @@ def test_each_outcome_counts_in_its_own_place() -> None:
     run.record("disk_hit")
     run.record("miss")
     run.record("coalesced")
+    run.record("shared")
     found = run.snapshot()
-    assert (found.hits, found.disk_hits, found.misses, found.coalesced) == (2, 1, 1, 1)
+    assert (found.hits, found.disk_hits, found.misses, found.coalesced, found.shared) == (2, 1, 1, 1, 1)
     assert (found.graphs[0].key, found.graphs[0].seconds, found.graphs[0].nodes) == ("a" * 64, 0.5, 7)
     assert found.graphs[0].reason == ""
 
@@ -164,13 +171,55 @@ def test_a_run_leaves_its_record_and_the_next_one_replaces_it(tmp_path: Path) ->
     leave(folder, "run.record('miss', key='a' * 64, nodes=2, seconds=0.5)", tmp_path)
     first = last_run(folder)
     assert first is not None and first.program == "train.py"
-    (graph,) = first.graphs
+    (process,) = first.processes
+    assert (process.rank, process.run) == (None, "")
+    (graph,) = process.graphs
     assert (graph.key, graph.outcome, graph.nodes, graph.seconds) == ("a" * 64, "miss", 2, 0.5)
     assert folder.stat().st_mode & 0o777 == 0o700
     leave(folder, "run.fallback(NotCached('no'), key='b' * 64)", tmp_path)
     second = last_run(folder)
-    assert second is not None and [(g.key, g.reason) for g in second.graphs] == [("b" * 64, "not_cached")]
+    assert second is not None
+    (process,) = second.processes
+    assert [(g.key, g.reason) for g in process.graphs] == [("b" * 64, "not_cached")]
     assert [path.name for path in folder.iterdir()] == ["last_run.json"]
+
+
+RANK = (
+    "import os, pathlib, sys\n"
+    "from torchrelay.clients.report import process_report\n"
+    "from torchrelay.clients.settings import Launch\n"
+    "run, rank = process_report(), int(sys.argv[2])\n"
+    "launch = Launch(rank=rank, local_rank=rank, world_size=2, run=sys.argv[3], named=True, store=None)\n"
+    "run.leave_at_exit(pathlib.Path(sys.argv[1]), launch)\n"
+    "run.record('miss', key=f'{rank:064x}')\n"
+)
+
+
+def test_each_rank_leaves_its_own_record_and_a_run_is_all_its_ranks(tmp_path: Path) -> None:
+    def launch(rank: int, run: str) -> None:
+        subprocess.run([sys.executable, "-c", RANK, str(tmp_path), str(rank), run], check=True)
+
+    def ranks() -> list[tuple[int | None, str]]:
+        found = last_run(tmp_path)
+        assert found is not None
+        return [(process.rank, process.graphs[0].key[-1]) for process in found.processes]
+
+    for rank in (2, 1, 0):
+        launch(rank, "first")
+    assert ranks() == [(0, "0"), (1, "1"), (2, "2")]
+    for rank in (1, 0):
+        launch(rank, "second")
+    assert ranks() == [(0, "0"), (1, "1")]
+    leave(tmp_path, "run.record('hit', key='f' * 64)", tmp_path)
+    assert ranks() == [(None, "f")]
+
+
+def test_deciding_without_the_job_counts_and_is_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
+    run = RunReport()
+    for _ in range(3):
+        run.alone(JobUnreachable("the job's store failed"))
+    assert run.snapshot().alone == {"job_unreachable": 3}
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_a_run_without_graphs_and_a_forked_child_leave_none(tmp_path: Path) -> None:

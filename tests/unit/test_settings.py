@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 from torchrelay.clients import settings as module
-from torchrelay.clients.settings import ClientSettings, CredentialsWarning, load_settings
+from torchrelay.clients.settings import (
+    ClientSettings,
+    CredentialsWarning,
+    load_launch,
+    load_settings,
+    wants_prefetch,
+)
 from torchrelay.compiler.errors import SettingsError
 
 KEY = base64.b64encode(bytes(range(32))).decode()
@@ -75,6 +81,8 @@ def test_argument_beats_environment_beats_config_beats_credentials(
         ("TORCHRELAY_PUBLIC_KEYS", f"{KEY}, {KEY}", "public_keys", (KEY, KEY)),
         ("TORCHRELAY_MODE", "require", "mode", "require"),
         ("TORCHRELAY_CACHE_DIR", "/x/y", "cache_dir", Path("/x/y")),
+        ("TORCHRELAY_JOB", "night-17", "job", "night-17"),
+        ("TORCHRELAY_PREFETCH", "0", "prefetch", False),
         ("TORCHRELAY_DEADLINE", "1.5", "deadline", 1.5),
         ("TORCHRELAY_CONNECT_TIMEOUT", "7", "connect_timeout", 7.0),
         ("TORCHRELAY_IDLE_TIMEOUT", "8", "idle_timeout", 8.0),
@@ -197,3 +205,53 @@ def test_a_relative_xdg_folder_is_ignored(empty_home: Path, monkeypatch: pytest.
 )
 def test_loopback_is_known_by_name_and_by_address(url: str, here: bool) -> None:
     assert module.is_loopback(url) is here
+
+
+TORCHRUN = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "17",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+
+
+def test_a_rank_of_torchrun_knows_its_job_and_the_agents_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    assert load_launch() is None
+    for name, text in TORCHRUN.items():
+        monkeypatch.setenv(name, text)
+    first = load_launch()
+    assert first is not None and first.named
+    assert (first.rank, first.local_rank, first.world_size) == (3, 1, 4)
+    assert first.store == ("127.0.0.1", 29500)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    again = load_launch()
+    assert again is not None and again.run != first.run
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    without = load_launch()
+    assert without is not None and (without.store, without.named) == (None, False)
+    monkeypatch.setenv("WORLD_SIZE", "four")
+    assert load_launch() is None
+
+
+def test_prefetch_is_wanted_where_there_may_be_a_gateway_and_it_is_not_turned_off(
+    empty_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not wants_prefetch()
+    monkeypatch.setenv("TORCHRELAY_URL", "http://127.0.0.1:1")
+    assert wants_prefetch()
+    monkeypatch.setenv("TORCHRELAY_PREFETCH", "0")
+    assert not wants_prefetch()
+    monkeypatch.delenv("TORCHRELAY_PREFETCH")
+    monkeypatch.setenv("TORCHRELAY_MODE", "off")
+    assert not wants_prefetch()
+    monkeypatch.delenv("TORCHRELAY_MODE")
+    monkeypatch.delenv("TORCHRELAY_URL")
+    write(empty_home, "credentials.json", {"url": "http://127.0.0.1:1"})
+    assert wants_prefetch()
