@@ -23,7 +23,19 @@ from . import gateway as parts
 from .dispatch import CompilePool
 from .observe import Observe
 from .patience import PatientProtocol
-from .routes import artifacts, audit, cache, compile, explain, health, progress, status, tokens
+from .routes import (
+    artifacts,
+    audit,
+    cache,
+    compile,
+    explain,
+    health,
+    jobs,
+    prefetch,
+    progress,
+    status,
+    tokens,
+)
 from .settings import ServiceSettings
 from .stats import StatsReply
 
@@ -35,6 +47,9 @@ SHUTDOWN_SECONDS = 5
 _SCHEMAS = (
     wire.CompileStatus,
     wire.WorkerInfo,
+    wire.Verdict,
+    wire.ScriptUse,
+    wire.ScriptArtifacts,
     Explanation,
     problems.ErrorReply,
     StatsReply,
@@ -61,7 +76,7 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
         gateway = parts.build(settings, pool or parts.worker_pool(settings))
         app.state.gateway = gateway
         tasks = [
-            asyncio.create_task(gateway.events.listen(), name="wake-ups"),
+            asyncio.create_task(gateway.wakes.listen(), name="wake-ups"),
             asyncio.create_task(parts.start_pool(gateway), name="start workers"),
             asyncio.create_task(parts.sweep(gateway), name="sweep blobs"),
         ]
@@ -70,7 +85,7 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
             yield
         finally:
             gateway.state.stopping = True
-            await gateway.dispatcher.close()
+            await gateway.tenants.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -84,7 +99,19 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
         summary="Compile PyTorch graphs once, and hand the artifact to everyone",
         lifespan=lifespan,
     )
-    for module in (compile, progress, artifacts, explain, status, health, tokens, audit, cache):
+    for module in (
+        compile,
+        progress,
+        artifacts,
+        explain,
+        status,
+        health,
+        tokens,
+        audit,
+        cache,
+        jobs,
+        prefetch,
+    ):
         app.include_router(module.router)
     problems.install(app, retry_after_seconds=settings.retry_after_seconds)
     app.add_middleware(Observe)
@@ -102,7 +129,7 @@ class GatewayServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         gateway: parts.Gateway = self._app.state.gateway
         gateway.state.stopping = True
-        gateway.watches.wake_all()
+        gateway.tenants.wake_all()
         await super().shutdown(sockets)
 
 

@@ -47,6 +47,7 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
 
     id: str
     at: float
+    namespace: str
     action: str
     name: str = ""
     token: str = ""
@@ -58,12 +59,17 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
 
 
 class Audit:
-    """The log of one installation; keeps about the newest `entries`."""
+    """The log of one namespace; keeps about the newest `entries`."""
 
     def __init__(self, redis: Redis, keys: Keys, *, entries: int) -> None:
         self._redis = redis
+        self._keys = keys
         self.stream = keys.audit
         self.entries = entries
+
+    def of(self, namespace: str) -> Audit:
+        """The log of another namespace."""
+        return Audit(self._redis, self._keys.of(namespace), entries=self.entries)
 
     async def append(self, event: Event, *, within: Pipeline | None = None) -> None:
         """Log an event now, or when the transaction `within` runs. Raises RedisError."""
@@ -74,13 +80,28 @@ class Audit:
     async def page(self, *, before: str, limit: int) -> list[AuditEntry]:
         """At most `limit` entries, newest first, older than the entry `before` ('': from the newest)."""
         found = await self._redis.xrevrange(self.stream, f"({before}" if before else "+", "-", count=limit)
-        return [_entry(name, fields) for name, fields in found]
+        return [_entry(name, fields, self._keys.namespace) for name, fields in found]
 
 
-def _entry(name: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
+async def page(logs: list[Audit], *, before: str, limit: int) -> list[AuditEntry]:
+    """`Audit.page` of several logs as one: about `limit`, for entries of one id are not parted."""
+    found = [entry for log in logs for entry in await log.page(before=before, limit=limit)]
+    found.sort(key=lambda entry: _order(entry.id), reverse=True)
+    end = min(limit, len(found))
+    while end and end < len(found) and found[end].id == found[end - 1].id:
+        end += 1
+    return found[:end]
+
+
+def _order(entry_id: str) -> tuple[int, int]:
+    milliseconds, _, count = entry_id.partition("-")
+    return int(milliseconds), int(count)
+
+
+def _entry(name: bytes, fields: dict[bytes, bytes], namespace: str) -> AuditEntry:
     known = {
         field.decode(): value.decode()
         for field, value in fields.items()
         if field.decode() in Event.__struct_fields__
     }
-    return AuditEntry(id=name.decode(), at=int(name.split(b"-")[0]) / 1000, **known)
+    return AuditEntry(id=name.decode(), at=int(name.split(b"-")[0]) / 1000, namespace=namespace, **known)

@@ -16,14 +16,15 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal, get_args
 
 import msgspec
-from fastapi import Request, Security
+from fastapi import Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from msgspec import Struct
 from redis.asyncio import Redis
 
 from ..compiler.errors import Forbidden, Unauthenticated
 from .audit import Audit, Event
-from .scripts import Keys
+from .namespaces import EVERY, NAMED, Namespaces
+from .scripts import DEFAULT, Keys
 from .settings import ServiceSettings
 
 Role = Literal["read", "compile", "tune", "train", "admin"]
@@ -39,15 +40,28 @@ _REMEMBERED_SECONDS = 30 * 86400
 """A token that expired or was revoked is still listed, and still told so, for this long."""
 _RENEW = "Ask an administrator for a new token, then run `torchrelay login`"
 
+_ELSEWHERE = "Ask an administrator of that namespace for a token"
+
 _bearer = HTTPBearer(auto_error=False, description="A token of `torchrelay up`, or one that an admin issued")
 
 
 class Grant(Struct, frozen=True):
-    """Whose token it is, by name and public id, and what it opens."""
+    """Whose token it is, by name and public id, and what it opens, and in which namespace.
+
+    `everywhere`: the token is one for all namespaces, and the request has named none; it acts in `namespace`.
+    """
 
     name: str
     roles: frozenset[Role]
     id: str
+    namespace: str = DEFAULT
+    everywhere: bool = False
+
+    def within(self, namespace: str) -> Grant:
+        """The same grant in a namespace that the request names. Raises Forbidden."""
+        if self.everywhere or namespace == self.namespace:
+            return msgspec.structs.replace(self, namespace=namespace, everywhere=False)
+        raise Forbidden(f"the token of {self.name!r} is for another namespace", hint=_ELSEWHERE)
 
     def allows(self, role: Role) -> bool:
         return role in self.roles or "admin" in self.roles or (role == "read" and bool(self.roles))
@@ -60,6 +74,8 @@ class TokenRecord(Struct, frozen=True, kw_only=True):
     """Names the token where it must not be shown; opens nothing."""
     name: str
     roles: frozenset[Role]
+    namespace: str = DEFAULT
+    """Or `*`: all of them."""
     created: int
     expires: int | None = None
     revoked: int | None = None
@@ -90,6 +106,7 @@ class Tokens:
         self._redis = redis
         self._keys = keys
         self._audit = audit
+        self._namespaces = Namespaces(redis, keys)
         self._owner = digest(settings.token.get_secret_value()) if settings.token else None
 
     async def check(self, token: str) -> Grant:
@@ -98,7 +115,7 @@ class Tokens:
             raise Unauthenticated("the token is too long to be one")
         found = digest(token)
         if self._owner is not None and hmac.compare_digest(found, self._owner):
-            return Grant("owner", frozenset({"admin"}), OWNER_ID)
+            return Grant("owner", frozenset({"admin"}), OWNER_ID, everywhere=True)
         data = await self._redis.hget(self._keys.tokens, found)
         if data is None:
             raise Unauthenticated("the token is not known")
@@ -108,10 +125,18 @@ class Tokens:
             raise Unauthenticated(f"the token {record.id} was revoked on {_day(record.revoked)}", hint=_RENEW)
         if record.expires is not None and record.expires <= now:
             raise Unauthenticated(f"the token {record.id} expired on {_day(record.expires)}", hint=_RENEW)
-        return Grant(record.name, record.roles, record.id)
+        everywhere = record.namespace == EVERY
+        home = DEFAULT if everywhere else record.namespace
+        return Grant(record.name, record.roles, record.id, home, everywhere)
 
     async def issue(
-        self, name: str, roles: frozenset[Role], *, by: Grant, lifetime_seconds: int | None = None
+        self,
+        name: str,
+        roles: frozenset[Role],
+        *,
+        by: Grant,
+        namespace: str = DEFAULT,
+        lifetime_seconds: int | None = None,
     ) -> Issued:
         """A new token for `name`; it is shown once and cannot be read back. None: it does not expire."""
         secret, now = new_token(), int(time.time())
@@ -119,6 +144,7 @@ class Tokens:
             id=secrets.token_hex(_ID_BYTES),
             name=name,
             roles=roles,
+            namespace=namespace,
             created=now,
             expires=None if lifetime_seconds is None else now + lifetime_seconds,
         )
@@ -126,15 +152,16 @@ class Tokens:
         await self._forget(now - _REMEMBERED_SECONDS)
         return Issued(secret, record)
 
-    async def records(self) -> list[TokenRecord]:
-        """Every issued token, oldest first; the settings' own is not among them."""
-        records = [record for _, record in await self._all()]
+    async def records(self, *, by: Grant) -> list[TokenRecord]:
+        """Every issued token that `by` administers, oldest first; the settings' own is not among them."""
+        records = [record for _, record in await self._all() if _administers(by, record)]
         return sorted(records, key=lambda record: (record.created, record.id))
 
     async def revoke(self, token_id: str, *, by: Grant) -> TokenRecord | None:
-        """From now on the token opens nothing. Its record as it is then; None for an unknown id."""
+        """From now on the token opens nothing. Its record as it is then; None for an id that is unknown,
+        or another namespace's."""
         for field, record in await self._all():
-            if record.id == token_id:
+            if record.id == token_id and _administers(by, record):
                 if record.revoked is None:
                     record = msgspec.structs.replace(record, revoked=int(time.time()))
                     await self._keep(field.decode(), record, "token_revoked", by)
@@ -145,12 +172,15 @@ class Tokens:
         self, field: str, record: TokenRecord, action: Literal["token_created", "token_revoked"], by: Grant
     ) -> None:
         roles = ", ".join(sorted(record.roles))
+        audit = self._audit.of(DEFAULT if record.namespace == EVERY else record.namespace)
         event = Event(
             action=action, name=by.name, token=by.id, detail=f"{record.id} for {record.name}: {roles}"
         )
         async with self._redis.pipeline(transaction=True) as transaction:
             transaction.hset(self._keys.tokens, field, msgspec.json.encode(record))
-            await self._audit.append(event, within=transaction)
+            if record.namespace != EVERY:
+                self._namespaces.add(record.namespace, within=transaction)
+            await audit.append(event, within=transaction)
             await transaction.execute()
 
     async def _all(self) -> list[tuple[bytes, TokenRecord]]:
@@ -163,6 +193,10 @@ class Tokens:
             await self._redis.hdel(self._keys.tokens, *old)
 
 
+def _administers(grant: Grant, record: TokenRecord) -> bool:
+    return grant.everywhere or record.namespace == grant.namespace
+
+
 def _day(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
@@ -171,7 +205,11 @@ def requires(role: Role) -> Callable[..., Awaitable[Grant]]:
     """A FastAPI dependency: the caller's Grant, which allows `role`. Raises Unauthenticated or Forbidden."""
 
     async def check(
-        request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
+        request: Request,
+        credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+        namespace: Annotated[
+            str, Query(pattern=NAMED, description="Whose; default: the token's own namespace")
+        ] = "",
     ) -> Grant:
         if credentials is None:
             raise Unauthenticated("the request carries no bearer token")
@@ -179,6 +217,6 @@ def requires(role: Role) -> Callable[..., Awaitable[Grant]]:
         grant = await tokens.check(credentials.credentials)
         if not grant.allows(role):
             raise Forbidden(f"the token of {grant.name!r} lacks the role {role!r}")
-        return grant
+        return grant.within(namespace.strip()) if namespace else grant
 
     return check

@@ -16,11 +16,13 @@ from obstore.store import LocalStore, ObjectStore, from_url
 from redis.asyncio import Redis
 
 from ..compiler.errors import Unavailable
-from .scripts import Keys
+from .scripts import DEFAULT, Keys
 
 Place = Literal["redis", "store"]
 
 _FOLDER = "artifacts"
+_FOLDERS = "namespaces"
+"""Of all namespaces but the default one."""
 _ORPHAN_AGE = timedelta(hours=1)
 """A blob that nothing published lives this long."""
 _INLINE_HASH_BYTES = 1 << 20
@@ -48,7 +50,7 @@ def open_store(location: str) -> ObjectStore:
 
 
 class Blobs:
-    """Bytes by (key, digest). A blob is written whole or not at all, and is checked when it is read."""
+    """One namespace's bytes by (key, digest). A blob is written whole or not at all, and is checked when it is read."""
 
     def __init__(
         self, redis: Redis, keys: Keys, store: ObjectStore, *, inline_bytes: int, inline_limit_bytes: int
@@ -58,6 +60,7 @@ class Blobs:
         self._store = store
         self._inline_bytes = inline_bytes
         self._inline_limit_bytes = inline_limit_bytes
+        self._folder = _FOLDER if keys.namespace == DEFAULT else f"{_FOLDERS}/{keys.namespace}"
 
     async def put(self, key: str, digest: str, data: bytes) -> Place:
         """Store, before the index offers it. Raises Unavailable when the store refuses (disk full, say)."""
@@ -65,7 +68,7 @@ class Blobs:
             await self._redis.set(self._keys.blob(digest), data, px=_ORPHAN_AGE)
             return "redis"
         try:
-            await obstore.put_async(self._store, _path(key, digest), data)
+            await obstore.put_async(self._store, self._path(key, digest), data)
         except (StoreError, OSError) as error:
             raise Unavailable(f"the blob store refused an artifact of {len(data)} bytes: {error}") from error
         return "store"
@@ -77,7 +80,7 @@ class Blobs:
     async def get(self, key: str, digest: str) -> bytes | None:
         """The bytes from the store, unchecked; None when they are gone. Raises Unavailable."""
         try:
-            found = await obstore.get_async(self._store, _path(key, digest))
+            found = await obstore.get_async(self._store, self._path(key, digest))
             return bytes(await found.bytes_async())
         except FileNotFoundError:
             return None
@@ -90,7 +93,7 @@ class Blobs:
             await self._redis.delete(self._keys.blob(digest))
             return
         try:
-            await obstore.delete_async(self._store, _path(key, digest))
+            await obstore.delete_async(self._store, self._path(key, digest))
         except FileNotFoundError:
             return
         except (StoreError, OSError) as error:
@@ -110,9 +113,9 @@ class Blobs:
         gone = 0
         before = datetime.now(UTC) - _ORPHAN_AGE
         try:
-            async for batch in obstore.list(self._store, _FOLDER):
+            async for batch in obstore.list(self._store, self._folder):
                 for entry in batch:
-                    key, _, digest = entry["path"].removeprefix(f"{_FOLDER}/")[3:].partition("/")
+                    key, _, digest = entry["path"].removeprefix(f"{self._folder}/")[3:].partition("/")
                     if entry["last_modified"] < before and await offered(key) != digest:
                         await obstore.delete_async(self._store, entry["path"])
                         gone += 1
@@ -122,6 +125,5 @@ class Blobs:
             raise Unavailable(f"the blob store cannot be swept: {error}") from error
         return gone
 
-
-def _path(key: str, digest: str) -> str:
-    return f"{_FOLDER}/{key[:2]}/{key}/{digest}"
+    def _path(self, key: str, digest: str) -> str:
+        return f"{self._folder}/{key[:2]}/{key}/{digest}"

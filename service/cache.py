@@ -28,7 +28,6 @@ from .metrics import Metrics
 from .scripts import Keys, Scripts
 from .signing import Keyring
 
-NAMESPACE = "default"
 _EVICT_BATCH = 64
 _REMEMBERED = 65536
 _KEY = re.compile("[0-9a-f]{64}")
@@ -111,7 +110,9 @@ class Cache:
             self._verified.move_to_end(digest)
             return True
         try:
-            opened = await asyncio.to_thread(artifact.verify, data, self._keyring.trust(NAMESPACE), key=key)
+            opened = await asyncio.to_thread(
+                artifact.verify, data, self._keyring.trust(self._keys.namespace), key=key
+            )
             origin = opened.statement.origin
             if origin and not self._keyring.vouches_for(origin):
                 raise SignatureError(f"it was imported from the site of key {origin!r}, trusted no more")
@@ -166,7 +167,7 @@ class Cache:
         if not _KEY.fullmatch(key):
             raise ArtifactError("the artifact's key is none")
         opened = artifact.verify(data, self._keyring.import_trust(), key=key)
-        believed, namespace = opened.statement, NAMESPACE
+        believed, namespace = opened.statement, self._keys.namespace
         if believed.key_id not in self._keyring.trust(namespace).keys or believed.namespace != namespace:
             data = self._keyring.sign(data, key=key, namespace=namespace, origin=believed.key_id)
         return data, opened.manifest
@@ -217,7 +218,7 @@ class Cache:
                 offer.digest,
                 len(offer.data),
                 place,
-                NAMESPACE,
+                keys.namespace,
                 f"{offer.seconds:.6f}",
                 msgspec.json.encode(offer.components),
                 self._ttl_ms,

@@ -32,7 +32,7 @@ from ..compiler.errors import (
     VerifyFailed,
 )
 from .blobs import sha256
-from .cache import NAMESPACE, Cache, Offer
+from .cache import Cache, Offer
 from .intake import Ask, Intake
 from .leases import Granted, Leases
 from .metrics import Metrics
@@ -64,6 +64,7 @@ class CompilePool(Protocol):
         request_bytes: bytes,
         *,
         key: str,
+        namespace: str,
         toolchain: wire.Toolchain,
         target: wire.Target,
         deadline_seconds: float,
@@ -82,9 +83,12 @@ class Flight:
 
 
 class Dispatcher:
+    """The flights of one namespace."""
+
     def __init__(
         self,
         settings: ServiceSettings,
+        namespace: str,
         leases: Leases,
         cache: Cache,
         intake: Intake,
@@ -93,6 +97,7 @@ class Dispatcher:
         metrics: Metrics,
     ) -> None:
         self._settings = settings
+        self._namespace = namespace
         self._leases = leases
         self._cache = cache
         self._intake = intake
@@ -251,6 +256,7 @@ class Dispatcher:
                 return await self._pool.compile(
                     ask.canonical,
                     key=ask.key,
+                    namespace=self._namespace,
                     toolchain=ask.toolchain,
                     target=ask.target,
                     deadline_seconds=deadline,
@@ -271,7 +277,7 @@ class Dispatcher:
             log.warning("progress_lost", key=flight.granted.lease.key, stage=stage, error=str(error))
 
     def _sign(self, data: bytes, key: str) -> tuple[bytes, wire.Manifest]:
-        signed = self._keyring.sign(data, key=key, namespace=NAMESPACE)
+        signed = self._keyring.sign(data, key=key, namespace=self._namespace)
         return signed, artifact.read_manifest(signed)
 
     async def _publish(self, flight: Flight, offer: Offer) -> bool:

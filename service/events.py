@@ -58,20 +58,13 @@ def is_event_id(text: str) -> bool:
     return _EVENT_ID.fullmatch(text) is not None
 
 
-class Events:
+class WakeUps:
+    """Redis' wake channel, heard once for all namespaces: whom it wakes in vain looks, and finds nothing new."""
+
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
         self._waiting: dict[str, set[asyncio.Event]] = {}
-
-    async def glance(self, key: str, after: str = START) -> Glance:
-        """Everything after event `after`, in one round trip."""
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.xrange(self._keys.events(key), min=f"({after}")
-            pipe.exists(self._keys.lease(key))
-            pipe.exists(self._keys.index(key))
-            entries, leased, cached = await pipe.execute()
-        return Glance([_event(*entry) for entry in entries], bool(leased), bool(cached))
 
     @asynccontextmanager
     async def woken(self, key: str) -> AsyncIterator[asyncio.Event]:
@@ -85,18 +78,6 @@ class Events:
             waiters.discard(wake)
             if not waiters:
                 self._waiting.pop(key, None)
-
-    async def wait_here(self, key: str, waiter: str, seconds: float) -> None:
-        """Say that `waiter` waits for `key`, for `seconds` from now."""
-        time = await self._redis.time()
-        until = time[0] * 1000 + time[1] // 1000 + int(seconds * 1000)
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.zadd(self._keys.waiters(key), {waiter: until})
-            pipe.pexpire(self._keys.waiters(key), int(seconds * 1000))
-            await pipe.execute()
-
-    async def leave(self, key: str, waiter: str) -> None:
-        await self._redis.zrem(self._keys.waiters(key), waiter)
 
     async def listen(self) -> None:
         """Pass wake-ups from Redis to whoever waits in this process; runs until cancelled."""
@@ -117,6 +98,35 @@ class Events:
         for waiters in self._waiting.values():
             for wake in waiters:
                 wake.set()
+
+
+class Events:
+    """The events of one namespace's compiles."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+
+    async def glance(self, key: str, after: str = START) -> Glance:
+        """Everything after event `after`, in one round trip."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.xrange(self._keys.events(key), min=f"({after}")
+            pipe.exists(self._keys.lease(key))
+            pipe.exists(self._keys.index(key))
+            entries, leased, cached = await pipe.execute()
+        return Glance([_event(*entry) for entry in entries], bool(leased), bool(cached))
+
+    async def wait_here(self, key: str, waiter: str, seconds: float) -> None:
+        """Say that `waiter` waits for `key`, for `seconds` from now."""
+        time = await self._redis.time()
+        until = time[0] * 1000 + time[1] // 1000 + int(seconds * 1000)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.zadd(self._keys.waiters(key), {waiter: until})
+            pipe.pexpire(self._keys.waiters(key), int(seconds * 1000))
+            await pipe.execute()
+
+    async def leave(self, key: str, waiter: str) -> None:
+        await self._redis.zrem(self._keys.waiters(key), waiter)
 
 
 def _event(entry_id: bytes, fields: dict[bytes, bytes]) -> Event:

@@ -15,22 +15,17 @@ from redis.exceptions import RedisError
 from ..compiler.errors import Unavailable
 from ..workers.pool import PoolSettings, WorkerPool
 from . import signing
-from .audit import Audit
 from .auth import Tokens
-from .blobs import Blobs, open_store
-from .cache import Cache
-from .contents import Contents
-from .dispatch import CompilePool, Dispatcher
-from .events import Events
+from .blobs import open_store
+from .dispatch import CompilePool
+from .events import WakeUps
 from .intake import Intake
-from .leases import Leases
 from .metrics import Metrics
-from .nearest import Misses
+from .namespaces import Namespaces
 from .scripts import Keys, Scripts
 from .settings import ServiceSettings
 from .signing import Keyring
-from .stats import Stats
-from .watch import Watches
+from .tenants import Shared, Tenants
 
 log = structlog.get_logger(__name__)
 
@@ -48,17 +43,13 @@ class Gateway:
     settings: ServiceSettings
     redis: Redis
     tokens: Tokens
-    audit: Audit
+    namespaces: Namespaces
+    tenants: Tenants
+    """What belongs to a namespace: `await gateway.tenants.of(grant.namespace)`."""
     intake: Intake
-    cache: Cache
-    contents: Contents
-    misses: Misses
-    events: Events
-    watches: Watches
-    dispatcher: Dispatcher
+    wakes: WakeUps
     pool: CompilePool
     keyring: Keyring
-    stats: Stats
     metrics: Metrics
     state: GatewayState
 
@@ -77,47 +68,34 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     redis = connect(settings)
     keys, scripts, metrics = Keys(settings.redis_prefix), Scripts(redis), Metrics()
-    audit = Audit(redis, keys, entries=settings.audit_entries)
     keyring = Keyring(
         signing.load_or_create(settings.signing_key_path), signing.read_sites(settings.trusted_public_keys)
     )
-    blobs = Blobs(
-        redis,
-        keys,
-        open_store(settings.blob_location),
-        inline_bytes=settings.blob_inline_bytes,
-        inline_limit_bytes=settings.redis_blob_limit_bytes,
-    )
-    cache = Cache(
-        redis,
-        keys,
-        scripts,
-        blobs,
-        metrics,
-        audit,
-        keyring=keyring,
-        limit_bytes=settings.cache_limit_bytes,
-        progress_ttl_seconds=settings.progress_ttl_seconds,
-    )
     intake = Intake(settings.limits, body_timeout_seconds=settings.body_timeout_seconds)
-    leases = Leases(redis, keys, scripts, settings)
-    events = Events(redis, keys)
-    dispatcher = Dispatcher(settings, leases, cache, intake, pool, keyring, metrics)
+    namespaces, wakes = Namespaces(redis, keys), WakeUps(redis, keys)
+    shared = Shared(
+        settings=settings,
+        redis=redis,
+        keys=keys,
+        scripts=scripts,
+        store=open_store(settings.blob_location),
+        intake=intake,
+        wakes=wakes,
+        pool=pool,
+        keyring=keyring,
+        metrics=metrics,
+    )
+    tenants = Tenants(shared, namespaces)
     return Gateway(
         settings=settings,
         redis=redis,
-        tokens=Tokens(redis, keys, audit, settings),
-        audit=audit,
+        tokens=Tokens(redis, keys, tenants.default.audit, settings),
+        namespaces=namespaces,
+        tenants=tenants,
         intake=intake,
-        cache=cache,
-        contents=Contents(redis, keys, scripts, blobs, audit),
-        misses=Misses(redis, keys, scripts),
-        events=events,
-        watches=Watches(events, dispatcher, settings),
-        dispatcher=dispatcher,
+        wakes=wakes,
         pool=pool,
         keyring=keyring,
-        stats=Stats(redis, keys),
         metrics=metrics,
         state=GatewayState(),
     )
@@ -172,8 +150,9 @@ async def sweep(gateway: Gateway) -> None:
     """Now and then, delete what crashes left in the blob store. Runs until cancelled."""
     while True:
         try:
-            if gone := await gateway.cache.sweep():
-                log.info("orphans_deleted", count=gone)
+            for tenant in await gateway.tenants.every():
+                if gone := await tenant.cache.sweep():
+                    log.info("orphans_deleted", namespace=tenant.namespace, count=gone)
         except (RedisError, Unavailable) as error:
             log.warning("blobs_not_swept", error=str(error))
         await asyncio.sleep(_SWEEP_SECONDS)

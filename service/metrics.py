@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
-from .stats import Snapshot
+from .stats import Counters
 
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _COMPILE_BUCKETS = (0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
@@ -53,15 +53,17 @@ class Metrics:
         )
         self.streams = Gauge("torchrelay_event_streams", "Open event streams", registry=self.registry)
 
-    def render(self, shared: Snapshot | None) -> bytes:
+    def render(self, shared: Counters | None) -> bytes:
         """The text format; `shared` is None while Redis cannot be asked."""
         return generate_latest(self.registry) + (_shared_text(shared) if shared is not None else b"")
 
 
-def _shared_text(shared: Snapshot) -> bytes:
+def _shared_text(shared: Counters) -> bytes:
     registry = CollectorRegistry()
-    for name, value in shared.counters.items():
-        Gauge(f"torchrelay_shared_{name}", f"{name}, over all gateways", registry=registry).set(value)
+    for name in Counters.__struct_fields__:
+        if name != "fallbacks":
+            gauge = Gauge(f"torchrelay_shared_{name}", f"{name}, over all gateways", registry=registry)
+            gauge.set(getattr(shared, name))
     fallbacks = Gauge(
         "torchrelay_shared_fallbacks", "Clients' local compiles by reason", ["reason"], registry=registry
     )

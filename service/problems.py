@@ -54,7 +54,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """`responses=` of a route: these errors, and the ones that every authenticated route has."""
     return {
         status: {"description": _TEXTS[status], "content": _SCHEMA}
-        for status in sorted({401, 403, 503, *statuses})
+        for status in sorted({401, 403, 404, 422, 503, *statuses})
     }
 
 

@@ -21,13 +21,35 @@ NAMES = (
     "remember",
     "pin",
     "remove",
+    "decide",
+    "used",
 )
 
 
-class Keys:
-    """Every Redis key of one installation. All lie under one prefix; `key` is a request's cache key."""
+DEFAULT = "default"
+"""The namespace of whoever belongs to no other."""
 
-    def __init__(self, prefix: str) -> None:
+
+class Keys:
+    """Every Redis key of one installation, as one of its namespaces sees them; `key` is a request's cache key.
+
+    All lie under one prefix. `default` lies right there, so that an installation with one team has short names.
+    """
+
+    def __init__(self, prefix: str, namespace: str = DEFAULT) -> None:
+        self.installation = prefix
+        self.namespace = namespace
+        # shared by all namespaces
+        self.tokens = f"{prefix}tokens"
+        """Hash: digest of a token to its record, JSON."""
+        self.namespaces = f"{prefix}namespaces"
+        """Hash: name to its own quota, JSON."""
+        self.inline = f"{prefix}inline"
+        """Sum of the sizes of blobs that Redis itself holds."""
+        self.wake = f"{prefix}wake"
+        """Channel: a cache key whose events or lease changed."""
+        # of this namespace alone
+        prefix = prefix if namespace == DEFAULT else f"{prefix}ns:{namespace}:"
         self.prefix = prefix
         self.lru = f"{prefix}lru"
         """Sorted set: cache key by last use, ms."""
@@ -37,8 +59,6 @@ class Keys:
         """Hash: cache key to artifact bytes."""
         self.total = f"{prefix}total"
         """Sum of sizes."""
-        self.inline = f"{prefix}inline"
-        """Sum of the sizes of blobs that Redis itself holds."""
         self.fence = f"{prefix}fence"
         """The highest fence given out."""
         self.active = f"{prefix}active"
@@ -46,20 +66,26 @@ class Keys:
         self.stats = f"{prefix}stats"
         self.fallbacks = f"{prefix}fallbacks"
         """Hash: error code to the number of clients' fallbacks."""
-        self.tokens = f"{prefix}tokens"
-        """Hash: digest of a token to its record, JSON."""
         self.audit = f"{prefix}audit"
         """Stream: what audit.py's Event holds."""
-        self.wake = f"{prefix}wake"
-        """Channel: a cache key whose events or lease changed."""
         self.asks = f"{prefix}asks"
         """Sorted set: cache key by its latest miss, ms."""
         self.graphs = f"{prefix}graphs"
         """Sorted set: digest of a graph by its latest miss, ms."""
         self.asked_prefix = f"{prefix}asked:"
         self.alike_prefix = f"{prefix}alike:"
+        self.jobs = f"{prefix}jobs"
+        """Sorted set: job by its last decision, ms."""
+        self.scripts = f"{prefix}scripts"
+        """Sorted set: script by its last run, ms."""
+        self.job_prefix = f"{prefix}job:"
+        self.script_prefix = f"{prefix}script:"
         self.index_prefix = f"{prefix}index:"
         self.blob_prefix = f"{prefix}blob:"
+
+    def of(self, namespace: str) -> Keys:
+        """The same installation's keys in another namespace."""
+        return Keys(self.installation, namespace)
 
     def index(self, key: str) -> str:
         """Hash: digest, size, place, namespace, seconds, components, created."""
@@ -75,6 +101,14 @@ class Keys:
     def alike(self, graph: str) -> str:
         """Sorted set: cache keys of one graph by their miss, ms."""
         return self.alike_prefix + graph
+
+    def job(self, job: str) -> str:
+        """Hash: cache key to the job's verdict, JSON."""
+        return self.job_prefix + job
+
+    def script(self, script: str) -> str:
+        """Sorted set: cache keys that a script used, by when and in which order."""
+        return self.script_prefix + script
 
     def lease(self, key: str) -> str:
         """`owner:fence`, expires with the lease."""
@@ -119,6 +153,8 @@ class Scripts:
     remember: Script
     pin: Script
     remove: Script
+    decide: Script
+    used: Script
 
     def __init__(self, redis: Redis) -> None:
         folder = resources.files(__package__) / "lua"

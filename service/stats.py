@@ -1,13 +1,16 @@
-"""The counters that all gateways share, in Redis; the Lua scripts count, this file reads."""
+"""The counters that all gateways share, in Redis, for each namespace; the Lua scripts count, this file reads."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import msgspec
 from msgspec import Struct
 from redis.asyncio import Redis
 
 from .scripts import Keys
 
-COUNTERS = (
+_SCRIPTS_COUNT = (
     "requests",
     "hits",
     "misses",
@@ -21,21 +24,16 @@ COUNTERS = (
     "evictions",
     "bytes_served",
 )
+_SCRIPTS_SUM = ("seconds_saved",)
 
 
-class Snapshot(Struct, frozen=True):
-    """Counters since the first day; `entries` and `bytes_stored` are the cache as it is now."""
-
-    counters: dict[str, int | float]
-    fallbacks: dict[str, int]
-
-
-class StatsReply(Struct, frozen=True):
-    """Answer of `GET /v1/stats`.
+class Counters(Struct, frozen=True, kw_only=True):
+    """What happened since the first day; `entries` and `bytes_stored` are the cache as it is now.
 
     requests = hits + misses + coalesced + refused + overloaded. A miss starts a compile (or ends there, with
     `wait=cache`); a coalesced request joined one; a refused one met a failure remembered from a moment ago.
-    seconds_saved: compile seconds that hits and coalesced requests did not spend.
+    seconds_saved: compile seconds that hits and coalesced requests did not spend. fallbacks: graphs that clients
+    compiled locally, by error code.
     """
 
     requests: int
@@ -56,23 +54,32 @@ class StatsReply(Struct, frozen=True):
     fallbacks: dict[str, int]
 
 
+class StatsReply(Counters, frozen=True, kw_only=True):
+    """Answer of `GET /v1/stats`: of all namespaces that were asked for together, and of each."""
+
+    namespaces: dict[str, Counters]
+
+
 class Stats:
+    """The counters of one namespace."""
+
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
 
-    async def snapshot(self) -> Snapshot:
+    async def read(self) -> Counters:
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.hgetall(self._keys.stats)
             pipe.hgetall(self._keys.fallbacks)
             pipe.hlen(self._keys.sizes)
             pipe.get(self._keys.total)
             stats, fallbacks, entries, total = await pipe.execute()
-        counters: dict[str, int | float] = {name: int(stats.get(name.encode(), 0)) for name in COUNTERS}
-        counters["seconds_saved"] = round(float(stats.get(b"seconds_saved", 0)), 3)
-        counters["entries"] = int(entries)
-        counters["bytes_stored"] = int(total or 0)
-        return Snapshot(counters, {code.decode(): int(count) for code, count in fallbacks.items()})
+        counted = {name: int(stats.get(name.encode(), 0)) for name in _SCRIPTS_COUNT}
+        summed = {name: round(float(stats.get(name.encode(), 0)), 3) for name in _SCRIPTS_SUM}
+        told = {code.decode(): int(count) for code, count in fallbacks.items()}
+        return Counters(
+            **counted, **summed, entries=int(entries), bytes_stored=int(total or 0), fallbacks=told
+        )
 
     async def count_miss(self) -> None:
         """A request that only looked, and found nothing."""
@@ -83,3 +90,18 @@ class Stats:
 
     async def count_fallbacks(self, code: str, count: int) -> None:
         await self._redis.hincrby(self._keys.fallbacks, code, count)
+
+
+def together(parts: Iterable[Counters]) -> Counters:
+    """The sum of several namespaces' counters."""
+    every = list(parts)
+    sums: dict[str, int | float] = {
+        name: sum(getattr(part, name) for part in every)
+        for name in Counters.__struct_fields__
+        if name != "fallbacks"
+    }
+    fallbacks: dict[str, int] = {}
+    for part in every:
+        for code, count in part.fallbacks.items():
+            fallbacks[code] = fallbacks.get(code, 0) + count
+    return msgspec.convert({**sums, "fallbacks": fallbacks}, Counters)

@@ -17,7 +17,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from .dispatch import Dispatcher
-from .events import START, Event, Events, order
+from .events import START, Event, Events, WakeUps, order
 from .settings import ServiceSettings
 
 log = structlog.get_logger(__name__)
@@ -54,8 +54,11 @@ class Watch:
 
 
 class Watches:
-    def __init__(self, events: Events, dispatcher: Dispatcher, settings: ServiceSettings) -> None:
+    def __init__(
+        self, events: Events, wakes: WakeUps, dispatcher: Dispatcher, settings: ServiceSettings
+    ) -> None:
         self._events = events
+        self._wakes = wakes
         self._dispatcher = dispatcher
         self._patience = settings.lease_seconds * _LOST_LEASE_PERIODS
         self._pause = min(
@@ -92,7 +95,7 @@ class Watches:
         well = time.monotonic()  # when the compile was last known to be on its way
         present = 0.0  # when it was last said that somebody waits here
         try:
-            async with self._events.woken(key) as wake:
+            async with self._wakes.woken(key) as wake:
                 while not watch.ending:
                     wake.clear()
                     try:

@@ -100,6 +100,7 @@ class WorkerPool:
         request_bytes: bytes,
         *,
         key: str,
+        namespace: str = "default",
         toolchain: wire.Toolchain,
         target: wire.Target,
         deadline_seconds: float,
@@ -114,7 +115,9 @@ class WorkerPool:
         slot = await self._take_slot(toolchain, target, deadline_seconds, on_progress)
         job_id = uuid.uuid4().hex
         left = until - asyncio.get_running_loop().time()
-        running = asyncio.create_task(self._run(slot, job_id, request_bytes, key, left, on_progress))
+        running = asyncio.create_task(
+            self._run(slot, job_id, request_bytes, key, namespace, left, on_progress)
+        )
         try:
             async with asyncio.timeout_at(until + _GRACE_SECONDS):
                 return await asyncio.shield(running)
@@ -154,6 +157,7 @@ class WorkerPool:
         job_id: str,
         request: bytes,
         key: str,
+        namespace: str,
         seconds: float,
         on_progress: Callable[[wire.Stage, str], None],
     ) -> bytes:
@@ -161,7 +165,8 @@ class WorkerPool:
         from ray.exceptions import RayError
 
         try:
-            stream = slot.actor.compile.options(num_returns="streaming").remote(job_id, request, key, seconds)
+            compile_on = slot.actor.compile.options(num_returns="streaming")
+            stream = compile_on.remote(job_id, request, key, seconds, namespace)
             async for reference in stream:
                 message = decode_answer(await reference)
                 match message:

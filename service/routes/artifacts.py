@@ -21,7 +21,7 @@ Key = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="A request's cac
     "/v1/artifacts/{key}",
     summary="Fetch an artifact",
     responses={
-        **documented(404, 422),
+        **documented(),
         200: {
             "description": "The signed artifact",
             "content": {wire.ARTIFACT_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
@@ -32,9 +32,10 @@ Key = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="A request's cac
 async def artifact(
     key: Key,
     gateway: Annotated[Gateway, Depends(gateway_of)],
-    _: Annotated[Grant, Depends(requires("read"))],
+    grant: Annotated[Grant, Depends(requires("read"))],
 ) -> Response:
-    data = await gateway.cache.lookup(key, "fetch")
+    tenant = await gateway.tenants.of(grant.namespace)
+    data = await tenant.cache.lookup(key, "fetch")
     if data is None:
         raise NotFound(f"there is no artifact {key}")
     return Response(data, media_type=wire.ARTIFACT_MEDIA_TYPE, headers={"X-Torchrelay-Key": key})

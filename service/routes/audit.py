@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Response
 from msgspec import Struct
 
-from ..audit import AuditEntry
+from ..audit import AuditEntry, page
 from ..auth import Grant, requires
 from ..gateway import Gateway, gateway_of
 from ..problems import documented
@@ -26,16 +26,17 @@ class AuditReply(Struct, frozen=True):
 @router.get(
     "/v1/audit",
     summary="Who did what, newest first",
-    responses={**documented(422), **json_reply("AuditReply")},
+    responses={**documented(), **json_reply("AuditReply")},
     response_class=Response,
 )
 async def audit(
     gateway: Annotated[Gateway, Depends(gateway_of)],
-    _: Annotated[Grant, Depends(requires("admin"))],
+    grant: Annotated[Grant, Depends(requires("admin"))],
     before: Annotated[
         str, Query(pattern=r"^([0-9]{1,15}-[0-9]{1,15})?$", description="Only older entries than this id")
     ] = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
-    entries = await gateway.audit.page(before=before.strip(), limit=limit)
-    return json_answer(AuditReply(entries, entries[-1].id if len(entries) == limit else ""))
+    told = [tenant.audit for tenant in await gateway.tenants.administered(grant)]
+    entries = await page(told, before=before.strip(), limit=limit)
+    return json_answer(AuditReply(entries, entries[-1].id if len(entries) >= limit else ""))

@@ -54,68 +54,73 @@ class CollectReply(Struct, frozen=True):
 @router.get(
     "/v1/cache",
     summary="What the cache holds, a page at a time, in no order",
-    responses={**documented(422), **json_reply("CacheReply")},
+    responses={**documented(), **json_reply("CacheReply")},
     response_class=Response,
 )
 async def entries(
     gateway: Annotated[Gateway, Depends(gateway_of)],
-    _: Reader,
+    reader: Reader,
     cursor: Annotated[
         str, Query(pattern="^([0-9]{1,19})?$", description="`next` of the page before; '' begins")
     ] = "",
     limit: Annotated[int, Query(ge=1, le=1000, description="About so many entries")] = 100,
 ) -> Response:
-    found, following = await gateway.contents.page(cursor=int(cursor or 0), limit=limit)
+    tenant = await gateway.tenants.of(reader.namespace)
+    found, following = await tenant.contents.page(cursor=int(cursor or 0), limit=limit)
     return json_answer(CacheReply(found, str(following) if following else ""))
 
 
 @router.get(
     "/v1/cache/{key}",
     summary="One artifact: entry, manifest and what its key covers",
-    responses={**documented(404, 422), **json_reply("ArtifactReply")},
+    responses={**documented(), **json_reply("ArtifactReply")},
     response_class=Response,
 )
-async def show(key: Key, gateway: Annotated[Gateway, Depends(gateway_of)], _: Reader) -> Response:
-    entry = await gateway.contents.entry(key)
-    manifest, signer = await gateway.contents.manifest(entry)
-    components = await gateway.contents.components(key)
+async def show(key: Key, gateway: Annotated[Gateway, Depends(gateway_of)], reader: Reader) -> Response:
+    contents = (await gateway.tenants.of(reader.namespace)).contents
+    entry = await contents.entry(key)
+    manifest, signer = await contents.manifest(entry)
+    components = await contents.components(key)
     return json_answer(ArtifactReply(entry, signer, manifest, components))
 
 
 @router.put(
     "/v1/cache/{key}/pin",
     summary="Never evict this artifact",
-    responses={**documented(404, 422), **json_reply("CacheEntry")},
+    responses={**documented(), **json_reply("CacheEntry")},
     response_class=Response,
 )
 async def pin(key: Key, gateway: Annotated[Gateway, Depends(gateway_of)], admin: Admin) -> Response:
-    return json_answer(await gateway.contents.pin(key, pinned=True, by=admin))
+    tenant = await gateway.tenants.of(admin.namespace)
+    return json_answer(await tenant.contents.pin(key, pinned=True, by=admin))
 
 
 @router.delete(
     "/v1/cache/{key}/pin",
     summary="Let this artifact be evicted again",
-    responses={**documented(404, 422), **json_reply("CacheEntry")},
+    responses={**documented(), **json_reply("CacheEntry")},
     response_class=Response,
 )
 async def unpin(key: Key, gateway: Annotated[Gateway, Depends(gateway_of)], admin: Admin) -> Response:
-    return json_answer(await gateway.contents.pin(key, pinned=False, by=admin))
+    tenant = await gateway.tenants.of(admin.namespace)
+    return json_answer(await tenant.contents.pin(key, pinned=False, by=admin))
 
 
 @router.delete(
     "/v1/cache/{key}",
     summary="Remove this artifact; whoever asks next compiles it again",
-    responses={**documented(404, 422), **json_reply("CacheEntry")},
+    responses={**documented(), **json_reply("CacheEntry")},
     response_class=Response,
 )
 async def remove(key: Key, gateway: Annotated[Gateway, Depends(gateway_of)], admin: Admin) -> Response:
-    return json_answer(await gateway.contents.remove(key, by=admin))
+    tenant = await gateway.tenants.of(admin.namespace)
+    return json_answer(await tenant.contents.remove(key, by=admin))
 
 
 @router.post(
     "/v1/cache",
     summary="Import an artifact that this site or one that it trusts has signed",
-    responses={**documented(413, 422), **json_reply("ImportReply")},
+    responses={**documented(413), **json_reply("ImportReply")},
     response_class=Response,
     openapi_extra={
         "requestBody": {
@@ -127,10 +132,11 @@ async def remove(key: Key, gateway: Annotated[Gateway, Depends(gateway_of)], adm
 async def take_in(
     request: Request, gateway: Annotated[Gateway, Depends(gateway_of)], admin: Admin
 ) -> Response:
+    tenant = await gateway.tenants.of(admin.namespace)
     data = await gateway.intake.read(request, gateway.settings.import_bytes)
-    key, outcome = await gateway.cache.adopt(data, by=admin)
+    key, outcome = await tenant.cache.adopt(data, by=admin)
     if outcome == "imported":
-        await gateway.cache.trim()
+        await tenant.cache.trim()
     return json_answer(ImportReply(key, outcome))
 
 
@@ -141,5 +147,8 @@ async def take_in(
     response_class=Response,
 )
 async def collect(gateway: Annotated[Gateway, Depends(gateway_of)], admin: Admin) -> Response:
-    evicted = await gateway.cache.trim()
-    return json_answer(CollectReply(evicted, await gateway.cache.sweep()))
+    evicted = swept = 0
+    for tenant in await gateway.tenants.administered(admin):
+        evicted += await tenant.cache.trim()
+        swept += await tenant.cache.sweep()
+    return json_answer(CollectReply(evicted, swept))

@@ -14,6 +14,7 @@ from ..audit import Event
 from ..auth import Grant, requires
 from ..gateway import Gateway, gateway_of
 from ..problems import documented, reply
+from ..tenants import Tenant
 from .progress import status_of
 
 log = structlog.get_logger(__name__)
@@ -37,7 +38,7 @@ _HEADERS = {
     "/v1/compile",
     summary="Compile a graph, or fetch what it compiled to before",
     responses={
-        **documented(404, 413, 415, 422, 429),
+        **documented(413, 415, 429),
         200: {
             "description": "A hit: the signed artifact",
             "content": {wire.ARTIFACT_MEDIA_TYPE: _BINARY},
@@ -67,27 +68,28 @@ async def compile_graph(
     if media_type != wire.GRAPH_MEDIA_TYPE:
         wrong = MalformedRequest(f"content type is {media_type or 'missing'}, not {wire.GRAPH_MEDIA_TYPE}")
         return reply(wrong, retry_after_seconds=gateway.settings.retry_after_seconds, status=415)
+    tenant = await gateway.tenants.of(grant.namespace)
     body = await gateway.intake.read(request)
     key, ask = await gateway.intake.key_of(body)
     for _look in range(_LOOKS):
-        data = await gateway.cache.lookup(key, "hit")
+        data = await tenant.cache.lookup(key, "hit")
         if data is not None:
             return Response(
                 data, media_type=wire.ARTIFACT_MEDIA_TYPE, headers={KEY_HEADER: key, CACHE_HEADER: "hit"}
             )
-        if not await gateway.misses.again(key):
+        if not await tenant.misses.again(key):
             ask = ask or await gateway.intake.parse(body)
-            await gateway.misses.remember(ask)
+            await tenant.misses.remember(ask)
         if wait == "cache":
-            await gateway.stats.count_miss()
+            await tenant.stats.count_miss()
             raise NotFound("nobody has compiled this graph yet", hint="Ask without wait=cache")
         ask = ask or await gateway.intake.parse(body)
-        answer = await gateway.dispatcher.ask(ask, body, finish=finish)
+        answer = await tenant.dispatcher.ask(ask, body, finish=finish)
         if answer == "start":
-            await _log_cause(gateway, grant, key)
+            await _log_cause(tenant, grant, key)
         if answer != "hit":
             return Response(
-                wire.to_json(await status_of(gateway, key)),
+                wire.to_json(await status_of(tenant, key)),
                 202,
                 {
                     KEY_HEADER: key,
@@ -99,10 +101,10 @@ async def compile_graph(
     raise Unavailable("the cache offers this artifact but does not hold it", hint="Ask again")
 
 
-async def _log_cause(gateway: Gateway, grant: Grant, key: str) -> None:
+async def _log_cause(tenant: Tenant, grant: Grant, key: str) -> None:
     """The compile runs already: an entry that Redis did not take is in the gateway's own log."""
     try:
-        await gateway.audit.append(Event(action="compile", name=grant.name, token=grant.id, key=key))
+        await tenant.audit.append(Event(action="compile", name=grant.name, token=grant.id, key=key))
     except RedisError as error:
         log.error(
             "audit_entry_lost", action="compile", key=key, name=grant.name, token=grant.id, error=str(error)

@@ -21,7 +21,7 @@ router = APIRouter(tags=["compile"])
     description="The nearest of the entries that the cache offered when the request missed, and the "
     "differences: request against entry. `nearest` is null when there was none.",
     responses={
-        **documented(404, 422),
+        **documented(),
         200: {
             "description": "The nearest entry",
             "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Explanation"}}},
@@ -32,7 +32,8 @@ router = APIRouter(tags=["compile"])
 async def explain(
     key: Key,
     gateway: Annotated[Gateway, Depends(gateway_of)],
-    _: Annotated[Grant, Depends(requires("read"))],
+    grant: Annotated[Grant, Depends(requires("read"))],
 ) -> Response:
-    body = wire.to_json(await gateway.misses.explain(key))
+    tenant = await gateway.tenants.of(grant.namespace)
+    body = wire.to_json(await tenant.misses.explain(key))
     return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})

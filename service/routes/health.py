@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 
 from ...compiler import wire
 from ..gateway import Gateway, gateway_of
+from ..stats import together
 
 router = APIRouter(tags=["health"])
 
@@ -57,7 +58,7 @@ async def readyz(gateway: Annotated[Gateway, Depends(gateway_of)]) -> Response:
 async def metrics(gateway: Annotated[Gateway, Depends(gateway_of)]) -> Response:
     try:
         async with asyncio.timeout(_READY_SECONDS):
-            shared = await gateway.stats.snapshot()
+            shared = together([await tenant.stats.read() for tenant in await gateway.tenants.every()])
     except (RedisError, TimeoutError):
         shared = None  # torchrelay_shared_* are missing then; this gateway's own numbers are not
     return Response(gateway.metrics.render(shared), media_type=CONTENT_TYPE_LATEST)

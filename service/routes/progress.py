@@ -15,6 +15,7 @@ from ..auth import Grant, requires
 from ..events import START, Event, is_event_id
 from ..gateway import Gateway, gateway_of
 from ..problems import documented
+from ..tenants import Tenant
 from .artifacts import Key
 
 router = APIRouter(tags=["compile"])
@@ -22,9 +23,9 @@ router = APIRouter(tags=["compile"])
 _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-async def status_of(gateway: Gateway, key: str) -> wire.CompileStatus:
+async def status_of(tenant: Tenant, key: str) -> wire.CompileStatus:
     """The compile's state and history. Raises NotFound for a key that was not asked for lately."""
-    glance = await gateway.events.glance(key)
+    glance = await tenant.events.glance(key)
     history = [event.progress for event in glance.events]
     if not history:
         if not glance.cached:
@@ -45,7 +46,7 @@ async def status_of(gateway: Gateway, key: str) -> wire.CompileStatus:
     "/v1/compiles/{key}",
     summary="How far a compile is",
     responses={
-        **documented(404, 422),
+        **documented(),
         200: {
             "description": "Its stage and history",
             "content": {"application/json": {"schema": {"$ref": "#/components/schemas/CompileStatus"}}},
@@ -56,9 +57,10 @@ async def status_of(gateway: Gateway, key: str) -> wire.CompileStatus:
 async def compile_status(
     key: Key,
     gateway: Annotated[Gateway, Depends(gateway_of)],
-    _: Annotated[Grant, Depends(requires("read"))],
+    grant: Annotated[Grant, Depends(requires("read"))],
 ) -> Response:
-    body = wire.to_json(await status_of(gateway, key))
+    tenant = await gateway.tenants.of(grant.namespace)
+    body = wire.to_json(await status_of(tenant, key))
     return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
@@ -68,7 +70,7 @@ async def compile_status(
     description="Server-sent events: the event's name is the stage, its data a Progress (with `error` once "
     "failed). The stream ends after `done` or `failed`. Comments are sent to keep it alive.",
     responses={
-        **documented(404, 422),
+        **documented(),
         200: {"description": "Events", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
     },
     response_class=Response,
@@ -76,26 +78,29 @@ async def compile_status(
 async def compile_events(
     key: Key,
     gateway: Annotated[Gateway, Depends(gateway_of)],
-    _: Annotated[Grant, Depends(requires("read"))],
+    grant: Annotated[Grant, Depends(requires("read"))],
     last_event_id: Annotated[
         str, Header(description="Go on after this event of an earlier stream", max_length=64)
     ] = "",
 ) -> Response:
     if last_event_id and not is_event_id(last_event_id):
         raise MalformedRequest("Last-Event-ID is not the id of an event of this service")
-    first = await gateway.events.glance(key)
-    if not (first.events or first.cached or first.leased or gateway.dispatcher.holds(key)):
+    tenant = await gateway.tenants.of(grant.namespace)
+    first = await tenant.events.glance(key)
+    if not (first.events or first.cached or first.leased or tenant.dispatcher.holds(key)):
         raise NotFound(f"there is no compile {key}")
     return StreamingResponse(
-        _stream(gateway, key, last_event_id or START), headers=_STREAM_HEADERS, media_type="text/event-stream"
+        _stream(gateway, tenant, key, last_event_id or START),
+        headers=_STREAM_HEADERS,
+        media_type="text/event-stream",
     )
 
 
-async def _stream(gateway: Gateway, key: str, after: str) -> AsyncIterator[bytes]:
+async def _stream(gateway: Gateway, tenant: Tenant, key: str, after: str) -> AsyncIterator[bytes]:
     """The events after `after`, until the last one; it comes again for a client that had it already."""
     pause = gateway.settings.keepalive_seconds
     with gateway.metrics.streams.track_inprogress():
-        async with gateway.watches.watch(key) as watch:
+        async with tenant.watches.watch(key) as watch:
             yield b"retry: 1000\n\n"
             while not gateway.state.stopping:
                 changed, ending, news = watch.changed, watch.ending, watch.after(after)

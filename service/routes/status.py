@@ -16,7 +16,7 @@ from ..auth import Grant, requires
 from ..gateway import Gateway, gateway_of
 from ..json_body import read_json
 from ..problems import documented
-from ..stats import StatsReply
+from ..stats import StatsReply, together
 from .answers import json_answer, json_reply, json_request
 
 router = APIRouter(tags=["service"])
@@ -28,6 +28,8 @@ class InfoReply(Struct, frozen=True):
 
     version: str
     schema: int
+    namespace: str
+    """Of the token; what is served to it is signed for this one."""
     key_ids: list[str]
     public_keys: list[str]
 
@@ -41,15 +43,18 @@ class FallbackReport(Struct, frozen=True, forbid_unknown_fields=True):
 
 @router.get(
     "/v1/stats",
-    summary="Counters of all gateways",
+    summary="Counters of all gateways, for the token's namespace; for a token of all, together and of each",
     responses={**documented(), **json_reply("StatsReply")},
     response_class=Response,
 )
 async def stats(
-    gateway: Annotated[Gateway, Depends(gateway_of)], _: Annotated[Grant, Depends(requires("read"))]
+    gateway: Annotated[Gateway, Depends(gateway_of)], grant: Annotated[Grant, Depends(requires("read"))]
 ) -> Response:
-    snapshot = await gateway.stats.snapshot()
-    return json_answer(msgspec.convert({**snapshot.counters, "fallbacks": snapshot.fallbacks}, StatsReply))
+    found = {
+        tenant.namespace: await tenant.stats.read() for tenant in await gateway.tenants.administered(grant)
+    }
+    every = msgspec.structs.asdict(together(found.values()))
+    return json_answer(StatsReply(**every, namespaces=found))
 
 
 @router.get(
@@ -71,12 +76,13 @@ async def workers(
     response_class=Response,
 )
 async def info(
-    gateway: Annotated[Gateway, Depends(gateway_of)], _: Annotated[Grant, Depends(requires("read"))]
+    gateway: Annotated[Gateway, Depends(gateway_of)], grant: Annotated[Grant, Depends(requires("read"))]
 ) -> Response:
     return json_answer(
         InfoReply(
             version=version("torchrelay"),
             schema=wire.SCHEMA,
+            namespace=grant.namespace,
             key_ids=[key_id(key) for key in gateway.keyring.public],
             public_keys=[key_text(key) for key in gateway.keyring.public],
         )
@@ -86,7 +92,7 @@ async def info(
 @router.post(
     "/v1/report",
     summary="Tell of local compiles",
-    responses={**documented(413, 422)},
+    responses={**documented(413)},
     response_class=Response,
     status_code=204,
     openapi_extra=json_request("FallbackReport"),
@@ -94,10 +100,11 @@ async def info(
 async def report(
     request: Request,
     gateway: Annotated[Gateway, Depends(gateway_of)],
-    _: Annotated[Grant, Depends(requires("read"))],
+    grant: Annotated[Grant, Depends(requires("read"))],
 ) -> Response:
     told = await read_json(request, FallbackReport)
     if told.reason not in BY_CODE:
         raise MalformedRequest(f"{told.reason!r} is no error code", hint="See compiler/errors.py")
-    await gateway.stats.count_fallbacks(told.reason, told.count)
+    tenant = await gateway.tenants.of(grant.namespace)
+    await tenant.stats.count_fallbacks(told.reason, told.count)
     return Response(status_code=204)

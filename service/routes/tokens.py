@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Request, Response
 from msgspec import Meta, Struct
 
-from ...compiler.errors import MalformedRequest, NotFound
+from ...compiler.errors import Forbidden, MalformedRequest, NotFound
 from ..auth import Grant, Role, TokenRecord, requires
 from ..gateway import Gateway, gateway_of
 from ..json_body import read_json
@@ -28,6 +28,8 @@ class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(pattern="^[A-Za-z0-9._@-]{1,64}$")]
     roles: Annotated[frozenset[Role], Meta(min_length=1)]
     expires_seconds: Annotated[int, Meta(ge=1, le=_YEARS_10)] | None = None
+    namespace: Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,62}|\*)?$")] = ""
+    """'': the administrator's own; `*`: all of them, which only a token for all may give."""
 
 
 class TokenReply(Struct, frozen=True):
@@ -41,7 +43,7 @@ class TokenReply(Struct, frozen=True):
     "/v1/tokens",
     summary="Issue a token",
     status_code=201,
-    responses={**documented(413, 422), **json_reply("TokenReply", status=201)},
+    responses={**documented(413), **json_reply("TokenReply", status=201)},
     response_class=Response,
     openapi_extra=json_request("TokenRequest"),
 )
@@ -49,8 +51,14 @@ async def issue(request: Request, gateway: Annotated[Gateway, Depends(gateway_of
     asked = await read_json(request, TokenRequest)
     if not asked.name.isprintable():  # a pattern's $ lets one newline pass
         raise MalformedRequest("a token's name is one line", hint="See /docs")
+    namespace = asked.namespace.strip() or admin.namespace
+    if not admin.everywhere and namespace != admin.namespace:
+        raise Forbidden(
+            f"the token of {admin.name!r} administers {admin.namespace} alone",
+            hint="Ask the service's owner, or an administrator of that namespace",
+        )
     issued = await gateway.tokens.issue(
-        asked.name, asked.roles, by=admin, lifetime_seconds=asked.expires_seconds
+        asked.name, asked.roles, by=admin, namespace=namespace, lifetime_seconds=asked.expires_seconds
     )
     return json_answer(TokenReply(issued.secret, issued.record), 201)
 
@@ -62,13 +70,13 @@ async def issue(request: Request, gateway: Annotated[Gateway, Depends(gateway_of
     response_class=Response,
 )
 async def tokens(gateway: Annotated[Gateway, Depends(gateway_of)], admin: Admin) -> Response:
-    return json_answer(await gateway.tokens.records())
+    return json_answer(await gateway.tokens.records(by=admin))
 
 
 @router.delete(
     "/v1/tokens/{token_id}",
     summary="Revoke a token, at once",
-    responses={**documented(404, 422), **json_reply("TokenRecord")},
+    responses={**documented(), **json_reply("TokenRecord")},
     response_class=Response,
 )
 async def revoke(

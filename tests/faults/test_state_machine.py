@@ -154,7 +154,7 @@ class CacheMachine(RuleBasedStateMachine):
         )
         self.loop = asyncio.new_event_loop()
         self.gateway = build(configured, ArtifactPool())
-        self.cache = self.gateway.cache
+        self.cache = self.gateway.tenants.default.cache
         self.names = Keys(configured.redis_prefix)
         self.leases = Leases(self.gateway.redis, self.names, Scripts(self.gateway.redis), configured)
         blobs: Any = self.cache._blobs

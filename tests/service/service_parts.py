@@ -77,6 +77,8 @@ class ArtifactPool:
         self.member_bytes = member_bytes
         self.errors: list[Exception] = []
         self.calls: list[str] = []
+        self.namespaces: list[str] = []
+        """Whose each call was."""
         self.cancelled: list[str] = []
         self.corrupt = False
 
@@ -97,12 +99,14 @@ class ArtifactPool:
         request_bytes: bytes,
         *,
         key: str,
+        namespace: str,
         toolchain: wire.Toolchain,
         target: wire.Target,
         deadline_seconds: float,
         on_progress: Callable[[wire.Stage, str], None],
     ) -> bytes:
         self.calls.append(key)
+        self.namespaces.append(namespace)
         on_progress("aot", "")
         try:
             await asyncio.sleep(self.seconds)

@@ -129,7 +129,7 @@ def test_the_service_keeps_to_its_own_description(gateway: Running) -> None:
 
         given(case=operation.as_strategy())(agrees)()
         tried.add(operation.label)
-    assert len(tried) == 23
+    assert len(tried) == 26
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

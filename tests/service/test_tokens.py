@@ -148,6 +148,7 @@ def test_an_administrator_issues_and_a_user_logs_in_and_is_revoked(
             "url": gateway.url,
             "token": secret,
             "public_keys": http.get("/v1/info").json()["public_keys"],
+            "namespace": "default",
         }
     assert _run(environment, "stats").returncode == 0
 

@@ -148,11 +148,11 @@ def test_publishing_again_after_a_lost_answer_leaves_the_blob_for_good(
 ) -> None:
     async def publish_twice() -> None:
         mine = parts.build(gateway.settings, gateway.pool)
-        granted = await mine.dispatcher._leases.ask("a" * 64, b"", finish=True)
+        granted = await mine.tenants.default.dispatcher._leases.ask("a" * 64, b"", finish=True)
         assert isinstance(granted, Granted)
         offer = Offer("a" * 64, hashlib.sha256(b"data").hexdigest(), b"data", 1.0, {})
-        assert await mine.cache.publish(granted.lease, offer)
-        assert await mine.cache.publish(granted.lease, offer)
+        assert await mine.tenants.default.cache.publish(granted.lease, offer)
+        assert await mine.tenants.default.cache.publish(granted.lease, offer)
         await mine.redis.aclose()
 
     asyncio.run(publish_twice())
@@ -170,7 +170,7 @@ def test_a_blob_that_is_offered_again_is_not_deleted(start_gateway: StartGateway
 
         async def late_deletion() -> None:
             mine = parts.build(running.settings, running.pool)
-            await mine.cache._blobs.discard(key, hashlib.sha256(data).hexdigest())
+            await mine.tenants.default.cache._blobs.discard(key, hashlib.sha256(data).hexdigest())
             await mine.redis.aclose()
 
         asyncio.run(late_deletion())
