@@ -30,7 +30,8 @@ class Compiled(Struct, frozen=True):
 
     run: Callable[..., Any]
     bundle: bytes
-    libraries: list[Library]
+    libraries: Callable[[], list[Library]]
+    """Waits for the last of them to be built. Raises CompileFailed with the C++ compiler's message."""
     guards: list[str]
     halves: dict[int, torch.fx.GraphModule]
     """The graphs that AOTAutograd gave to Inductor, by the id of their compiled form; kept when asked for."""
@@ -78,6 +79,7 @@ def compile_program(
             )
         )
         stack.enter_context(torch_internals.short_kernel_names())
+        stack.enter_context(torch_internals.lean_interpreters())
         built = stack.enter_context(torch_internals.recording_libraries())
         stack.enter_context(torch_internals.tracing(program.fake_mode))
         stack.enter_context(ambient(request.ambient))
@@ -102,9 +104,13 @@ def compile_program(
                     if torch_internals.symfloat_name(number) in specialized
                 ) from None
             raise CompileFailed(f"{type(error).__name__}: {error}") from error
-    libraries = [
-        Library(list(argtypes), source, path().read_bytes()) for (argtypes, source), path in built.items()
-    ]
+
+    def libraries() -> list[Library]:
+        try:
+            return [Library(list(types), text, path().read_bytes()) for (types, text), path in built.items()]
+        except Exception as error:
+            raise CompileFailed(f"{type(error).__name__}: {error}") from error
+
     return Compiled(run, bundle, libraries, guards_of(program, request.relations), halves)
 
 

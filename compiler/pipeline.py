@@ -88,7 +88,7 @@ def compile_request(
         modules = {
             f"{members.TRITON}{name}": path.read_bytes() for name, path in sorted(triton.modules.items())
         }
-    index, binaries = inductor.encode_libraries(compiled.libraries)
+        index, binaries = inductor.encode_libraries(compiled.libraries())
     files = {members.BUNDLE: bundle, members.LIBRARIES: index, **binaries, **modules}
     manifest = wire.Manifest(
         schema=wire.SCHEMA,

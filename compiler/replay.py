@@ -23,6 +23,7 @@ from . import torch_internals
 _ROUND_A, _ROUND_B = 0xD2511F53, 0xCD9E8D57
 _KEY_A, _KEY_B = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
+_PIECE = 1 << 15
 
 Compare = Callable[[str, Any, Any, float, Callable[[], float]], None]
 """(name, what ATen gives, what compiled code gives, the largest magnitude among the graph's outputs, how far ATen's own
@@ -163,7 +164,7 @@ def uniform(size: Sequence[int], seed: torch.Tensor) -> torch.Tensor:
 
 def normal(size: Sequence[int], seed: torch.Tensor) -> torch.Tensor:
     """float32 standard normal of shape `size`, by Box-Muller, as CPU kernels do it."""
-    first, second, *_ = _philox(size, seed)
+    first, second = _philox(size, seed)
     u1, u2 = 1 - _to_float(first), 1 - _to_float(second)
     return torch.sqrt(-2.0 * torch.log(u1.double())).mul(torch.cos(2.0 * math.pi * u2.double())).float()
 
@@ -172,22 +173,28 @@ def _to_float(word: torch.Tensor) -> torch.Tensor:
     return (word & 0x7FFFFFFF).float() * 4.6566127342e-10
 
 
-def _philox(size: Sequence[int], seed: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Four 32-bit words (in int64) for each position: Philox-4x32-10 of counter (position, 0, 0, 0), key (seed, 0)."""
-    position = torch.arange(math.prod(size), dtype=torch.int64).reshape(tuple(size)) & _MASK
-    zero = torch.zeros_like(position)
-    counter = (position, zero, zero, zero)
-    key = (int(seed) & _MASK, 0)
+def _philox(size: Sequence[int], seed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first two 32-bit words (in int64) for each position: Philox-4x32-10 of counter (position, 0, 0, 0), key
+    (seed, 0). In pieces that stay in a processor's cache, or memory would be what takes the time."""
+    key = int(seed) & _MASK
+    first, second = (torch.empty(math.prod(size), dtype=torch.int64) for _ in range(2))
+    for start in range(0, len(first), _PIECE):
+        positions = torch.arange(start, min(start + _PIECE, len(first)), dtype=torch.int64)
+        first[start : start + _PIECE], second[start : start + _PIECE] = _rounds(
+            positions.bitwise_and_(_MASK), key
+        )
+    return first.reshape(tuple(size)), second.reshape(tuple(size))
+
+
+def _rounds(positions: torch.Tensor, key: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Philox' ten rounds. A 64-bit product keeps its bits in int64, whose sign then stands for the highest."""
+    a, b, c, d = positions, *(torch.zeros_like(positions) for _ in range(3))
+    keys = (key, 0)
     for _ in range(10):
-        high0, low0 = _multiply(_ROUND_A, counter[0])
-        high1, low1 = _multiply(_ROUND_B, counter[2])
-        counter = (high1 ^ counter[1] ^ key[0], low1, high0 ^ counter[3] ^ key[1], low0)
-        key = ((key[0] + _KEY_A) & _MASK, (key[1] + _KEY_B) & _MASK)
-    return counter
-
-
-def _multiply(factor: int, word: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low 32 bits of a 64-bit product, in int64 without overflow: sixteen bits of `factor` at a time."""
-    low = word * (factor & 0xFFFF)
-    middle = word * (factor >> 16) + (low >> 16)
-    return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
+        left, right = a.mul_(_ROUND_A), c.mul_(_ROUND_B)
+        low_left, low_right = left & _MASK, right & _MASK
+        a = right.bitwise_right_shift_(32).bitwise_and_(_MASK).bitwise_xor_(b).bitwise_xor_(keys[0])
+        c = left.bitwise_right_shift_(32).bitwise_and_(_MASK).bitwise_xor_(d).bitwise_xor_(keys[1])
+        b, d = low_right, low_left
+        keys = ((keys[0] + _KEY_A) & _MASK, (keys[1] + _KEY_B) & _MASK)
+    return a, b

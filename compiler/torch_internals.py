@@ -279,6 +279,7 @@ def replaying(
     Wraps torch._inductor.output_code.CompiledFxGraph.__call__.
     """
     from torch._inductor.output_code import CompiledFxGraph
+    from torch.utils._python_dispatch import _disable_current_modes
 
     original = CompiledFxGraph.__call__
 
@@ -286,7 +287,8 @@ def replaying(
         gm = kept.get(id(self))
         if gm is None:
             return original(self, inputs)
-        return replay(gm, inputs, lambda given: original(self, given))
+        with _disable_current_modes():  # AOTAutograd's watch on custom operators costs the reference a fifth
+            return replay(gm, inputs, lambda given: original(self, given))
 
     with _replaced(CompiledFxGraph, "__call__", call):
         yield
@@ -356,6 +358,43 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, original)
 
 
+@contextlib.contextmanager
+def lean_interpreters() -> Iterator[None]:
+    """Spare two costs of each of the ten thousand small graphs that Inductor interprets for a large one.
+
+    torch.fx.interpreter makes a progress bar that it does not show (torch.fx.config.disable_progress), and
+    torch._inductor.dtype_propagation fills its one DtypePropagationOpsHandler again from tables that stay the same.
+    """
+    from torch._inductor.codegen import common
+    from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
+    from torch.fx import interpreter
+
+    fill = DtypePropagationOpsHandler.__init__
+    sizes: tuple[int, ...] = ()
+
+    @functools.wraps(fill)
+    def fill_once(self: Any) -> None:
+        nonlocal sizes
+        tables = torch._inductor.utils.op_dtype_propagation_rules, common.pointwise_overrides_data
+        if sizes != (now := tuple(map(len, tables))):
+            fill(self)
+            sizes = now
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_replaced(DtypePropagationOpsHandler, "__init__", fill_once))
+        if torch.fx.config.disable_progress:
+            stack.enter_context(_replaced(interpreter, "tqdm", _NoProgress))
+        yield
+
+
+class _NoProgress:
+    def __init__(self, **kwargs: Any) -> None: ...
+
+    def update(self, count: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
 NAME_LENGTH = 100
 """Longest fused part of a kernel's name. Triton cuts its cache's file names at 150 characters; the static launcher
 looks for the whole name, does not find the binary, and the kernel would be compiled and measured again on every
@@ -384,11 +423,26 @@ def short_kernel_names() -> Iterator[None]:
         yield
 
 
+class _LaterKernel:
+    """A C++ kernel that g++ may still be at work on; its first call waits for it."""
+
+    def __init__(self, future: Any) -> None:
+        self._future = future
+
+    def __call__(self, *args: Any) -> Any:
+        return self.built()(*args)
+
+    def built(self) -> Any:
+        return self._future.result()
+
+
 @contextlib.contextmanager
 def recording_libraries() -> Iterator[dict[tuple[tuple[str, ...], str], Callable[[], Path]]]:
     """Record every C++ kernel library built inside the block: (argument types, source) -> its file, once built.
 
-    Wraps torch._inductor.async_compile.AsyncCompile.cpp_pybinding.
+    Wraps torch._inductor.async_compile.AsyncCompile.cpp_pybinding, whose futures AsyncCompile.wait waits for at the
+    end of each graph: here the backward is lowered, and the forward's reference run, while g++ works. Its errors come
+    when the library is asked for.
     """
     from torch._inductor.async_compile import AsyncCompile
 
@@ -397,13 +451,14 @@ def recording_libraries() -> Iterator[dict[tuple[tuple[str, ...], str], Callable
 
     def cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
         result = original(self, argtypes, source_code)
+        later = _LaterKernel(result) if hasattr(result, "result") else None
 
         def library() -> Path:
-            kernel = result.result() if hasattr(result, "result") else result
+            kernel = result if later is None else later.built()
             return Path(kernel.__self__.__file__)
 
         built[tuple(argtypes), source_code] = library
-        return result
+        return result if later is None else later
 
     with _replaced(AsyncCompile, "cpp_pybinding", cpp_pybinding):
         yield built

@@ -50,6 +50,8 @@ def server_environment(current: Mapping[str, str], python_path: str, worker: str
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         # no pool of compile processes at import; the pipeline decides in the child
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        # a large graph's index expressions outnumber sympy's thousand memory places, and each would be worked out anew
+        "SYMPY_CACHE_SIZE": "100000",
         # threads that spin at each barrier of a graph's verification keep the others from their processor: on a
         # busy machine that made it eight times as long
         "OMP_WAIT_POLICY": "PASSIVE",
