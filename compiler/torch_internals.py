@@ -376,7 +376,7 @@ def lean_interpreters() -> Iterator[None]:
     def fill_once(self: Any) -> None:
         nonlocal sizes
         tables = torch._inductor.utils.op_dtype_propagation_rules, common.pointwise_overrides_data
-        if sizes != (now := tuple(map(len, tables))):
+        if sizes != (now := (len(tables[0]), len(tables[1]))):
             fill(self)
             sizes = now
 
@@ -500,6 +500,40 @@ def sharing_libraries(exchange: Exchange | None) -> Iterator[Builds]:
 
     with _replaced(codecache, "_worker_compile_cpp", worker_compile_cpp):
         yield builds
+
+
+@contextlib.contextmanager
+def headers_in(folder: Path) -> Iterator[None]:
+    """Inside the block, precompiled headers lie in `folder` (torch._inductor.codecache._HEADER_DIR)."""
+    from torch._inductor import codecache
+
+    with (
+        _replaced(codecache, "_HEADER_DIR", str(folder)),
+        _replaced(codecache, "_HEADER_LOCK_DIR", str(folder / "locks")),
+    ):
+        yield
+
+
+def precompile_header(options: Mapping[str, Any]) -> Path:
+    """Have the header that C++ kernels include precompiled, as their first one would have it; returns its file.
+
+    Enters torch._inductor.codecache.CppPythonBindingsCodeCache.load_pybinding_async, which builds no kernel until what
+    it returns is called.
+    """
+    from torch._inductor import codecache, config
+
+    used: list[Path] = []
+    original = codecache._precompile_header
+
+    def recorded(*args: Any, **kwargs: Any) -> str:
+        path: str = original(*args, **kwargs)
+        used.append(Path(path + ".gch"))
+        return path
+
+    with _replaced(codecache, "_precompile_header", recorded), config.patch(dict(options)):
+        source = '#include <torch/csrc/inductor/cpp_prefix.h>\nextern "C" void kernel(float* x) {}\n'
+        codecache.CppPythonBindingsCodeCache.load_pybinding_async(["float*"], source)
+    return used[0]
 
 
 def preload_compiler() -> None:
@@ -1067,18 +1101,20 @@ def job_store(endpoint: tuple[str, int] | None, timeout: timedelta) -> Any:
 
     if not dist.is_available():
         return None
+    from torch._C import _distributed_c10d as c10d
+
     if endpoint is None:
         if not dist.is_initialized():
             return None
         from torch.distributed.distributed_c10d import _get_default_store
 
         store: Any = _get_default_store()
-        while isinstance(store, dist.PrefixStore):
+        while isinstance(store, c10d.PrefixStore):
             store = store.underlying_store
-        if not isinstance(store, dist.TCPStore):
+        if not isinstance(store, c10d.TCPStore):
             return store
         endpoint = store.host, store.port
-    return dist.TCPStore(*endpoint, None, False, timeout, wait_for_workers=False)
+    return c10d.TCPStore(*endpoint, None, False, timeout, wait_for_workers=False)
 
 
 def kernels_measured() -> int:
