@@ -16,10 +16,13 @@ RelayError
   ServiceError            the service could not do it now (5xx); the client compiles locally
     NoWorker                no_worker            503  no live worker for this toolchain and target
     Overloaded              overloaded           429  queue full; Retry-After tells when
+      RateLimited           rate_limited         429  one token asks too often
+    OverQuota               over_quota           429  the namespace compiles or has spent as much as it may
     CompileFailed           compile_failed       422  the compiler itself refused the graph
       SpecializeInputs      specialize_inputs    422  Python numbers among the inputs must become constants
     CompileTimeout          compile_timeout      504
     CompileKilled           compile_killed       500  the child died: out of memory, crashed or killed
+    IsolationUnavailable    isolation            503  a worker that must shut its compiles in cannot
     VerifyFailed            verify_failed        422  compiled and eager results differ
     Unavailable             unavailable          503  Redis, Ray or the blob store cannot be reached
   ClientError             raised in the user's process only
@@ -49,9 +52,11 @@ class RelayError(Exception):
     key: str = ""
     """The cache key of the graph that this happened to, where the client had made one."""
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, retry_after: int = 0) -> None:
         self.message = message
         self.advice = self.hint if hint is None else hint
+        self.retry_after = retry_after
+        """Seconds; 0 where the service's settings say."""
         super().__init__(f"{message}. {self.advice}" if self.advice else message)
 
     def __reduce__(self) -> tuple[object, tuple[str, str, str]]:
@@ -130,6 +135,18 @@ class Overloaded(ServiceError):
     hint = "Try again after the Retry-After delay, or add workers"
 
 
+class RateLimited(Overloaded):
+    code = "rate_limited"
+    hint = "Ask less often, or ask an administrator for a token with a higher rate"
+
+
+class OverQuota(ServiceError):
+    """Its Retry-After may be hours away: the client compiles locally at once."""
+
+    code, status = "over_quota", 429
+    hint = "Wait for the namespace's other compiles, or ask for a larger quota: `torchrelay namespace show`"
+
+
 class CompileFailed(ServiceError):
     code, status = "compile_failed", 422
     hint = "The same graph most likely fails locally too; the message is the compiler's own"
@@ -158,6 +175,11 @@ class CompileTimeout(ServiceError):
 class CompileKilled(ServiceError):
     code, status = "compile_killed", 500
     hint = "Raise the worker's memory limit, or compile locally"
+
+
+class IsolationUnavailable(ServiceError):
+    code, status = "isolation", 503
+    hint = "Install bubblewrap or allow user namespaces on the worker, or set TORCHRELAY_SERVICE_ISOLATION=auto"
 
 
 class VerifyFailed(ServiceError):

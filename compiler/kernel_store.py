@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -101,30 +102,39 @@ class NamespaceStore:
     def take_in(self, offers: Path) -> int:
         """Keep what a job laid out, and note what it used; returns how many libraries are new."""
         kept = 0
-        for offered in sorted(offers.iterdir()):
-            if NAME.fullmatch(offered.name) is not None:
-                kept += self._keep(offered)
-            offered.unlink()
+        try:  # the job may have put anything in its folder's place, or in it
+            folder = os.open(offers, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            return 0
+        try:
+            for name in sorted(os.listdir(folder)):  # noqa: PTH208 (by descriptor)
+                if NAME.fullmatch(name) is not None:
+                    kept += self._keep(name, folder)
+                with contextlib.suppress(OSError):  # a folder: it goes with the job's own
+                    os.unlink(name, dir_fd=folder)
+        finally:
+            os.close(folder)
         if kept:
             self._trim()
         return kept
 
-    def _keep(self, offered: Path) -> bool:
-        target = self.folder / offered.name
+    def _keep(self, name: str, folder: int) -> bool:
+        target = self.folder / name
         try:
-            descriptor = os.open(offered, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
         except OSError:  # a link, or gone: nothing that a job of ours lays out
             return False
         with os.fdopen(descriptor, "rb") as source:
-            size = os.fstat(descriptor).st_size
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                return False
             with contextlib.suppress(FileNotFoundError):
                 os.utime(target)
                 return False
-            if not 0 < size <= LIBRARY_LIMIT:
+            if not 0 < status.st_size <= LIBRARY_LIMIT:
                 return False
             with _beside(target) as temporary:
-                with temporary.open("wb") as copy:
-                    shutil.copyfileobj(source, copy)
+                temporary.write_bytes(source.read(status.st_size))  # no more, if it still grows
                 temporary.replace(target)
         return True
 

@@ -409,7 +409,7 @@ class ScriptUse(_Wire, frozen=True):
 
 
 class ScriptArtifact(_Wire, frozen=True):
-    key: str
+    key: Digest
     size: int
 
 
@@ -426,6 +426,9 @@ class WorkerInfo(_Wire, frozen=True):
     state: Literal["starting", "idle", "busy", "dead"]
     jobs_done: int
     host: str = ""
+    isolation: list[str] = []
+    """What shuts its compiles in: of bubblewrap, namespaces, landlock and seccomp, or `none`, or `off`; [] until it
+    is known."""
 
 
 # --- encoding --------------------------------------------------------------------------------------------

@@ -14,10 +14,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 
 from ..compiler.errors import CompileFailed, CompileKilled, CompileTimeout, RelayError
+from . import bubblewrap, job_folders
 from .environment import server_environment, slot_mark
 from .messages import (
     Answer,
@@ -32,8 +34,9 @@ from .messages import (
     encode,
     frame_length,
 )
-from .processes import become_subreaper, kill_below
+from .processes import become_subreaper, descendants, kill_below
 from .settings import SlotSettings
+from .view import view_of
 
 _WARM_SECONDS = 300.0
 """Importing torch from a cold, shared disk takes minutes at worst."""
@@ -52,34 +55,71 @@ class _Server:
         self,
         settings: SlotSettings,
         process: subprocess.Popen[bytes],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        jobs_dir: Path,
+        lock: int,
+        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        *,
+        wrapped: bool,
     ) -> None:
         self._settings = settings
         self._process = process
-        self._reader = reader
-        self._writer = writer
+        self._jobs_dir = jobs_dir
+        self._lock = lock
+        self._reader, self._writer = streams
+        self._wrapped = wrapped
         self.ready: Ready | None = None
         self.gone = asyncio.Event()
 
     @classmethod
-    async def start(cls, settings: SlotSettings) -> _Server:
+    async def start(cls, settings: SlotSettings, *, wrapped: bool) -> _Server:
+        """`wrapped`: inside bubblewrap. Raises OSError."""
+        environment = server_environment(
+            os.environ, os.pathsep.join(entry for entry in sys.path if entry), settings.worker
+        )
+        jobs_dir, lock = job_folders.make(settings.jobs_root)
+        shared = job_folders.shared(settings.shared_dir)
+        settings = msgspec.structs.replace(settings, shared_dir=shared and str(shared))
         here, there = socket.socketpair()
         with there:
-            python_path = os.pathsep.join(entry for entry in sys.path if entry)
+            order = [
+                *(sys.executable, "-P", "-m", "torchrelay.workers.fork_server"),
+                *("--socket", str(there.fileno()), "--jobs", str(jobs_dir)),
+                *("--settings", msgspec.json.encode(settings).decode()),
+            ]
+            if wrapped:
+                view = view_of(settings.kind, environment)
+                writable = [jobs_dir, *([shared] if shared else []), *cls._kept(settings)]
+                order = bubblewrap.wrapped(order, view, writable=writable, environment=environment)
             process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "torchrelay.workers.fork_server"),
-                    *("--socket", str(there.fileno())),
-                    *("--settings", msgspec.json.encode(settings).decode()),
-                ],
-                pass_fds=[there.fileno()],
+                order,
+                pass_fds=[there.fileno(), lock],
                 stdin=subprocess.DEVNULL,
-                env=server_environment(os.environ, python_path, settings.worker),
+                env=environment,
                 start_new_session=True,
             )
-        reader, writer = await asyncio.open_connection(sock=here)
-        return cls(settings, process, reader, writer)
+        streams = await asyncio.open_connection(sock=here)
+        return cls(settings, process, jobs_dir, lock, streams, wrapped=wrapped)
+
+    @staticmethod
+    def _kept(settings: SlotSettings) -> list[Path]:
+        """What outlives the server, made here: inside bubblewrap there is no other way to it."""
+        if settings.kernels_dir is None:
+            return []
+        folder = Path(settings.kernels_dir)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:  # the server says so, and does without
+            return []
+        return [folder]
+
+    def greeted(self, ready: Ready) -> Ready:
+        """Its greeting as it is seen from out here."""
+        if self._wrapped:
+            (inside, *_) = descendants(self._process.pid)
+            layers = ["bubblewrap", *(layer for layer in ready.isolation if layer != "none")]
+            ready = msgspec.structs.replace(ready, pid=inside, isolation=layers)
+        self.ready = ready
+        return ready
 
     async def send(self, order: Order) -> None:
         self._writer.write(encode(order))
@@ -114,8 +154,8 @@ class _Server:
             self._process.kill()
         self._process.wait()
         kill_below(os.getpid(), mark=slot_mark(self._settings.worker))
-        if self.ready is not None:
-            shutil.rmtree(self.ready.jobs_dir, ignore_errors=True)
+        shutil.rmtree(self._jobs_dir, ignore_errors=True)
+        os.close(self._lock)
         self.gone.set()
 
 
@@ -128,21 +168,43 @@ class CompileSlot:
         self._starting = asyncio.Lock()
         self._running: str | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._wraps: bool | None = None
+        """Whether servers start inside bubblewrap; None: not tried yet."""
 
     async def start(self) -> bytes:
         """Have a warm fork server, starting one if there is none; return its Ready, or a Failed, encoded."""
         async with self._starting:
             if self._server is None:
                 become_subreaper()
-                server = await _Server.start(self._settings)
-                answer = await self._first_answer(server)
+                if self._wraps is None:
+                    self._wraps = await asyncio.to_thread(self._can_wrap)
+                server, answer = await self._started(wrapped=self._wraps)
+                if self._wraps and not (isinstance(answer, Ready) and not answer.missing):
+                    _say(f"inside bubblewrap worker {self._settings.worker} does not work: {_words(answer)}")
+                    self._wraps = False
+                    server.stop()
+                    server, answer = await self._started(wrapped=False)
                 if not isinstance(answer, Ready):
                     server.stop()
                     return msgspec.msgpack.encode(answer)
-                server.ready = answer
+                answer = server.greeted(answer)
+                _say(f"worker {self._settings.worker} isolates its jobs by: {', '.join(answer.isolation)}")
                 self._server = server
                 self._watching = asyncio.create_task(self._watch(server))
             return msgspec.msgpack.encode(self._server.ready)
+
+    def _can_wrap(self) -> bool:
+        if self._settings.isolation == "off" or "bubblewrap" not in self._settings.forms:
+            return False
+        environment = server_environment(os.environ, "", self._settings.worker)
+        why = bubblewrap.why_not(view_of(self._settings.kind, environment), environment)
+        if why:
+            _say(f"worker {self._settings.worker} does without bubblewrap: {why}")
+        return not why
+
+    async def _started(self, *, wrapped: bool) -> tuple[_Server, Answer]:
+        server = await _Server.start(self._settings, wrapped=wrapped)
+        return server, await self._first_answer(server)
 
     @staticmethod
     async def _first_answer(server: _Server) -> Answer:
@@ -234,3 +296,18 @@ class CompileSlot:
         """Stop the fork server and its job."""
         if self._server is not None:
             self._drop(self._server)
+
+
+def _words(answer: Answer) -> str:
+    match answer:
+        case Failed():
+            return answer.message
+        case Ready():
+            return answer.missing
+        case _:
+            return type(answer).__name__
+
+
+def _say(line: str) -> None:
+    """To Ray, which shows it in the service's log."""
+    print(line, file=sys.stderr, flush=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import resource
 import signal
+import stat
 import sys
 import tempfile
 import threading
@@ -14,7 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -22,41 +24,65 @@ from ..compiler import wire
 from ..compiler.errors import CompileFailed, CompileKilled, RelayError
 from ..compiler.kernel_store import Exchange
 from .environment import job_environment
+from .isolation import Enclosure
 from .messages import Answer, Done, Event, Failed, encode
 from .processes import die_with_parent
-from .settings import JobLimits
+from .settings import JobLimits, SlotSettings
 
 OFFERS = "kernels"
 """The folder of a job's directory in which it lays the libraries that it built."""
+
+_DESCRIBE_SECONDS = 600.0
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The worker's trouble and not the graph's: another worker, or this one later, may well succeed."""
 
 
-def fork(body: Callable[[int], None], log: Path | None) -> tuple[int, int]:
-    """Run `body(pipe)` in a child with a session of its own; return its pid and the pipe's reading end.
+class Child(NamedTuple):
+    """A process that was forked, as its parent sees it."""
+
+    pid: int
+    pipe: int
+    """The reading end."""
+    idle: frozenset[int]
+    """Processes that only hold the child's namespaces: copies of the server that do nothing."""
+
+
+def fork(body: Callable[[int], None], log: Path | None, enclosure: Enclosure) -> Child:
+    """Run `body(pipe)` in a child with a session of its own, shut in as `enclosure` says.
 
     The child writes to `log` instead of the server's output, and ends without unwinding the server's stack.
     """
     server = os.getpid()
     reading, writing = os.pipe()
+    told, telling = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid:
         os.close(writing)
-        return pid, reading
+        os.close(telling)
+        with os.fdopen(told, "rb") as stream:
+            first = stream.read()
+        return Child(pid, reading, frozenset({pid, int(first)}) if first else frozenset())
     status = 70
     try:
         os.setsid()
         die_with_parent(server)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with contextlib.suppress(
+            OSError
+        ):  # some sandboxes lack the file; the server's watch on memory remains
+            Path("/proc/self/oom_score_adj").write_text("1000")
         if log is not None:
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(output, 1)
             os.dup2(output, 2)
-        _close_all_but(writing)
-        body(writing)
+        if enclosure.form != "namespaces":
+            os.close(telling)
+            telling = writing
+        _close_all_but(writing, telling)
+        enclosure.run(functools.partial(body, writing), keep=[writing], tell=telling)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -69,20 +95,65 @@ def _end(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _close_all_but(kept: int) -> None:
+def _close_all_but(*kept: int) -> None:
     """Close what the server has open past standard error: its socket first of all."""
-    os.closerange(3, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+    begin = 3
+    for descriptor in sorted(kept):
+        os.closerange(begin, descriptor)
+        begin = descriptor + 1
+    os.closerange(begin, os.sysconf("SC_OPEN_MAX"))
 
 
-def describe(engine: ModuleType, kind: str, pipe: int) -> None:
-    """Write the engine's (toolchain, target) as MessagePack, or Failed."""
+def lay_out(work: Path) -> None:
+    """Make the folders of a job's own."""
+    for name in ("home", "tmp", "inductor", "triton", "cuda", "compile", OFFERS):
+        (work / name).mkdir()
+
+
+def read_log(log: Path, most: int) -> str:
+    """The last `most` bytes of what a child printed; the file is the child's, and may be anything by now."""
     try:
-        data = msgspec.msgpack.encode(engine.describe(kind))
+        descriptor = os.open(log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return ""
+        stream.seek(max(0, status.st_size - most))
+        return stream.read(most).decode(errors="replace")
+
+
+def describe(
+    engine: ModuleType, settings: SlotSettings, work: Path, environment: Mapping[str, str], pipe: int
+) -> None:
+    """Write the engine's toolchain, its target and what of its tools does not work as MessagePack, or Failed."""
+    try:
+        _shut_in(work, _DESCRIBE_SECONDS, settings.limits, environment)
+        data = msgspec.msgpack.encode((*engine.describe(settings.kind), engine.missing(settings.kind)))
     except Exception as error:
         traceback.print_exc()
-        data = msgspec.msgpack.encode(Failed.of(CompileFailed(f"{type(error).__name__}: {error}")))
+        data = msgspec.msgpack.encode(Failed.of(CompileFailed(_one_line(error))))
     _write(pipe, data)
+
+
+def prepare(
+    engine: ModuleType,
+    *,
+    request: bytes,
+    work: Path,
+    limits: JobLimits,
+    environment: Mapping[str, str],
+    shared: Path,
+    pipe: int,
+) -> None:
+    """Have the engine prepare what jobs like this one share; Done, whatever comes of it: jobs do without."""
+    _shut_in(work, _DESCRIBE_SECONDS, limits, environment)
+    try:
+        engine.prepare(request, limits.request, shared)
+    except Exception:
+        traceback.print_exc()
+    _write(pipe, encode(Done(b"")))
 
 
 def compile_job(
@@ -96,6 +167,7 @@ def compile_job(
     limits: JobLimits,
     environment: Mapping[str, str],
     kernels: Path | None,
+    shared: Path | None,
     pipe: int,
 ) -> None:
     """Shut this process in and run the engine in it; Events, then Done or Failed, go to `pipe`."""
@@ -119,6 +191,7 @@ def compile_job(
             limits=limits.request,
             progress=progress,
             kernels=None if kernels is None else Exchange(kernels, work / OFFERS),
+            shared=shared,
         )
         answer = Done(artifact)
     except RelayError as error:
@@ -140,19 +213,16 @@ def _one_line(error: Exception) -> str:
 
 
 def _shut_in(work: Path, seconds: float, limits: JobLimits, environment: Mapping[str, str]) -> None:
-    with contextlib.suppress(OSError):  # some sandboxes lack the file; the server's watch on memory remains
-        Path("/proc/self/oom_score_adj").write_text("1000")
     processor_seconds = int(seconds * (os.cpu_count() or 1)) + 60
     for what, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, limits.file_bytes),
         (resource.RLIMIT_CPU, processor_seconds),
+        (resource.RLIMIT_NOFILE, limits.open_files),
     ):
         hard = resource.getrlimit(what)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(what, (value, value))
-    for name in ("home", "tmp", "inductor", "triton", "cuda", "compile", OFFERS):
-        (work / name).mkdir()
     private = job_environment(environment, work)
     for name in set(os.environ) - set(private):
         del os.environ[name]

@@ -1,23 +1,29 @@
 """Steps 7 to 9 in one killable process: a request's canonical bytes in, an unsigned artifact out.
 
-This is the engine that a fork server loads: `preload` runs once in the server, before it forks; `describe`
-and `compile_graph` run in children of it. The request was checked by the gateway and is checked again here,
+This is the engine that a fork server loads: `preload` runs once in the server, before it forks; `describe`, `missing`,
+`prepare` and `compile_graph` run in children of it. The request was checked by the gateway and is checked again here,
 on the machine that will run the compiler on it.
 """
 
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import shutil
+import subprocess
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec import Struct
 
 from ..compiler import wire
 from ..compiler.errors import MalformedRequest
 from ..compiler.kernel_store import Exchange
 
+_TRIAL = '#include <cmath>\n#include <Python.h>\nextern "C" double tried(double x) { return std::sqrt(x); }\n'
 _COLLECTIONS = (100_000, 50, 1_000)
 """gc.set_threshold for one compile: graphs and expressions live on to its end, and looking through all of them again
 and again took a seventh of its time. What dies young is still collected."""
@@ -37,6 +43,60 @@ def describe(kind: Literal["cpu", "cuda"]) -> tuple[wire.Toolchain, wire.Target]
     return local_toolchain(), local_target(kind)
 
 
+def missing(kind: Literal["cpu", "cuda"]) -> str:
+    """What a compile needs and does not find, shut in as this process is; '' if all is there."""
+    compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+    if compiler is None:
+        return "there is no C++ compiler"
+    order = [
+        compiler,
+        "-shared",
+        "-fPIC",
+        f"-I{sysconfig.get_path('include')}",
+        "-o",
+        "tried.so",
+        "-x",
+        "c++",
+        "-",
+    ]
+    built = subprocess.run(order, input=_TRIAL, capture_output=True, text=True, timeout=60)
+    if built.returncode != 0:
+        return f"{compiler} does not work: {built.stderr.strip()[-300:]}"
+    return _gpu_missing() if kind == "cuda" else ""
+
+
+def _gpu_missing() -> str:
+    import torch
+
+    multiprocessing.get_context("fork").Lock()  # for Inductor's pool of Triton compilers
+    held = torch.ones(1 << 20, device="cuda")
+    total = int(held.mul_(2).sum().item())
+    return "" if total == 2 << 20 else f"the GPU adds 2 a million times and gets {total}"
+
+
+class _Aim(Struct):
+    """All of a request that says what must be prepared."""
+
+    target: wire.Target
+
+
+def preparation(request: bytes) -> str:
+    """A name for what jobs like this one share and `prepare` makes; '' if there is nothing."""
+    from ..compiler import headers
+
+    try:
+        return headers.name_for(msgspec.msgpack.decode(request, type=_Aim).target)
+    except msgspec.MsgspecError:
+        return ""  # the job will say what is wrong with it
+
+
+def prepare(request: bytes, limits: wire.Limits, shared: Path) -> None:
+    """Make it, in a process that only the worker's own code runs in."""
+    from ..compiler import headers
+
+    headers.build(_checked(request, limits), shared)
+
+
 def compile_graph(
     request: bytes,
     *,
@@ -46,17 +106,26 @@ def compile_graph(
     limits: wire.Limits,
     progress: Callable[[wire.Stage, str], None],
     kernels: Exchange | None = None,
+    shared: Path | None = None,
 ) -> bytes:
-    """Decode, check against `limits` and compile. Raises RelayError subclasses."""
-    from ..compiler import check
+    """Decode, check against `limits` and compile. `shared`: what `prepare` made. Raises RelayError subclasses."""
+    from ..compiler import headers
     from ..compiler.pipeline import compile_request
+
+    graph_request = _checked(request, limits)
+    gc.set_threshold(*_COLLECTIONS)
+    with headers.borrowed(shared, workdir / "headers"):
+        return compile_request(
+            graph_request, key=key, worker=worker, workdir=workdir, progress=progress, kernels=kernels
+        )
+
+
+def _checked(request: bytes, limits: wire.Limits) -> wire.GraphRequest:
+    from ..compiler import check
 
     try:
         graph_request = msgspec.msgpack.decode(request, type=wire.GraphRequest)
     except msgspec.MsgspecError as error:
         raise MalformedRequest(f"request does not match schema {wire.SCHEMA}: {error}") from None
     check.check(graph_request, limits)
-    gc.set_threshold(*_COLLECTIONS)
-    return compile_request(
-        graph_request, key=key, worker=worker, workdir=workdir, progress=progress, kernels=kernels
-    )
+    return graph_request

@@ -1,6 +1,6 @@
 """A process with torch and Inductor imported that runs jobs in children of itself, one at a time.
 
-Run as `python -m torchrelay.workers.fork_server --socket FD --settings JSON` by the actor, which speaks
+Run as `python -m torchrelay.workers.fork_server --socket FD --settings JSON --jobs DIR` by the actor, which speaks
 workers/messages.py over the socket. It is a fresh interpreter rather than a fork of the actor, because Ray's
 threads do not survive a fork. CUDA is never initialised here: a forked child could not use it any more. When
 the socket closes, the running job is killed and the server ends.
@@ -9,7 +9,6 @@ the socket closes, the running job is killed and the server ends.
 from __future__ import annotations
 
 import argparse
-import functools
 import gc
 import importlib
 import os
@@ -17,21 +16,18 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 from pathlib import Path
 from types import ModuleType
 
 import msgspec
 
-from ..compiler import wire
-from ..compiler.errors import CompileKilled
+from ..compiler.errors import CompileKilled, RelayError
 from ..compiler.kernel_store import KernelStore
-from . import child, job
+from . import isolation, job, tryout
 from .messages import Answer, Cancel, Failed, Frames, Job, Order, Ready, decode_order, encode
 from .processes import become_subreaper, kill_below
 from .settings import SlotSettings
-
-_Description = tuple[wire.Toolchain, wire.Target]
+from .view import view_of
 
 
 class Disconnected(Exception):
@@ -45,18 +41,25 @@ class ForkServer:
         self, connection: socket.socket, settings: SlotSettings, engine: ModuleType, jobs_dir: Path
     ) -> None:
         self._connection = connection
-        self._settings = settings
-        self._engine = engine
-        self._jobs_dir = jobs_dir
-        self._kernels = _kernel_store(settings)
-        self._environment = dict(os.environ)
+        environment = dict(os.environ)
+        self._around = job.Surroundings(
+            engine=engine,
+            settings=settings,
+            jobs_dir=jobs_dir,
+            form="none",
+            view=view_of(settings.kind, environment),
+            kernels=_kernel_store(settings),
+            shared=None if settings.shared_dir is None else Path(settings.shared_dir),
+            environment=environment,
+            prepared=set(),
+        )
         self._frames = Frames()
         self._orders: list[Order] = []
 
     def serve(self) -> None:
         """Until the actor goes away."""
         try:
-            self._send(self._describe())
+            self._send(self._come_up())
             while True:
                 order = self._next_order()
                 if isinstance(order, Job):
@@ -67,36 +70,25 @@ class ForkServer:
 
     def _run(self, order: Job) -> Answer:
         try:
-            return job.run(
-                order,
-                engine=self._engine,
-                settings=self._settings,
-                jobs_dir=self._jobs_dir,
-                kernels=self._kernels,
-                environment=self._environment,
-                on_event=self._send,
-                control=self._connection.fileno(),
-                cancelled=self._told_to_cancel,
-            )
+            owner = job.Owner(self._send, self._connection.fileno(), self._told_to_cancel)
+            return job.run(order, self._around, owner)
         except job.Cancelled:
             return Failed.of(CompileKilled("the compile was cancelled", hint="Nobody waits for it any more"))
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # no room on the disk, say, or no such namespace: the server lives on
+        except (OSError, ValueError) as error:  # no room on the disk, say, or no such namespace
             return Failed.of(CompileKilled(f"the worker could not give the job a folder: {error}"))
 
-    def _describe(self) -> Answer:
-        """Asked in a child, because naming a GPU initialises CUDA."""
-        pid, pipe = child.fork(functools.partial(child.describe, self._engine, self._settings.kind), None)
-        with os.fdopen(pipe, "rb") as stream:
-            data = stream.read()
-        os.waitpid(pid, 0)
+    def _come_up(self) -> Answer:
+        """Tried in children, because naming a GPU initialises CUDA."""
+        around = self._around
         try:
-            toolchain, target = msgspec.msgpack.decode(data, type=_Description)
-        except msgspec.MsgspecError:
-            return _description_failure(data)
-        return Ready(os.getpid(), toolchain, target, str(self._jobs_dir))
+            found = tryout.strongest(
+                around.engine, around.settings, around.view, around.jobs_dir, around.environment
+            )
+        except RelayError as error:
+            return Failed.of(error)
+        self._around = msgspec.structs.replace(around, form=found.form)
+        layers = isolation.layers(found.form, around.settings.isolation)
+        return Ready(os.getpid(), found.toolchain, found.target, str(around.jobs_dir), layers, found.missing)
 
     def _next_order(self) -> Order:
         while not self._orders:
@@ -136,27 +128,19 @@ def _kernel_store(settings: SlotSettings) -> KernelStore | None:
         return None
 
 
-def _description_failure(data: bytes) -> Failed:
-    try:
-        return msgspec.msgpack.decode(data, type=Failed)
-    except msgspec.MsgspecError:
-        return Failed.of(
-            CompileKilled("the process that names this worker's toolchain died", hint="See its log")
-        )
-
-
 def main() -> None:
     """Entry point. Exits 0 when the actor goes away."""
     parser = argparse.ArgumentParser(prog="torchrelay.workers.fork_server")
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--settings", required=True)
+    parser.add_argument("--jobs", required=True, type=Path)
     arguments = parser.parse_args()
     settings = msgspec.json.decode(arguments.settings, type=SlotSettings)
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C is for the supervisor; this ends when the actor does
     become_subreaper()
-    jobs_dir = Path(tempfile.mkdtemp(prefix="torchrelay-jobs-", dir=settings.jobs_root))
+    jobs_dir: Path = arguments.jobs
     try:
         engine = importlib.import_module(settings.engine)
         engine.preload()

@@ -7,6 +7,7 @@ job's directory is gone when `run` returns.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import select
@@ -15,16 +16,20 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
+
+from msgspec import Struct
 
 from ..compiler.errors import CompileKilled, CompileTimeout, RelayError
 from ..compiler.kernel_store import KernelStore, NamespaceStore
 from . import child
+from .isolation import Enclosure
 from .messages import BadFrame, Done, Event, Failed, Frames, Job, decode_from_child
 from .processes import descendants, kill_below, reap, usage
-from .settings import SlotSettings
+from .settings import Form, SlotSettings
+from .view import View
 
 _LOOK_SECONDS = 0.25
 _EXITING_SECONDS = 0.005
@@ -38,73 +43,125 @@ class Cancelled(Exception):
     """The job's owner does not want it any more."""
 
 
-def run(
-    job: Job,
-    *,
-    engine: ModuleType,
-    settings: SlotSettings,
-    jobs_dir: Path,
-    kernels: KernelStore | None,
-    environment: Mapping[str, str],
-    on_event: Callable[[Event], None],
-    control: int,
-    cancelled: Callable[[], bool],
-) -> Done | Failed:
-    """Run `job` to its end. When the file descriptor `control` is readable, `cancelled` says whether to stop.
+class Surroundings(Struct, frozen=True, kw_only=True):
+    """What all jobs of a fork server have in common."""
 
-    Raises Cancelled, and whatever `cancelled` raises, after the kill as well.
-    """
-    kept = None if kernels is None else kernels.of(job.namespace)
-    work = Path(tempfile.mkdtemp(prefix="job-", dir=jobs_dir))
-    log = work / "log"
-    try:
-        pid, pipe = child.fork(
-            functools.partial(_in_child, job, engine, settings, work, kept, environment),
-            log,
-        )
+    engine: ModuleType
+    settings: SlotSettings
+    jobs_dir: Path
+    form: Form
+    view: View
+    kernels: KernelStore | None
+    shared: Path | None
+    """What the worker's own code prepares for all jobs; they only read it."""
+    environment: Mapping[str, str]
+    prepared: set[str]
+    """Names of what is in `shared`."""
+
+
+class Owner(Struct, frozen=True):
+    """Who wants a job done. When the file descriptor `control` is readable, `cancelled` says whether to stop."""
+
+    on_event: Callable[[Event], None]
+    control: int
+    cancelled: Callable[[], bool]
+
+
+def run(job: Job, around: Surroundings, owner: Owner) -> Done | Failed:
+    """Run `job` to its end, shut in. Raises Cancelled, and whatever `cancelled` raises, after the kill as well."""
+    began = time.monotonic()
+    kept = None if around.kernels is None else around.kernels.of(job.namespace)
+    with _folder(around) as work:
+        log = work / "log"
         try:
+            _prepare(job, around, owner)
+            left = job.seconds - (time.monotonic() - began)
+            body = functools.partial(
+                child.compile_job,
+                around.engine,
+                request=job.request,
+                key=job.key,
+                worker=around.settings.worker,
+                seconds=left,
+                work=work,
+                limits=around.settings.limits,
+                environment=around.environment,
+                kernels=None if kept is None else kept.folder,
+                shared=around.shared,
+            )
+            shown = [folder for folder in (kept and kept.folder, around.shared) if folder is not None]
+            enclosure = Enclosure(around.form, around.view, work, shown)
             take_in = functools.partial(_take_in, kept, work / child.OFFERS)
-            answer = _Watch(job, pid, pipe, settings, on_event, control, cancelled, take_in).to_the_end()
-            take_in()
+            with _started(lambda pipe: body(pipe=pipe), log, enclosure) as started:
+                watch = _Watch(job, left, started, around.settings, owner, take_in)
+                answer = watch.to_the_end()
+                take_in()
         except RelayError as error:
             answer = Failed.of(error)
-        finally:
-            os.close(pipe)
-            kill_below(os.getpid())
-            reap()
         if isinstance(answer, Failed):
             _copy_log(job, answer, log)
         return answer
+
+
+def _prepare(job: Job, around: Surroundings, owner: Owner) -> None:
+    """Have what jobs like this one share, made in a child that runs nothing but the worker's own code."""
+    name = around.engine.preparation(job.request)
+    if not name or around.shared is None or name in around.prepared:
+        return
+    owner.on_event(Event("queued", "preparing C++ headers"))
+    with _folder(around) as work:
+        body = functools.partial(
+            child.prepare,
+            around.engine,
+            request=job.request,
+            work=work,
+            limits=around.settings.limits,
+            environment=around.environment,
+            shared=around.shared,
+        )
+        enclosure = Enclosure("none", around.view, work, [])
+        with _started(lambda pipe: body(pipe=pipe), work / "log", enclosure) as started:
+            _Watch(job, job.seconds, started, around.settings, owner, lambda: None).to_the_end()
+    around.prepared.add(name)
+
+
+@contextlib.contextmanager
+def _started(body: Callable[[int], None], log: Path, enclosure: Enclosure) -> Iterator[child.Child]:
+    """A child that runs `body`; nothing of it is left afterwards."""
+    started = child.fork(body, log, enclosure)
+    try:
+        yield started
+    finally:
+        os.close(started.pipe)
+        kill_below(os.getpid())
+        reap()
+
+
+@contextlib.contextmanager
+def _folder(around: Surroundings) -> Iterator[Path]:
+    """A folder of one child's own, laid out; gone afterwards, whatever the child did to it."""
+    work = Path(tempfile.mkdtemp(prefix="job-", dir=around.jobs_dir))
+    try:
+        child.lay_out(work)
+        yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        if work.exists():  # a folder that its own user may not enter
+            for folder, names, _ in os.walk(work):
+                for name in names:
+                    _open_up(Path(folder, name))
+            shutil.rmtree(work, ignore_errors=True)
 
 
-def _in_child(
-    job: Job,
-    engine: ModuleType,
-    settings: SlotSettings,
-    work: Path,
-    kernels: NamespaceStore | None,
-    environment: Mapping[str, str],
-    pipe: int,
-) -> None:
-    child.compile_job(
-        engine,
-        request=job.request,
-        key=job.key,
-        worker=settings.worker,
-        seconds=job.seconds,
-        work=work,
-        limits=settings.limits,
-        environment=environment,
-        kernels=None if kernels is None else kernels.folder,
-        pipe=pipe,
-    )
+def _open_up(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        if not folder.is_symlink():
+            folder.chmod(0o700)
 
 
 def _take_in(kernels: NamespaceStore | None, offers: Path) -> None:
     """Give other jobs what this one has built so far; a store that cannot take it costs later compiles time."""
-    if kernels is not None and offers.is_dir():
+    if kernels is not None:
         try:
             kernels.take_in(offers)
         except OSError as error:
@@ -113,7 +170,7 @@ def _take_in(kernels: NamespaceStore | None, offers: Path) -> None:
 
 def _copy_log(job: Job, answer: Failed, log: Path) -> None:
     """The end of what the job printed, to the server's own log: the client gets the one line in `answer`."""
-    text = log.read_bytes()[-_LOG_TAIL:].decode(errors="replace") if log.exists() else ""
+    text = child.read_log(log, _LOG_TAIL)
     print(f"job {job.key[:16]} failed: {answer.code}: {answer.message}\n{text}", file=sys.stderr, flush=True)
 
 
@@ -123,23 +180,22 @@ class _Watch:
     def __init__(
         self,
         job: Job,
-        pid: int,
-        pipe: int,
+        seconds: float,
+        started: child.Child,
         settings: SlotSettings,
-        on_event: Callable[[Event], None],
-        control: int,
-        cancelled: Callable[[], bool],
+        owner: Owner,
         take_in: Callable[[], None],
     ) -> None:
         self._job = job
         self._take_in = take_in
-        self._pid = pid
-        self._pipe = pipe
+        self._pid = started.pid
+        self._pipe = started.pipe
+        self._idle = started.idle
         self._limits = settings.limits
-        self._on_event = on_event
-        self._control = control
-        self._cancelled = cancelled
-        self._deadline = time.monotonic() + job.seconds
+        self._on_event = owner.on_event
+        self._control = owner.control
+        self._cancelled = owner.cancelled
+        self._deadline = time.monotonic() + seconds
         self._frames = Frames()
         self._answer: Done | Failed | None = None
 
@@ -191,7 +247,7 @@ class _Watch:
 
     def _look(self) -> None:
         self._take_in()
-        pids = descendants(os.getpid())
+        pids = [pid for pid in descendants(os.getpid()) if pid not in self._idle]
         held = usage(pids)
         if held.memory > self._limits.memory_bytes:
             raise CompileKilled(

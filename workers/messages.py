@@ -39,12 +39,17 @@ class Cancel(_Message, tag="cancel"):
 
 
 class Ready(_Message, tag="ready"):
-    """The fork server is warm. `jobs_dir` is its own, for whoever must clean up after it."""
+    """The fork server is warm. `jobs_dir` is its own, for whoever must clean up after it.
+
+    isolation: what shuts its jobs in, as /v1/workers names it. missing: what jobs need and do not find there.
+    """
 
     pid: int
     toolchain: wire.Toolchain
     target: wire.Target
     jobs_dir: str
+    isolation: list[str] = []
+    missing: str = ""
 
 
 class Event(_Message, tag="event"):

@@ -282,6 +282,7 @@ class WorkerPool:
             jobs_root=self._settings.temp_dir,
             kernels_dir=self._settings.kernels_dir,
             kernels_bytes=self._settings.kernels_bytes,
+            isolation=self._settings.isolation,
         )
 
     async def _retire(self, slot: Slot) -> None:

@@ -8,7 +8,6 @@ subreaper: orphans of its jobs become its children, and all below it belongs to 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import time
@@ -16,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_PR_SET_PDEATHSIG = 1
+from . import linux
+
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -33,20 +33,14 @@ class Usage(NamedTuple):
 
 def become_subreaper() -> None:
     """Orphans among this process's descendants become its children, whatever session they are in."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    linux.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
     """Have the kernel send `sig` here when the thread that started this process ends; `parent`: its pid."""
-    _prctl(_PR_SET_PDEATHSIG, sig)
+    linux.prctl(linux.PR_SET_PDEATHSIG, sig)
     if os.getppid() != parent:  # it died before the call above
         os.kill(os.getpid(), sig)
-
-
-def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
 
 
 def descendants(root: int) -> list[int]:

@@ -10,6 +10,13 @@ from ..compiler import kernel_store, wire
 
 ENGINE = "torchrelay.workers.compile_child"
 
+IsolationSetting = Literal["auto", "required", "off"]
+"""auto: the strongest that the machine offers. required: a worker that can confine neither files nor network does not
+start."""
+Form = Literal["bubblewrap", "namespaces", "landlock", "seccomp", "none"]
+FORMS: tuple[Form, ...] = ("bubblewrap", "namespaces", "landlock", "seccomp", "none")
+"""Bubblewrap is around the fork server; of the others, each job has one (isolation.py)."""
+
 
 class JobLimits(Struct, frozen=True, kw_only=True):
     """Bounds on one job, all of its processes together unless said otherwise.
@@ -25,6 +32,8 @@ class JobLimits(Struct, frozen=True, kw_only=True):
     processes: int = 512
     file_bytes: int = 8 << 30
     """Largest single file (RLIMIT_FSIZE)."""
+    open_files: int = 16384
+    """Of each process (RLIMIT_NOFILE)."""
     request: wire.Limits = wire.Limits()
 
 
@@ -41,6 +50,12 @@ class SlotSettings(Struct, frozen=True, kw_only=True):
     kernels_dir: str | None = None
     """Where built C++ libraries are kept for later jobs (compiler/kernel_store.py); None: nowhere."""
     kernels_bytes: int = kernel_store.DEFAULT_LIMIT
+    shared_dir: str | None = None
+    """Where the server keeps what its own code prepares for all jobs (precompiled headers); None: below the
+    machine's temporary directory, in a folder that all slots of this user share."""
+    isolation: IsolationSetting = "auto"
+    forms: tuple[Form, ...] = FORMS
+    """What isolation may be tried of; a test takes some away."""
 
 
 class PoolSettings(Struct, frozen=True, kw_only=True):
@@ -61,6 +76,7 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     kernels_dir: str | None = None
     """On each worker node: where its slots keep built C++ libraries; None: nowhere."""
     kernels_bytes: int = kernel_store.DEFAULT_LIMIT
+    isolation: IsolationSetting = "auto"
     object_store_bytes: int = 256 << 20
     queue_limit: int = 256
     """Jobs that wait for a slot; past it, Overloaded."""

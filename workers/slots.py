@@ -49,6 +49,7 @@ class Slot:
             state=self.state,
             jobs_done=self.jobs_done,
             host=self.node.host,
+            isolation=self.ready.isolation if self.ready else [],
         )
 
 

@@ -20,6 +20,14 @@ def describe(kind: str) -> tuple[wire.Toolchain, wire.Target]:
     return TOOLCHAIN, TARGET
 
 
+def missing(kind: str) -> str:
+    return ""
+
+
+def preparation(request: bytes) -> str:
+    return ""
+
+
 def compile_graph(request: bytes, **_: object) -> bytes:
     """Write as many bytes as the request says to one file, and answer with what it holds."""
     path = Path(tempfile.gettempdir()) / "written"

@@ -6,6 +6,7 @@ The real pipeline in a real slot; only the g++ on its path is a script that does
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import sys
 import time
@@ -25,12 +26,13 @@ PAST_DEADLINE_SECONDS = 5.0
 SLACK_SECONDS = 5.0
 """On top, for a machine with much else to do."""
 KEY = "ab" * 32
-SHIM = """#!/bin/sh
+SICK = "the sick compiler"
+SHIM = """#!/bin/bash
 how=$(cat {mood})
 [ "$how" = well ] && exec {real} "$@"
-echo $$ >> {pids}
-[ "$how" = hung ] && exec sleep 1000
-exec {python} -c 'import time
+[ "$how" = hung ] && exec -a "{sick}" sleep 1000
+exec {python} -c '# {sick}
+import time
 held = []
 while True:
     held.append(bytearray(b"x" * (32 << 20)))
@@ -42,23 +44,18 @@ class SickCompiler:
     """A `g++` first on the path of whatever starts now, and what it is to do."""
 
     def __init__(self, folder: Path) -> None:
-        self._mood = folder / "mood"
-        self._pids = folder / "pids"
-        self._pids.touch()
         real = shutil.which("g++")
         assert real is not None
         self.folder = folder / "bin"
         self.folder.mkdir()
+        self._mood = self.folder / "mood"  # an isolated job sees the folders of its path
         path = self.folder / "g++"
-        path.write_text(SHIM.format(mood=self._mood, real=real, pids=self._pids, python=sys.executable))
+        path.write_text(SHIM.format(mood=self._mood, real=real, sick=SICK, python=sys.executable))
         path.chmod(0o755)
         self.become("well")
 
     def become(self, mood: str) -> None:
         self._mood.write_text(mood)
-
-    def started(self) -> list[int]:
-        return [int(pid) for pid in self._pids.read_text().split()]
 
 
 @pytest.fixture
@@ -67,6 +64,22 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SickCompiler:
     monkeypatch.setenv("PATH", str(made.folder), prepend=":")
     monkeypatch.delenv("CXX", raising=False)
     return made
+
+
+async def _started(server: int) -> set[int]:
+    """The sick compilers below `server`, once there are any; as this process sees them, not as a job does."""
+    while not (found := _sick(server)):
+        await asyncio.sleep(0.05)
+    return found
+
+
+def _sick(server: int) -> set[int]:
+    found = set()
+    for process in psutil.Process(server).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if SICK in " ".join(process.cmdline()):
+                found.add(process.pid)
+    return found
 
 
 def _alive(pid: int) -> bool:
@@ -103,13 +116,14 @@ def test_a_sick_compiler_costs_one_typed_answer_and_the_slot_is_usable_again(
             assert isinstance(ready, Ready)
             compiler.become(mood)
             began = time.monotonic()
+            compiling = asyncio.create_task(_compile(slot, ready, seconds))
+            started = await _started(ready.pid)
             with pytest.raises(error, match=words):
-                await _compile(slot, ready, seconds)
+                await compiling
             took = time.monotonic() - began
             print(f"{mood} g++: answered after {took:.1f} s, deadline {seconds:g} s")
             assert took < seconds + PAST_DEADLINE_SECONDS + SLACK_SECONDS
-            assert compiler.started()
-            assert not any(_alive(pid) for pid in compiler.started())
+            assert not any(_alive(pid) for pid in started)
             assert list(Path(ready.jobs_dir).iterdir()) == []
             compiler.become("well")
             assert (await _compile(slot, ready, 120)).kernels > 0

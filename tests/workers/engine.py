@@ -27,7 +27,15 @@ def describe(kind):
     return TOOLCHAIN, TARGET
 
 
-def compile_graph(request, *, key, worker, workdir, limits, progress, kernels):
+def missing(kind):
+    return ""
+
+
+def preparation(request):
+    return ""
+
+
+def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, shared):
     order = msgspec.json.decode(request)
     if order["do"] in ("build", "fetch"):
         order["kernels"] = kernels
@@ -77,24 +85,18 @@ def _descriptors():
     return [int(p.name) for p in Path("/proc/self/fd").iterdir() if p.is_symlink()]
 
 
-def hang(workdir, progress, pids):
-    """Sleep for ever beside a grandchild in a session of its own and one that was orphaned."""
-    escaped = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    orphan = subprocess.run(
-        ["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    Path(pids).write_text(f"{os.getpid()} {escaped.pid} {orphan.stdout.strip()}")
+def hang(workdir, progress):
+    """Sleep for ever beside a grandchild in a session of its own and one that was orphaned: both `sleep 1000`."""
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    subprocess.run(["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &"], check=True)
     progress("inductor", "hanging")
     time.sleep(1000)
 
 
-def leave_behind(workdir, progress, pids):
-    """Answer, and leave a process running."""
-    escaped = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    Path(pids).write_text(f"{os.getpid()} {escaped.pid}")
+def leave_behind(workdir, progress):
+    """Answer a second later, and leave a `sleep 1000` running."""
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    time.sleep(1)
     return b"artifact"
 
 

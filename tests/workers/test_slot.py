@@ -15,6 +15,7 @@ from torchrelay.compiler import wire
 from torchrelay.compiler.errors import CompileFailed, CompileKilled, CompileTimeout, VerifyFailed
 from torchrelay.workers.actor import CompileSlot
 from torchrelay.workers.messages import Done, Event, Failed, Ready, decode_answer
+from torchrelay.workers.processes import descendants
 from torchrelay.workers.settings import JobLimits, SlotSettings
 
 HERE = Path(__file__).parent
@@ -94,10 +95,18 @@ async def still_works(slot):
     assert (await run(slot, "answer", text="fine"))[1] == b"fine"
 
 
-async def appears(path):
-    while not path.exists() or not path.read_text():
+async def sleepers(ready, count=2):
+    """The pids of everything below the server, once `count` processes of a job sleep there."""
+    while True:
+        below = descendants(ready.pid)
+        if [name(pid) for pid in below].count("sleep") == count:
+            return below
         await asyncio.sleep(0.02)
-    return [int(pid) for pid in path.read_text().split()]
+
+
+def name(pid):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def alive(pid):
@@ -167,11 +176,11 @@ def test_a_child_that_dies_or_talks_nonsense_is_reported_and_the_server_serves_o
 def test_at_the_deadline_the_whole_tree_dies_even_what_left_the_session(tmp_path):
     async def scenario():
         async with warm_slot(tmp_path) as (slot, ready):
-            began = time.monotonic()
+            job = asyncio.create_task(run(slot, "hang", seconds=3))
+            pids = await sleepers(ready)
             with pytest.raises(CompileTimeout, match="deadline"):
-                await run(slot, "hang", seconds=1.5, pids=str(tmp_path / "pids"))
-            assert time.monotonic() - began < 4
-            assert not any(alive(pid) for pid in await appears(tmp_path / "pids"))
+                await asyncio.wait_for(job, 10)
+            assert not any(alive(pid) for pid in pids)
             await still_works(slot)
             assert decode_answer(await slot.start()).pid == ready.pid
 
@@ -180,9 +189,11 @@ def test_at_the_deadline_the_whole_tree_dies_even_what_left_the_session(tmp_path
 
 def test_a_finished_job_leaves_no_process(tmp_path):
     async def scenario():
-        async with warm_slot(tmp_path) as (slot, _):
-            await run(slot, "leave_behind", pids=str(tmp_path / "pids"))
-            assert not any(alive(pid) for pid in await appears(tmp_path / "pids"))
+        async with warm_slot(tmp_path) as (slot, ready):
+            job = asyncio.create_task(run(slot, "leave_behind"))
+            pids = await sleepers(ready, count=1)
+            await job
+            assert not any(alive(pid) for pid in pids)
 
     asyncio.run(scenario())
 
@@ -209,9 +220,9 @@ def test_too_many_processes_kill_the_job(tmp_path):
 
 def test_a_cancel_kills_the_job_at_once(tmp_path):
     async def scenario():
-        async with warm_slot(tmp_path) as (slot, _):
-            job = asyncio.create_task(run(slot, "hang", pids=str(tmp_path / "pids")))
-            pids = await appears(tmp_path / "pids")
+        async with warm_slot(tmp_path) as (slot, ready):
+            job = asyncio.create_task(run(slot, "hang"))
+            pids = await sleepers(ready)
             await slot.cancel("another job")
             await asyncio.sleep(0.3)
             assert all(alive(pid) for pid in pids)
@@ -227,8 +238,8 @@ def test_a_cancel_kills_the_job_at_once(tmp_path):
 def test_a_killed_fork_server_takes_its_job_with_it_and_another_one_starts(tmp_path):
     async def scenario():
         async with warm_slot(tmp_path) as (slot, ready):
-            job = asyncio.create_task(run(slot, "hang", pids=str(tmp_path / "pids")))
-            pids = await appears(tmp_path / "pids")
+            job = asyncio.create_task(run(slot, "hang"))
+            pids = await sleepers(ready)
             os.kill(ready.pid, signal.SIGKILL)
             with pytest.raises(CompileKilled, match="lost its job"):
                 await asyncio.wait_for(job, 5)
@@ -255,8 +266,8 @@ def test_the_death_of_an_idle_fork_server_is_noticed(tmp_path):
 def test_a_fork_server_without_its_actor_kills_its_job_and_ends(tmp_path):
     async def scenario():
         async with warm_slot(tmp_path) as (slot, ready):
-            job = asyncio.create_task(run(slot, "hang", pids=str(tmp_path / "pids")))
-            pids = await appears(tmp_path / "pids")
+            job = asyncio.create_task(run(slot, "hang"))
+            pids = await sleepers(ready)
             slot._server._writer.transport.abort()  # what the kernel does when an actor dies
             with pytest.raises(CompileKilled):
                 await asyncio.wait_for(job, 5)

@@ -1,0 +1,67 @@
+"""The folder in which a fork server makes its jobs' folders: a root in; a new one, locked while anyone uses it, out.
+
+Whoever makes one removes those that a crash left behind: nobody holds their locks any more.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+_PREFIX = "torchrelay-jobs-"
+
+
+def make(root: str | None) -> tuple[Path, int]:
+    """A new folder and the file descriptor of its lock, which holds as long as any process has it open."""
+    place = Path(root or tempfile.gettempdir())
+    _remove_abandoned(place)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+        lock = _locked(folder)
+        if lock is not None and folder.exists():  # else it was taken for abandoned, between the two calls
+            return folder, lock
+        if lock is not None:
+            os.close(lock)
+
+
+def shared(named: str | None) -> Path | None:
+    """The folder of what all slots of this user share; None, said aloud, if it cannot be this user's alone."""
+    folder = Path(named or Path(tempfile.gettempdir()) / f"torchrelay-shared-{os.getuid()}")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+            raise PermissionError(f"{folder} is not this user's alone")
+    except OSError as error:
+        print(f"C++ headers are made anew for each job: {error}", file=sys.stderr, flush=True)
+        return None
+    return folder
+
+
+def _remove_abandoned(place: Path) -> None:
+    for folder in place.glob(f"{_PREFIX}*"):
+        lock = _locked(folder)
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """None if it is another user's, in use, or gone."""
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.fstat(opened).st_uid == os.getuid():
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return opened
+    except BlockingIOError:
+        pass
+    os.close(opened)
+    return None
