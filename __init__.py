@@ -3,12 +3,14 @@
     model = torch.compile(model, backend="torchrelay")
 
 The names below load what they need when first used: importing torchrelay imports neither torch nor a server
-library.
+library. Where a gateway is configured, a background thread begins to fetch what this script used the last time.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from .clients.prefetch import start_early as _start_early
 
 if TYPE_CHECKING:
     from .clients.backend import compile, disable, enable
@@ -50,3 +52,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+_start_early()

@@ -7,7 +7,6 @@ this process; only TORCHRELAY_MODE=require raises, and then the typed error itse
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import threading
 import time
@@ -19,21 +18,18 @@ import torch
 from ..compiler import key as keys
 from ..compiler import torch_internals, wire
 from ..compiler.errors import (
-    ArtifactError,
     ClientError,
     GatewayUnreachable,
     RelayError,
-    SignatureError,
     SpecializeInputs,
-    ToolchainMismatch,
 )
-from . import load
-from .capture import Captured, Mode, capture
-from .disk_cache import DiskCache
-from .http import FetchResult, Gateway
+from .capture import Mode, capture
+from .http import Gateway
 from .lift import lift
-from .report import Outcome, RunReport, process_report
-from .settings import ClientSettings, load_settings
+from .obtain import Source, Wanted
+from .prefetch import prefetch_with, start_early
+from .report import RunReport, process_report
+from .settings import ClientSettings, load_launch, load_settings
 
 M = TypeVar("M")
 
@@ -79,18 +75,18 @@ def _compile_locally(
 
 
 class Relay:
-    """One process' way to the service: settings, connection, disk cache, counters."""
+    """One process' way to the service: settings, connection, sources of artifacts, counters."""
 
     def __init__(self, settings: ClientSettings, report: RunReport, gateway: Gateway | None = None) -> None:
         self.settings = settings
         self.report = report
         self._gateway = gateway or Gateway(settings)
-        self._disk = DiskCache(settings.cache_dir / "artifacts", settings.disk_cache_bytes)
-        self._trust = load.pinned(settings.public_keys, settings.namespace)
+        launch = load_launch()
+        self._source = Source(settings, report, self._gateway, prefetch_with(settings), launch)
         if settings.report is not None:
             report.write_at_exit(settings.report)
         if settings.state_dir is not None:
-            report.leave_at_exit(settings.state_dir)
+            report.leave_at_exit(settings.state_dir, launch)
 
     def compile(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], mode: Mode, options: Mapping[str, Any]
@@ -106,7 +102,7 @@ class Relay:
             with self.report.timed("key"):
                 key = keys.key_of_bytes(canonical)
             try:
-                compiled, outcome = self._obtain(captured, canonical, key, lifted.inputs)
+                found = self._source.obtain(Wanted(captured, canonical, key, lifted.inputs))
             except SpecializeInputs as error:
                 raise torch_internals.trace_again(captured.floats[p] for p in error.positions) from None
             except RelayError as error:
@@ -120,8 +116,10 @@ class Relay:
             raise ClientError(
                 f"unexpected {type(error).__name__}: {error}", hint="Please report this with its traceback"
             ) from error
-        self.report.record(outcome, key=key, seconds=time.perf_counter() - start, nodes=len(gm.graph.nodes))
-        return lifted.bind(compiled)
+        self.report.record(
+            found.outcome, key=key, seconds=time.perf_counter() - start, nodes=len(gm.graph.nodes)
+        )
+        return lifted.bind(found.compiled)
 
     def fell_back(self, error: RelayError, *, seconds: float, nodes: int) -> None:
         """Count a graph compiled locally, here and (if it answers at once) at the service."""
@@ -135,46 +133,6 @@ class Relay:
             self._gateway.report(code)
         except RelayError:
             return  # a lost count is all that this costs
-
-    def _obtain(
-        self, captured: Captured, canonical: bytes, key: str, inputs: Sequence[Any]
-    ) -> tuple[Callable[..., Any], Outcome]:
-        stored = self._disk.get(key)
-        if stored is not None:
-            try:
-                return self._load(stored, captured, key, inputs), "disk_hit"
-            except (ArtifactError, SignatureError, ToolchainMismatch):
-                self._disk.remove(key)  # damaged, or signed by a key since withdrawn: ask the service
-        if not self.settings.url:
-            raise GatewayUnreachable("no gateway is configured")
-        fetched = self._fetch(canonical, key)
-        compiled = self._load(fetched.data, captured, key, inputs)
-        self._disk.put(key, fetched.data)
-        return compiled, "hit" if fetched.hit else "coalesced" if fetched.coalesced else "miss"
-
-    def _fetch(self, canonical: bytes, key: str) -> FetchResult:
-        """Ask the gateway, and import meanwhile, in a thread, what loading the answer needs.
-
-        The gateway is asked in the caller's thread so that Ctrl-C ends the wait at once.
-        """
-        with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="torchrelay") as pool:
-            loader = pool.submit(load.preload)
-            fetched = self._gateway.compile(
-                wire.compress(canonical),
-                key,
-                cache_only=self.settings.mode == "cache",
-                deadline=self.settings.deadline,
-            )
-            loader.result()
-        self.report.add_seconds("wait", fetched.wait_seconds)
-        self.report.add_seconds("fetch", fetched.fetch_seconds)
-        return fetched
-
-    def _load(self, data: bytes, captured: Captured, key: str, inputs: Sequence[Any]) -> Callable[..., Any]:
-        with self.report.timed("verify"):
-            opened = load.verify(data, self._trust, key=key, request=captured.request)
-        with self.report.timed("load"):
-            return load.load(opened, captured, inputs, self.settings.cache_dir)
 
 
 @functools.cache
@@ -213,6 +171,7 @@ def enable() -> None:
     Raises Unsupported where this torch has no setting for it (before 2.13): name the back end there.
     """
     torch_internals.set_default_backend("torchrelay")
+    start_early()
 
 
 def disable() -> None:

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from ..compiler import wire
-from ..compiler.errors import DeadlineExceeded, JobUnreachable, RelayError
+from ..compiler.errors import DeadlineExceeded, JobUnreachable, RelayError, SpecializeInputs
 from .connection import Clock
 from .http import Gateway
 
@@ -58,6 +58,9 @@ class Job(Protocol):
 
     def artifact(self, key: str, decision: Decision) -> bytes | None:
         """The bytes decided on, where the job itself still holds them. Raises JobUnreachable."""
+
+    def done(self, key: str, decision: Decision) -> None:
+        """This process, which did not lead, has the bytes. Raises JobUnreachable."""
 
 
 class JobStore:
@@ -130,10 +133,12 @@ class StoreJob:
             if chunk is None:
                 break
             chunks.append(chunk)
-        if self._store.add(f"{key}/read", 1) == self._readers:
-            self._drop(key, generation, count)
         data = b"".join(chunks)
         return data if count and hashlib.sha256(data).hexdigest() == decision.digest else None
+
+    def done(self, key: str, decision: Decision) -> None:
+        if self._store.add(f"{key}/read", 1) == self._readers:
+            self._drop(key, *decision.posted)
 
     # --- leading -------------------------------------------------------------------------------------------
 
@@ -230,6 +235,8 @@ class GatewayJob:
     def agree(self, key: str, seconds: float, obtain: Obtain) -> Decision:
         try:
             mine = Decision(digest=hashlib.sha256(obtain()).hexdigest())
+        except SpecializeInputs:  # Dynamo traces again, and what comes of that is to be decided
+            raise
         except RelayError as error:
             mine = refused(error)
         try:
@@ -240,6 +247,9 @@ class GatewayJob:
 
     def artifact(self, key: str, decision: Decision) -> bytes | None:
         return None
+
+    def done(self, key: str, decision: Decision) -> None:
+        return
 
 
 def refused(error: RelayError) -> Decision:

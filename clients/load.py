@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
-import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ..compiler import artifact, expr, members, torch_internals, wire
 from ..compiler.errors import ArtifactError, SignatureError, ToolchainMismatch
 from ..compiler.trust import Trust, read_key
 from .capture import Captured
+from .libraries import cpp_libraries, triton_modules
 
 
 def pinned(encoded: Sequence[str], namespace: str) -> Trust:
@@ -71,13 +67,18 @@ def preload() -> None:
 def verify(data: bytes, trust: Trust, *, key: str, request: wire.GraphRequest) -> artifact.Artifact:
     """Open an artifact that answers `request`. Raises SignatureError, ArtifactError or ToolchainMismatch."""
     opened = artifact.verify(data, trust, key=key)
+    check_fit(opened, request)
+    return opened
+
+
+def check_fit(opened: artifact.Artifact, request: wire.GraphRequest) -> None:
+    """Whether a verified artifact was built for this process. Raises ToolchainMismatch."""
     if opened.manifest.toolchain != request.toolchain:
         raise ToolchainMismatch(
             f"artifact is for {opened.manifest.toolchain}, this process is {request.toolchain}"
         )
     if opened.manifest.target != request.target:
         raise ToolchainMismatch(f"artifact is for {opened.manifest.target}, this process is {request.target}")
-    return opened
 
 
 def load(
@@ -95,46 +96,14 @@ def load(
     for guard in opened.manifest.guards:
         if not bool(expr.evaluate(guard, captured.symints)):
             raise ArtifactError(f"the artifact assumes {guard}, which does not hold here")
-    libraries = _libraries(opened, cache_dir / "lib")
+    libraries = cpp_libraries(opened, cache_dir / "lib")
+    modules = triton_modules(opened, cache_dir / "lib")
     with collector.paused():
         return torch_internals.deserialize(
             opened.members[members.BUNDLE],
             libraries,
-            _triton_modules(opened, cache_dir / "lib"),
+            modules,
             inputs,
             cudagraphs=captured.cudagraphs,
             device_index=captured.device_index or 0,
         )
-
-
-def _triton_modules(opened: artifact.Artifact, folder: Path) -> dict[str, Path]:
-    return {
-        name.removeprefix(members.TRITON): _place(data, folder)
-        for name, data in opened.members.items()
-        if name.startswith(members.TRITON)
-    }
-
-
-def _libraries(opened: artifact.Artifact, folder: Path) -> dict[tuple[tuple[str, ...], str], Path]:
-    """Write the artifact's C++ libraries where they can be mapped; what generated code asks for -> file."""
-    index = msgspec.msgpack.decode(opened.members[members.LIBRARIES], type=list[tuple[list[str], str, str]])
-    files = {name: _place(opened.members[name], folder) for name in {name for _, _, name in index}}
-    return {(tuple(argtypes), source): files[name] for argtypes, source, name in index}
-
-
-def _place(binary: bytes, folder: Path) -> Path:
-    """A file with exactly these bytes, named by their digest; written whole or not at all."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"{hashlib.sha256(binary).hexdigest()}.so"
-    if path.is_file() and path.stat().st_size == len(binary) and path.read_bytes() == binary:
-        return path
-    handle, temporary = tempfile.mkstemp(dir=folder)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(binary)
-        os.chmod(temporary, 0o700)  # noqa: PTH101 (a file descriptor's temporary name)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path

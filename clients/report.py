@@ -61,9 +61,9 @@ class Report(Struct, frozen=True, kw_only=True):
 
     hits: the service had it. disk_hits: this machine had it. misses: compiled for this request. coalesced:
     waited for a compile that another request had started. shared: another process of the job obtained it.
-    prefetched: hits that nobody waited for, because the artifact had come before the graph. fallbacks: compiled
-    locally, by error code. alone: graphs on which this process decided without its job, by error code. seconds: by
-    stage, all graphs together. graphs: the latest 1000.
+    prefetched: hits that nobody waited for, because the artifact had come before the graph. prefetch_failures: what
+    could not be fetched ahead. fallbacks: compiled locally, by error code. alone: graphs on which this process
+    decided without its job, by error code. seconds: by stage, all graphs together. graphs: the latest 1000.
     """
 
     hits: int
@@ -72,6 +72,7 @@ class Report(Struct, frozen=True, kw_only=True):
     coalesced: int
     shared: int
     prefetched: int
+    prefetch_failures: int
     fallbacks: dict[str, int]
     alone: dict[str, int]
     seconds: dict[str, float]
@@ -107,6 +108,7 @@ class RunReport:
         self._fallbacks: Counter[str] = Counter()
         self._alone: Counter[str] = Counter()
         self._prefetched = 0
+        self._prefetch_failures = 0
         self._seconds: dict[Stage, float] = dict.fromkeys(STAGES, 0.0)
         self._graphs: deque[GraphRecord] = deque(maxlen=_GRAPHS_KEPT)
         self._warned: set[str] = set()
@@ -155,6 +157,10 @@ class RunReport:
         with self._lock:
             self._prefetched += 1
 
+    def prefetch_failed(self) -> None:
+        with self._lock:
+            self._prefetch_failures += 1
+
     def warn_once(self, error: RelayError) -> None:
         """One FallbackWarning for each error code in a process; later ones go to the log at level info."""
         with self._lock:
@@ -175,6 +181,7 @@ class RunReport:
                 coalesced=self._outcomes["coalesced"],
                 shared=self._outcomes["shared"],
                 prefetched=self._prefetched,
+                prefetch_failures=self._prefetch_failures,
                 fallbacks=dict(self._fallbacks),
                 alone=dict(self._alone),
                 seconds={stage: self._seconds[stage] for stage in STAGES},

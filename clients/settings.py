@@ -89,6 +89,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     local_rank: int
     world_size: int
     run: str
+    restart: int
     named: bool
     """Whether `run` holds a name that no other job has."""
     store: tuple[str, int] | None
@@ -148,16 +149,18 @@ def load_launch() -> Launch | None:
         rank, size = int(found("RANK", "")), int(found("WORLD_SIZE", ""))
         port = int(found("MASTER_PORT") or 0)
         local = int(found("LOCAL_RANK") or 0)
+        restart = int(found("TORCHELASTIC_RESTART_COUNT") or 0)
     except ValueError:
         return None
     host, name = found("MASTER_ADDR", ""), found("TORCHELASTIC_RUN_ID", "")
     agent = found("TORCHELASTIC_USE_AGENT_STORE") == "True" and host and port
-    parts = (name, found("TORCHELASTIC_RESTART_COUNT", "0"), host, str(port), str(size))
+    parts = (name, str(restart), host, str(port), str(size))
     return Launch(
         rank=rank,
         local_rank=local,
         world_size=size,
         run="/".join(parts),
+        restart=restart,
         named=name not in ("", "none"),
         store=(host, port) if agent else None,
     )

@@ -73,6 +73,7 @@ def test_the_bytes_leave_the_store_once_all_have_read_them_and_the_decision_stay
     decision = leader.agree(KEY, 60, lambda: b"bytes")
     for other in others:
         assert other.artifact(KEY, other.agree(KEY, 60, never)) == b"bytes"
+        other.done(KEY, decision)
     assert leader.artifact(KEY, decision) is None
     assert rank().agree(KEY, 60, never) == decision
 

@@ -189,7 +189,7 @@ RANK = (
     "from torchrelay.clients.report import process_report\n"
     "from torchrelay.clients.settings import Launch\n"
     "run, rank = process_report(), int(sys.argv[2])\n"
-    "launch = Launch(rank=rank, local_rank=rank, world_size=2, run=sys.argv[3], named=True, store=None)\n"
+    "launch = Launch(rank=rank, local_rank=rank, world_size=2, run=sys.argv[3], restart=0, named=True, store=None)\n"
     "run.leave_at_exit(pathlib.Path(sys.argv[1]), launch)\n"
     "run.record('miss', key=f'{rank:064x}')\n"
 )
