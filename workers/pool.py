@@ -112,7 +112,7 @@ class WorkerPool:
         CompileKilled, and what the compile itself raised.
         """
         until = asyncio.get_running_loop().time() + deadline_seconds
-        slot = await self._take_slot(toolchain, target, deadline_seconds, on_progress)
+        slot = await self._take_slot(namespace, toolchain, target, deadline_seconds, on_progress)
         job_id = uuid.uuid4().hex
         left = until - asyncio.get_running_loop().time()
         running = asyncio.create_task(
@@ -132,6 +132,7 @@ class WorkerPool:
 
     async def _take_slot(
         self,
+        namespace: str,
         toolchain: wire.Toolchain,
         target: wire.Target,
         seconds: float,
@@ -143,7 +144,10 @@ class WorkerPool:
         try:
             async with asyncio.timeout(seconds):
                 return await self._slots.take(
-                    toolchain, target, lambda n: on_progress("queued", f"{n} ahead of it in the worker queue")
+                    namespace,
+                    toolchain,
+                    target,
+                    lambda n: on_progress("queued", f"{n} ahead of it in the worker queue"),
                 )
         except TimeoutError:
             raise CompileTimeout(

@@ -1,8 +1,9 @@
-"""The pool's book of slots and of jobs that wait for one: who fits where, in the order of asking."""
+"""The pool's book of slots and of jobs that wait for one: who fits where; namespaces in turn, each in its order."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -54,7 +55,8 @@ class Slot:
 
 
 class _Waiter:
-    def __init__(self, toolchain: wire.Toolchain, target: wire.Target) -> None:
+    def __init__(self, namespace: str, toolchain: wire.Toolchain, target: wire.Target) -> None:
+        self.namespace = namespace
         self.toolchain = toolchain
         self.target = target
         self.slot: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
@@ -66,19 +68,22 @@ class Slots:
     def __init__(self) -> None:
         self.all: dict[tuple[str, Kind, int], Slot] = {}
         self._waiting: list[_Waiter] = []
+        self._served: dict[str, int] = {}
+        """When each namespace was last given a slot, in slots given."""
+        self._given = 0
 
     def waiting(self) -> int:
         return len(self._waiting)
 
     async def take(
-        self, toolchain: wire.Toolchain, target: wire.Target, on_wait: Callable[[int], None]
+        self, namespace: str, toolchain: wire.Toolchain, target: wire.Target, on_wait: Callable[[int], None]
     ) -> Slot:
-        """An idle slot that suits, made busy; first come, first served.
+        """An idle slot that suits, made busy; namespaces take turns, and within one it is first come, first served.
 
-        `on_wait` hears how many were ahead if there is a wait. Raises NoWorker when no such slot is to come.
+        `on_wait` hears how many are ahead if there is a wait. Raises NoWorker when no such slot is to come.
         """
-        waiter = _Waiter(toolchain, target)
-        ahead = len(self._waiting)
+        waiter = _Waiter(namespace, toolchain, target)
+        ahead = self._ahead(namespace)
         self._waiting.append(waiter)
         self.serve()
         if not waiter.slot.done():
@@ -100,7 +105,12 @@ class Slots:
 
     def serve(self) -> None:
         """Give idle slots to those who wait; turn away whoever waits for what will not come."""
-        for waiter in list(self._waiting):
+        while self._give_one():
+            pass
+
+    def _give_one(self) -> bool:
+        """Of those whom an idle slot suits, the namespace that was served longest ago comes first."""
+        for waiter in sorted(self._waiting, key=lambda waiter: self._served.get(waiter.namespace, 0)):
             if waiter.slot.done():
                 continue
             suitable = [s for s in self.all.values() if s.suits(waiter.toolchain, waiter.target)]
@@ -108,10 +118,20 @@ class Slots:
             if idle is not None:
                 idle.state = "busy"
                 self._waiting.remove(waiter)
+                self._given += 1
+                self._served[waiter.namespace] = self._given
                 waiter.slot.set_result(idle)
-            elif not suitable and not any(s.may_come(waiter.target.kind) for s in self.all.values()):
+                return True
+            if not suitable and not any(s.may_come(waiter.target.kind) for s in self.all.values()):
                 self._waiting.remove(waiter)
                 waiter.slot.set_exception(self._none_for(waiter))
+        return False
+
+    def _ahead(self, namespace: str) -> int:
+        """How many get a slot before one more job of `namespace`, if all slots suited all and nobody else came."""
+        waiting = Counter(waiter.namespace for waiter in self._waiting)
+        own = waiting.pop(namespace, 0)
+        return own + sum(min(count, own + 1) for count in waiting.values())
 
     def _none_for(self, waiter: _Waiter) -> NoWorker:
         asked = f"{_describe(waiter.target)}, {_toolchain(waiter.toolchain)}"
