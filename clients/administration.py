@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from ..compiler import wire
+from ..compiler.trust_document import ListedKey
 from .connection import Clock, Connection, decode
 from .settings import ClientSettings
 
@@ -92,6 +93,16 @@ class Imported(Struct, frozen=True):
     outcome: str
 
 
+class Keys(Struct, frozen=True, kw_only=True):
+    """The service's signing keys; `current` signs now."""
+
+    current: str
+    serial: int
+    epoch: int
+    keys: list[ListedKey]
+    revoked: list[str]
+
+
 class _CachePage(Struct, frozen=True):
     entries: list[CacheEntry]
     next: str
@@ -120,6 +131,21 @@ class Administration:
     def revoke_token(self, token_id: str) -> Token:
         """Raises NotFound."""
         return self._ask("DELETE", f"/v1/tokens/{token_id}", Token)
+
+    def keys(self) -> Keys:
+        return self._ask("GET", "/v1/keys", Keys)
+
+    def rotate_key(self, overlap_seconds: int | None) -> Keys:
+        """None: what the last key signed counts for good."""
+        return self._ask("POST", "/v1/keys", Keys, {"overlap_seconds": overlap_seconds})
+
+    def revoke_key(self, key_id: str) -> Keys:
+        """Raises NotFound, MalformedRequest for one that is revoked already."""
+        return self._ask("DELETE", f"/v1/keys/{key_id}", Keys)
+
+    def disown(self) -> Keys:
+        """Nothing that was signed until now counts any more."""
+        return self._ask("POST", "/v1/keys/epoch", Keys)
 
     def audit(self, limit: int) -> list[AuditEntry]:
         """The newest `limit` entries of the audit log, newest first."""

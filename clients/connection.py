@@ -47,6 +47,7 @@ _BLACKHOLE_SECONDS = 15.0
 wait twenty connect timeouts."""
 _STALE = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError, httpx2.CloseError)
 """What a kept-alive connection raises when the server closed it between two requests."""
+_SERIAL_DIGITS = 15
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _BY_STATUS: Mapping[int, type[RelayError]] = {
     401: Unauthenticated,
@@ -108,6 +109,8 @@ class Connection:
         self._client: httpx2.Client | None = None
         self._owner = 0
         self._dead_until = 0.0
+        self.trust_serial = 0
+        """The latest answer's serial of the gateway's trust document; 0 before the first, or from another service."""
         if settings.token and settings.url.startswith("http://") and not settings.loopback:
             warnings.warn(
                 f"torchrelay: the token travels unencrypted to {settings.url}. "
@@ -207,6 +210,9 @@ class Connection:
                     f"something before {self._settings.url} compresses its answers",
                     hint="Have the proxy pass them on as they are",
                 )
+            told = response.headers.get("x-torchrelay-trust", "")
+            if told.isdecimal() and len(told) <= _SERIAL_DIGITS:
+                self.trust_serial = int(told)
             yield response
 
     def _connected(self) -> httpx2.Client:

@@ -17,6 +17,7 @@ from msgspec import Struct
 from ..compiler import wire
 from ..compiler.errors import GatewayUnreachable, NotCached, NotFound, SchemaMismatch, ServiceError
 from ..compiler.explain import Explanation
+from ..compiler.trust_document import SignedDocument
 from .connection import JSON_BYTES, Answer, Clock, Connection, T, backoff, decode, error_of
 from .settings import ClientSettings
 from .wait import OnProgress, Wait
@@ -157,8 +158,17 @@ class Gateway:
     # --- the small calls -----------------------------------------------------------------------------------
 
     def info(self) -> dict[str, Any]:
-        """{version, schema, key_ids, public_keys}."""
+        """{version, schema, namespace, key_ids, public_keys}."""
         return self._json("/v1/info", dict[str, Any])
+
+    @property
+    def trust_serial(self) -> int:
+        """Serial of `trust_document` as the gateway's latest answer told it; 0 when none has."""
+        return self._connection.trust_serial
+
+    def trust_document(self) -> SignedDocument:
+        """The gateway's keys, revocations and epoch, to be verified."""
+        return self._json("/v1/trust", SignedDocument)
 
     def stats(self) -> dict[str, Any]:
         """requests, hits, misses, compiles, coalesced, failures, seconds_saved, and more."""

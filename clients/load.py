@@ -15,18 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ..compiler import artifact, expr, members, torch_internals, wire
-from ..compiler.errors import ArtifactError, SignatureError, ToolchainMismatch
-from ..compiler.trust import Trust, read_key
+from ..compiler.errors import ArtifactError, ToolchainMismatch
+from ..compiler.trust import Trust
 from .capture import Captured
 from .libraries import cpp_libraries, triton_modules
-
-
-def pinned(encoded: Sequence[str], namespace: str) -> Trust:
-    """Trust in the settings' public keys, base64 of their raw form. Raises SignatureError for one that is none."""
-    try:
-        return Trust.of([read_key(text) for text in encoded], namespace=namespace)
-    except ValueError as error:
-        raise SignatureError(f"a trusted public key cannot be read: {error}") from None
 
 
 class _Collector:

@@ -35,6 +35,7 @@ from .job import Decision, GatewayJob, Job, JobStore, StoreJob
 from .prefetch import Prefetch
 from .report import Outcome, RunReport
 from .settings import ClientSettings, Launch
+from .trust_store import TrustStore
 
 _STORE_SECONDS = 30.0
 """The longest that a job's store may take to answer."""
@@ -83,7 +84,7 @@ class Source:
         self._prefetch = prefetch
         self._launch = launch
         self._disk = DiskCache(settings.cache_dir / "artifacts", settings.disk_cache_bytes)
-        self._trust = load.pinned(settings.public_keys, settings.namespace)
+        self._trust = TrustStore(settings)
         self._owner = os.getpid()
         self._store_job: StoreJob | None = None
         self._left: JobUnreachable | None = None
@@ -125,7 +126,7 @@ class Source:
             return None
         try:
             with self._report.timed("verify"):
-                self._trust.key_for(early.opened.statement)
+                self._trust.trust().key_for(early.opened.statement)
                 load.check_fit(early.opened, wanted.captured.request)
             compiled = self._load_opened(early.opened, wanted)
         except _UNUSABLE:
@@ -139,6 +140,8 @@ class Source:
         stored = self._disk.get(wanted.key)
         if stored is None:
             return None
+        if self._settings.url:
+            self._trust.refresh_if_stale(self._gateway.trust_document)
         try:
             return Found(self._load(stored, wanted), "disk_hit", stored)
         except _UNUSABLE:
@@ -164,8 +167,9 @@ class Source:
         return fetched
 
     def _load(self, data: bytes, wanted: Wanted) -> Callable[..., Any]:
+        self._trust.heard(self._gateway.trust_serial, self._gateway.trust_document)
         with self._report.timed("verify"):
-            opened = load.verify(data, self._trust, key=wanted.key, request=wanted.captured.request)
+            opened = load.verify(data, self._trust.trust(), key=wanted.key, request=wanted.captured.request)
         return self._load_opened(opened, wanted)
 
     def _load_opened(self, opened: Artifact, wanted: Wanted) -> Callable[..., Any]:

@@ -147,16 +147,16 @@ class Prefetch:
         return http.Gateway(self._settings)
 
     def _fetch_all(self, gateway: Gateway) -> None:
-        from ..compiler.trust import Trust, read_key
         from .disk_cache import DiskCache
+        from .trust_store import TrustStore
 
-        keys = [read_key(text) for text in self._settings.public_keys]
-        trusted = Trust.of(keys, namespace=self._settings.namespace)
+        store = TrustStore(self._settings)
         disk = DiskCache(self._settings.cache_dir / "artifacts", self._settings.disk_cache_bytes)
         chosen, total = [], 0
         for script in self._scripts:
             if found := gateway.used_by(script).artifacts:
                 break
+        store.heard(gateway.trust_serial, gateway.trust_document)
         for entry in found[:_MOST_ARTIFACTS]:
             total += entry.size
             if total > _MOST_BYTES:
@@ -171,7 +171,7 @@ class Prefetch:
                     continue
                 slot.begun = True
             try:
-                slot.early = self._fetch(gateway, key, trusted, disk)
+                slot.early = self._fetch(gateway, key, store.trust(), disk)
             except Exception:
                 self._failed()
             finally:

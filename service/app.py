@@ -18,6 +18,7 @@ from fastapi.openapi.utils import get_openapi
 
 from ..compiler import wire
 from ..compiler.explain import Explanation
+from ..compiler.trust_document import SignedDocument
 from . import auth, logs, problems
 from . import gateway as parts
 from .dispatch import CompilePool
@@ -31,6 +32,7 @@ from .routes import (
     explain,
     health,
     jobs,
+    keys,
     prefetch,
     progress,
     status,
@@ -59,6 +61,9 @@ _SCHEMAS = (
     tokens.TokenRequest,
     tokens.TokenReply,
     auth.TokenRecord,
+    keys.KeysReply,
+    keys.RotateRequest,
+    SignedDocument,
     audit.AuditReply,
     cache.CacheReply,
     cache.ArtifactReply,
@@ -106,6 +111,7 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
         explain,
         status,
         health,
+        keys,
         tokens,
         audit,
         cache,
@@ -126,10 +132,15 @@ class GatewayServer(uvicorn.Server):
         super().__init__(config)
         self._app = app
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    @property
+    def gateway(self) -> parts.Gateway:
+        """Once it has started."""
         gateway: parts.Gateway = self._app.state.gateway
-        gateway.state.stopping = True
-        gateway.tenants.wake_all()
+        return gateway
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.gateway.state.stopping = True
+        self.gateway.tenants.wake_all()
         await super().shutdown(sockets)
 
 

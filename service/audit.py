@@ -15,10 +15,22 @@ from redis.asyncio.client import Pipeline
 from .scripts import Keys
 
 Action = Literal[
-    "compile", "published", "imported", "pinned", "unpinned", "deleted", "token_created", "token_revoked"
+    "compile",
+    "published",
+    "imported",
+    "pinned",
+    "unpinned",
+    "deleted",
+    "token_created",
+    "token_revoked",
+    "quarantined",
+    "key_rotated",
+    "key_revoked",
+    "all_disowned",
 ]
 """compile: `name` caused the compile of `key`. published: the service offers what `worker` built, signed by
-`signer`. imported: `name` brought an artifact that `signer` had signed elsewhere."""
+`signer`. imported: `name` brought an artifact that `signer` had signed elsewhere. quarantined: the service offers an
+artifact no longer, and `detail` says why. key_rotated, key_revoked, all_disowned: signing.py's changes."""
 
 _SERVICE = "service"
 

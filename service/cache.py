@@ -2,7 +2,7 @@
 
 The blob is written before the index offers it, and leaves after the index has forgotten it, so that whoever
 finds an entry normally finds its bytes; where they are lost or damaged all the same, or signed by nobody we
-trust, the entry is dropped and the key is a miss again. Publishing is one Lua script: the first artifact of a
+trust, the entry is quarantined and the key is a miss again. Publishing is one Lua script: the first artifact of a
 key wins.
 """
 
@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 
 from ..compiler import artifact, wire
 from ..compiler.errors import ArtifactError, MalformedRequest, SignatureError, Unavailable
+from ..compiler.trust import Statement
 from .audit import Audit, Event
 from .auth import Grant
 from .blobs import Blobs, Place, sha256
@@ -30,6 +31,7 @@ from .signing import Keyring
 
 _EVICT_BATCH = 64
 _REMEMBERED = 65536
+_EVIDENCE_MS = 3_600_000
 _KEY = re.compile("[0-9a-f]{64}")
 _IMPORT = "import"
 """What publish.lua takes in place of a lease."""
@@ -76,7 +78,7 @@ class Cache:
         self._metrics = metrics
         self._audit = audit
         self._keyring = keyring
-        self._verified: OrderedDict[str, str] = OrderedDict()  # artifacts' digests, and their keys
+        self._verified: OrderedDict[str, tuple[str, Statement]] = OrderedDict()  # by digest: key and signer
         self._limit_bytes = limit_bytes
         self._ttl_ms = int(progress_ttl_seconds * 1000)
 
@@ -91,38 +93,60 @@ class Cache:
         digest, size, place, blob = found
         data = blob if place == b"redis" else await self._blobs.get(key, digest.decode())
         whole = data is not None and len(data) == int(size) and await sha256(data) == digest.decode()
-        if data is not None and whole and await self._genuine(key, digest.decode(), data):
-            return data
-        log.warning("blob_lost", key=key, place=place.decode(), damaged=data is not None)
-        self._metrics.damaged_blobs.inc()
-        dropped = await self._scripts.drop(
-            keys=[keys.index(key), keys.lru, keys.sizes, keys.total, keys.stats, keys.inline, keys.pinned],
-            args=[key, digest, use, keys.blob_prefix],
-        )
-        if dropped and data is not None and place != b"redis":
-            await self._blobs.delete(key, digest.decode(), "store")
+        if data is None:
+            refusal = "its bytes are gone"
+        elif not whole:
+            refusal = "its bytes are not those of its digest"
+        else:
+            refusal = await self._refusal(key, digest.decode(), data)
+            if not refusal:
+                return data
+        await self._quarantine(key, digest.decode(), use, refusal)
         return None
 
-    async def _genuine(self, key: str, digest: str, data: bytes) -> bool:
-        """Whether this installation signed these bytes for `key`: Redis and the store are not believed. A digest
-        that held once is not checked again."""
-        if self._verified.get(digest) == key:
-            self._verified.move_to_end(digest)
-            return True
+    async def _quarantine(self, key: str, digest: str, use: Use, refusal: str) -> None:
+        """Offer the entry no longer; whoever asks next has it compiled again. Its bytes stay for an hour or more,
+        to be looked at: Redis lets them expire, and the store's are swept."""
+        keys = self._keys
+        log.error("artifact_quarantined", key=key, digest=digest, reason=refusal)
+        self._metrics.damaged_blobs.inc()
+        event = Event(action="quarantined", key=key, digest=digest, detail=refusal)
+        await self._scripts.drop(
+            keys=[
+                keys.index(key),
+                keys.lru,
+                keys.sizes,
+                keys.total,
+                keys.stats,
+                keys.inline,
+                keys.pinned,
+                self._audit.stream,
+            ],
+            args=[key, digest, use, keys.blob_prefix, _EVIDENCE_MS, self._audit.entries, *event.fields()],
+        )
+
+    async def _refusal(self, key: str, digest: str, data: bytes) -> str:
+        """Why these bytes are not to be served for `key`, or '': Redis and the store are not believed. What was
+        verified once is not read again; whether its signer still counts is asked each time."""
+        trust = self._keyring.trust(self._keys.namespace)
+        known, statement = self._verified.get(digest, ("", None))
         try:
-            opened = await asyncio.to_thread(
-                artifact.verify, data, self._keyring.trust(self._keys.namespace), key=key
-            )
-            origin = opened.statement.origin
-            if origin and not self._keyring.vouches_for(origin):
-                raise SignatureError(f"it was imported from the site of key {origin!r}, trusted no more")
+            if known == key and statement is not None:
+                trust.key_for(statement)
+                self._verified.move_to_end(digest)
+            else:
+                opened = await asyncio.to_thread(artifact.verify, data, trust, key=key)
+                statement = opened.statement
+                self._verified[digest] = key, statement
+                if len(self._verified) > _REMEMBERED:
+                    self._verified.popitem(last=False)
+            if statement.origin and not self._keyring.vouches_for(statement.origin):
+                raise SignatureError(
+                    f"it was imported on the word of key {statement.origin!r}, trusted no more"
+                )
         except (ArtifactError, SignatureError) as error:
-            log.error("artifact_refused", key=key, digest=digest, error=error.message)
-            return False
-        self._verified[digest] = key
-        if len(self._verified) > _REMEMBERED:
-            self._verified.popitem(last=False)
-        return True
+            return error.message
+        return ""
 
     async def adopt(self, data: bytes, *, by: Grant) -> tuple[str, Literal["imported", "exists"]]:
         """Offer an artifact that somebody signed elsewhere; its key, and whether it is the one offered now.

@@ -21,9 +21,10 @@ from pydantic import SecretStr
 from ..compiler.errors import SettingsError
 from ..compiler.trust import key_text
 from ..workers.pool import PoolSettings, WorkerPool
-from . import signing, state
+from . import state
 from .app import GatewayServer, create_server
 from .redis_process import RedisProcess
+from .scripts import DEFAULT
 from .settings import ServiceSettings
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -113,6 +114,7 @@ def _pool_settings(settings: ServiceSettings, runtime: Path | None) -> PoolSetti
         request_limits=settings.limits,
         kernels_dir=settings.kernels_location,
         kernels_bytes=settings.kernels_limit_bytes,
+        isolation=settings.isolation,
     )
 
 
@@ -147,12 +149,13 @@ async def _announce(server: GatewayServer, settings: ServiceSettings, url: str, 
     while not server.started:
         await asyncio.sleep(0.05)
     assert settings.token is not None
-    signer = await asyncio.to_thread(signing.load_or_create, settings.signing_key_path)
+    keyring = server.gateway.keyring
     state.write_credentials(
         credentials,
         url=url,
         token=settings.token.get_secret_value(),
-        public_keys=[key_text(signer.public_key())],
+        public_keys=[key_text(key) for key in keyring.public],
+        namespace=DEFAULT,
     )
     _say(f"gateway {url}")
     _say(f"credentials {credentials}")

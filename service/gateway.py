@@ -68,9 +68,7 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     redis = connect(settings)
     keys, scripts, metrics = Keys(settings.redis_prefix), Scripts(redis), Metrics()
-    keyring = Keyring(
-        signing.load_or_create(settings.signing_key_path), signing.read_sites(settings.trusted_public_keys)
-    )
+    keyring = Keyring(settings.keys_location, signing.read_sites(settings.trusted_public_keys))
     intake = Intake(settings.limits, body_timeout_seconds=settings.body_timeout_seconds)
     namespaces, wakes = Namespaces(redis, keys), WakeUps(redis, keys)
     shared = Shared(

@@ -10,8 +10,11 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .metrics import Metrics
+from .signing import Keyring
 
 log = structlog.get_logger(__name__)
+TRUST_HEADER = "X-Torchrelay-Trust"
+"""On every answer: the serial of /v1/trust, so that a client fetches that only when there is news."""
 _QUIET = frozenset({"/livez", "/readyz", "/metrics"})
 
 
@@ -23,13 +26,16 @@ class Observe:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        keyring: Keyring = scope["app"].state.gateway.keyring
         began, status, request_id = time.perf_counter(), 500, uuid.uuid4().hex[:16]
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                headers[TRUST_HEADER] = str(keyring.ring.serial)
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request=request_id):

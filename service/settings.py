@@ -51,8 +51,9 @@ class ServiceSettings(BaseSettings):
 
     Gateways that share a Redis share it too. Installations must not: what the index does not offer is swept.
     """
-    signing_key_file: Path | None = None
-    """Ed25519 private key, PEM, mode 0600, made on the first start; default `state_dir/signing.pem`."""
+    keys_dir: Path | None = None
+    """The signing keys' folder (service/signing.py), made on the first start; default `state_dir/keys`. Gateways of
+    one installation share it."""
 
     # who
     token: SecretStr | None = Field(default=None, min_length=32)
@@ -137,8 +138,8 @@ class ServiceSettings(BaseSettings):
         )
 
     @property
-    def signing_key_path(self) -> Path:
-        return self.signing_key_file or self.state_dir / "signing.pem"
+    def keys_location(self) -> Path:
+        return self.keys_dir or self.state_dir / "keys"
 
     @property
     def kernels_location(self) -> str | None:

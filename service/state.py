@@ -2,7 +2,7 @@
 
 lock           held by the running service and its redis-server
 token          the owner's bearer token
-signing.pem    the artifacts' signing key (signing.py)
+keys/          the artifacts' signing keys (signing.py)
 redis/         the append-only file
 blobs/         large artifacts
 kernels/       C++ libraries that compiles built, for later compiles
@@ -86,9 +86,9 @@ def owner_token(state_dir: Path) -> str:
     return path.read_text().strip()
 
 
-def write_credentials(path: Path, *, url: str, token: str, public_keys: list[str]) -> None:
+def write_credentials(path: Path, *, url: str, token: str, public_keys: list[str], namespace: str) -> None:
     """What a client of this user needs (clients/settings.py), mode 0600, replaced in one step."""
-    content = {"url": url, "token": token, "public_keys": public_keys}
+    content = {"url": url, "token": token, "public_keys": public_keys, "namespace": namespace}
     write_private(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
 
 

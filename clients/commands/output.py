@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
@@ -9,6 +10,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from ...compiler.errors import SettingsError
+
+_UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 
 def print_json(value: object) -> None:
@@ -21,6 +26,16 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*(Text("".join(c if c.isprintable() else "?" for c in cell)) for cell in row))
     Console().print(table, soft_wrap=True)
+
+
+def lifetime(option: str, text: str) -> int | None:
+    """Seconds of a text like 45m, 12h or 30d; None for `never`. Raises SettingsError, which names the option."""
+    if text == "never":
+        return None
+    found = re.fullmatch(r"([1-9][0-9]{0,6})([mhd])", text)
+    if found is None:
+        raise SettingsError(f"{option} is {text!r}"[:80], hint="Allowed: 45m, 12h, 30d, never")
+    return int(found[1]) * _UNITS[found[2]]
 
 
 def moment(seconds: float) -> str:

@@ -16,8 +16,6 @@ from . import output
 
 app = typer.Typer(no_args_is_help=True, help="Issue, list and revoke tokens (for administrators).")
 
-_UNITS = {"m": 60, "h": 3600, "d": 86400}
-
 
 @app.command()
 def create(
@@ -32,7 +30,7 @@ def create(
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Issue a token. Standard output has the token alone, this once."""
-    lifetime = _lifetime(expires)
+    lifetime = output.lifetime("--expires", expires)
     with Administration(load_settings()) as administration:
         made = administration.create_token(name, role or ["compile"], lifetime)
     if json:
@@ -70,15 +68,6 @@ def revoke(
     with Administration(load_settings()) as administration:
         record = administration.revoke_token(token_id)
     print(f"revoked {record.id}, {record.name}")
-
-
-def _lifetime(text: str) -> int | None:
-    if text == "never":
-        return None
-    found = re.fullmatch(r"([1-9][0-9]{0,6})([mhd])", text)
-    if found is None:
-        raise SettingsError(f"--expires is {text!r}"[:80], hint="Allowed: 45m, 12h, 30d, never")
-    return int(found[1]) * _UNITS[found[2]]
 
 
 def _row(record: Token) -> tuple[str, ...]:

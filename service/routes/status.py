@@ -23,8 +23,8 @@ router = APIRouter(tags=["service"])
 
 
 class InfoReply(Struct, frozen=True):
-    """Answer of `GET /v1/info`. `public_keys`: base64 of the raw Ed25519 keys that signed what is served here,
-    the gateway's own first; `key_ids` name them in the same order."""
+    """Answer of `GET /v1/info`. `public_keys`: base64 of the raw Ed25519 keys that signed what is served here, the
+    one that signs now first; `key_ids` name them in the same order."""
 
     version: str
     schema: int

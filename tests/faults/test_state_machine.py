@@ -137,7 +137,7 @@ class CacheMachine(RuleBasedStateMachine):
     evictors = Bundle("evictors")
     readers = Bundle("readers")
 
-    def __init__(self, server: RedisServer, signing_key_file: Path, artifacts: Artifacts) -> None:
+    def __init__(self, server: RedisServer, keys_dir: Path, artifacts: Artifacts) -> None:
         super().__init__()
         self.artifacts = artifacts
         self.raw = server.client()
@@ -146,7 +146,7 @@ class CacheMachine(RuleBasedStateMachine):
         configured = ServiceSettings(
             redis_url=server.url,
             state_dir=self.folder,
-            signing_key_file=signing_key_file,
+            keys_dir=keys_dir,
             token=TOKEN,
             lease_seconds=3600,
             blob_inline_bytes=INLINE,
@@ -455,10 +455,11 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 def check(server: RedisServer, folder: Path, examples: int, steps: int) -> None:
-    signing_key_file = folder / "signing.pem"
-    artifacts = make_artifacts(signing.load_or_create(signing_key_file))
+    keys_dir = folder / "keys"
+    current = signing.Keyring(keys_dir, {}).current
+    artifacts = make_artifacts(signing.read_private(keys_dir / f"{current}.pem"))
     run_state_machine_as_test(
-        lambda: CacheMachine(server, signing_key_file, artifacts),
+        lambda: CacheMachine(server, keys_dir, artifacts),
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,

@@ -43,7 +43,7 @@ def test_artifacts_are_signed_by_the_key_that_info_names(gateway: Running, http:
     opened = artifact.verify(data, keyring.trust("default"), key=gateway.pool.calls[0])
     assert len(opened.members["code.py"]) == 1000
     assert http.get("/v1/info").json()["key_ids"] == [keyring.current]
-    assert gateway.settings.signing_key_path.stat().st_mode & 0o777 == 0o600
+    assert {path.stat().st_mode & 0o777 for path in gateway.settings.keys_location.iterdir()} == {0o600}
 
 
 def test_a_look_into_the_cache_starts_no_compile(gateway: Running, http: httpx2.Client) -> None:

@@ -45,12 +45,13 @@ def test_credentials_are_private_and_replace_an_open_file_whole(tmp_path):
     path.parent.mkdir()
     path.write_text("{}")
     path.chmod(0o644)
-    state.write_credentials(path, url="http://127.0.0.1:1", token="t", public_keys=["k"])
+    state.write_credentials(path, url="http://127.0.0.1:1", token="t", public_keys=["k"], namespace="default")
     assert path.stat().st_mode & 0o777 == 0o600
     assert json.loads(path.read_text()) == {
         "url": "http://127.0.0.1:1",
         "token": "t",
         "public_keys": ["k"],
+        "namespace": "default",
     }
     assert [p.name for p in path.parent.iterdir()] == ["credentials.json"]
 

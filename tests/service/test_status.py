@@ -105,7 +105,7 @@ def test_docs_are_served(http: httpx2.Client) -> None:
     assert list(body) == ["application/vnd.torchrelay.graph+msgpack"]
 
 
-def test_the_service_keeps_to_its_own_description(gateway: Running) -> None:
+def test_the_service_keeps_to_its_own_description(gateway: Running, http: httpx2.Client) -> None:
     for media_type in (wire.GRAPH_MEDIA_TYPE, wire.ARTIFACT_MEDIA_TYPE):
         schemathesis.serializer.alias(media_type, "application/octet-stream")
     schema = schemathesis.openapi.from_url(f"{gateway.url}/openapi.json")
@@ -129,7 +129,8 @@ def test_the_service_keeps_to_its_own_description(gateway: Running) -> None:
 
         given(case=operation.as_strategy())(agrees)()
         tried.add(operation.label)
-    assert len(tried) == 26
+    operations = http.get("/openapi.json").json()["paths"].values()
+    assert len(tried) == sum(map(len, operations)) > 30
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -137,15 +138,14 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     found = ServiceSettings()
     assert found.cache_limit_bytes == 12345
-    assert found.signing_key_path == tmp_path / "torchrelay" / "signing.pem"
+    assert found.keys_location == tmp_path / "torchrelay" / "keys"
     with pytest.raises(ValidationError):
         ServiceSettings(token="short")
 
 
 def test_a_signing_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "signing.pem"
-    key = signing.load_or_create(path)
-    assert signing.load_or_create(path).public_key() == key.public_key()
-    path.chmod(0o644)
+    keyring = signing.Keyring(tmp_path, {})
+    assert signing.Keyring(tmp_path, {}).current == keyring.current
+    (tmp_path / f"{keyring.current}.pem").chmod(0o644)
     with pytest.raises(SettingsError, match="readable by others"):
-        signing.load_or_create(path)
+        signing.Keyring(tmp_path, {})
