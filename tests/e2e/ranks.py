@@ -1,0 +1,80 @@
+"""One rank of a small DDP job; torchrun starts it: FOLDER [LATE] in; FOLDER/<rank>.json out.
+
+It trains twice from the same start, through torchrelay and compiled locally. With LATE, only rank 0 begins at once; the
+others when FOLDER/go appears. Each rank has a disk cache of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+import torchrelay
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 3
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rise, self.fall = nn.Linear(8, 24), nn.Linear(24, 1)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.fall(nn.functional.gelu(self.rise(rows)))
+
+
+def train(backend: str, rank: int, folder: Path, *, waits: bool) -> list[float]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Net())
+    compiled = torch.compile(model, backend=backend)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(1 + rank)
+    rows, wanted = torch.randn(16, 8), torch.randn(16, 1)
+    while waits and not (folder / "go").exists():  # after DDP was made: that is a collective
+        time.sleep(0.05)
+    losses = []
+    for _ in range(STEPS):
+        loss = nn.functional.mse_loss(compiled(rows), wanted)
+        (folder / f"begun-{rank}").touch()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def main() -> None:
+    folder, late = Path(sys.argv[1]), "LATE" in sys.argv[2:]
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    cache = folder / f"cache-{rank}"
+    os.environ["TORCHRELAY_CACHE_DIR"] = str(cache)
+    relay = train("torchrelay", rank, folder, waits=late and rank > 0)
+    torch._dynamo.reset()
+    local = train("inductor", rank, folder, waits=False)
+    files = [path for path in (cache / "artifacts").rglob("*") if len(path.name) == 64]
+    report = msgspec.to_builtins(torchrelay.report())
+    told = {
+        "relay": relay,
+        "local": local,
+        "digests": sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in files),
+        "keys": [graph["key"] for graph in report["graphs"]],
+        "outcomes": [graph["outcome"] + graph["reason"] for graph in report["graphs"]],
+        "alone": report["alone"],
+    }
+    (folder / f"{rank}.json").write_text(json.dumps(told))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
