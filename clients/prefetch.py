@@ -82,6 +82,10 @@ class Prefetch:
         self._imported, self._ended = threading.Event(), threading.Event()
 
     def start(self) -> None:
+        # These register what is to happen around a fork, which must not change in the middle of one.
+        import concurrent.futures.thread  # noqa: F401
+        import logging  # noqa: F401
+
         threading.Thread(target=self._run, name="torchrelay prefetch", daemon=True).start()
         atexit.register(self._close)
         # A child forked while this thread imports would find modules locked by nobody.
