@@ -27,7 +27,11 @@ class Token(Struct, frozen=True, kw_only=True):
     id: str
     name: str
     roles: list[str]
+    namespace: str = "default"
+    """`*`: all of them."""
     created: int
+    rate: float | None = None
+    """Requests a second; None: as the service's settings say; 0: no limit."""
     expires: int | None = None
     revoked: int | None = None
 
@@ -44,6 +48,7 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
 
     id: str
     at: float
+    namespace: str = "default"
     action: str
     name: str = ""
     token: str = ""
@@ -93,6 +98,27 @@ class Imported(Struct, frozen=True):
     outcome: str
 
 
+class Quota(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a namespace may use. 0: no limit; None: as the service's settings say."""
+
+    compiles: int | None = None
+    compile_seconds: float | None = None
+    bytes: int | None = None
+
+
+class Namespace(Struct, frozen=True, kw_only=True):
+    """A team: its own quota, the one in force, and what it uses now."""
+
+    name: str
+    own: Quota
+    quota: Quota
+    compiles: int
+    compile_seconds: float
+    period_ends_seconds: float
+    bytes: int
+    artifacts: int
+
+
 class Keys(Struct, frozen=True, kw_only=True):
     """The service's signing keys; `current` signs now."""
 
@@ -109,9 +135,17 @@ class _CachePage(Struct, frozen=True):
 
 
 class Administration:
-    """One gateway's administration. `transport` replaces the network, for tests."""
+    """One gateway's administration, in `namespace` (default: the token's own). `transport` replaces the network,
+    for tests."""
 
-    def __init__(self, settings: ClientSettings, transport: httpx2.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        settings: ClientSettings,
+        transport: httpx2.BaseTransport | None = None,
+        *,
+        namespace: str = "",
+    ) -> None:
+        self._namespace = namespace
         self._settings = settings
         self._connection = Connection(settings, transport)
 
@@ -121,8 +155,23 @@ class Administration:
     def __exit__(self, *exc: object) -> None:
         self._connection.close()
 
-    def create_token(self, name: str, roles: Sequence[str], expires_seconds: int | None) -> NewToken:
-        body = {"name": name, "roles": list(roles), "expires_seconds": expires_seconds}
+    def create_token(
+        self,
+        name: str,
+        roles: Sequence[str],
+        expires_seconds: int | None,
+        *,
+        namespace: str = "",
+        rate: float | None = None,
+    ) -> NewToken:
+        """`namespace`: '' for the administrator's own, `*` for all. `rate`: requests a second; 0: no limit."""
+        body = {
+            "name": name,
+            "roles": list(roles),
+            "expires_seconds": expires_seconds,
+            "namespace": namespace,
+            "rate": rate,
+        }
         return self._ask("POST", "/v1/tokens", NewToken, body)
 
     def tokens(self) -> list[Token]:
@@ -131,6 +180,18 @@ class Administration:
     def revoke_token(self, token_id: str) -> Token:
         """Raises NotFound."""
         return self._ask("DELETE", f"/v1/tokens/{token_id}", Token)
+
+    def namespaces(self) -> list[Namespace]:
+        """Those of which the token may hear."""
+        return self._ask("GET", "/v1/namespaces", list[Namespace])
+
+    def namespace(self, name: str) -> Namespace:
+        """Raises NotFound, Forbidden."""
+        return self._ask("GET", f"/v1/namespaces/{name}", Namespace)
+
+    def set_quota(self, name: str, quota: dict[str, float | None]) -> Namespace:
+        """Change what `quota` names (fields of Quota), and make the namespace if it does not exist."""
+        return self._ask("PATCH", f"/v1/namespaces/{name}", Namespace, quota)
 
     def keys(self) -> Keys:
         return self._ask("GET", "/v1/keys", Keys)
@@ -189,13 +250,14 @@ class Administration:
     def export(self, key: str) -> bytes:
         """The artifact's signed bytes. Raises NotFound."""
         limit = self._settings.max_response_bytes
-        return self._connection.request("GET", f"/v1/artifacts/{key}", Clock(_SLOW_SECONDS), limit=limit).body
+        path = self._within(f"/v1/artifacts/{key}")
+        return self._connection.request("GET", path, Clock(_SLOW_SECONDS), limit=limit).body
 
     def import_artifact(self, data: bytes) -> Imported:
         """Raises MalformedRequest when no key that the service trusts has signed it."""
         headers = {"Content-Type": wire.ARTIFACT_MEDIA_TYPE}
         answer = self._connection.request(
-            "POST", "/v1/cache", Clock(_SLOW_SECONDS), content=data, headers=headers
+            "POST", self._within("/v1/cache"), Clock(_SLOW_SECONDS), content=data, headers=headers
         )
         return decode(answer.body, Imported)
 
@@ -206,5 +268,13 @@ class Administration:
         headers = {} if body is None else {"Content-Type": "application/json"}
         clock = Clock(seconds)
         return decode(
-            self._connection.request(method, path, clock, content=content, headers=headers).body, type
+            self._connection.request(
+                method, self._within(path), clock, content=content, headers=headers
+            ).body,
+            type,
         )
+
+    def _within(self, path: str) -> str:
+        if not self._namespace:
+            return path
+        return f"{path}{'&' if '?' in path else '?'}namespace={self._namespace}"

@@ -170,9 +170,11 @@ class Gateway:
         """The gateway's keys, revocations and epoch, to be verified."""
         return self._json("/v1/trust", SignedDocument)
 
-    def stats(self) -> dict[str, Any]:
-        """requests, hits, misses, compiles, coalesced, failures, seconds_saved, and more."""
-        return self._json("/v1/stats", dict[str, Any])
+    def stats(self, namespace: str = "") -> dict[str, Any]:
+        """requests, hits, misses, compiles, coalesced, failures, seconds_saved, and more: of `namespace`, or of all
+        of which the token may hear, together and of each."""
+        path = f"/v1/stats?namespace={namespace}" if namespace else "/v1/stats"
+        return self._json(path, dict[str, Any])
 
     def workers(self) -> list[wire.WorkerInfo]:
         return self._json("/v1/workers", list[wire.WorkerInfo])

@@ -19,7 +19,7 @@ from fastapi.openapi.utils import get_openapi
 from ..compiler import wire
 from ..compiler.explain import Explanation
 from ..compiler.trust_document import SignedDocument
-from . import auth, logs, problems
+from . import auth, logs, problems, quotas
 from . import gateway as parts
 from .dispatch import CompilePool
 from .observe import Observe
@@ -33,6 +33,7 @@ from .routes import (
     health,
     jobs,
     keys,
+    namespaces,
     prefetch,
     progress,
     status,
@@ -61,6 +62,8 @@ _SCHEMAS = (
     tokens.TokenRequest,
     tokens.TokenReply,
     auth.TokenRecord,
+    quotas.NamespaceReply,
+    quotas.QuotaChange,
     keys.KeysReply,
     keys.RotateRequest,
     SignedDocument,
@@ -116,6 +119,7 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
         audit,
         cache,
         jobs,
+        namespaces,
         prefetch,
     ):
         app.include_router(module.router)

@@ -23,6 +23,7 @@ Action = Literal[
     "deleted",
     "token_created",
     "token_revoked",
+    "quota_changed",
     "quarantined",
     "key_rotated",
     "key_revoked",

@@ -21,10 +21,10 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from ..compiler.errors import Forbidden, Unauthenticated
+from ..compiler.errors import Forbidden, RateLimited, Unauthenticated
 from .audit import Audit, Event
 from .namespaces import EVERY, NAMED, Namespaces
-from .scripts import DEFAULT, Keys
+from .scripts import DEFAULT, Keys, Scripts
 from .settings import ServiceSettings
 
 Role = Literal["read", "compile", "tune", "train", "admin"]
@@ -40,6 +40,7 @@ _REMEMBERED_SECONDS = 30 * 86400
 """A token that expired or was revoked is still listed, and still told so, for this long."""
 _RENEW = "Ask an administrator for a new token, then run `torchrelay login`"
 
+_OWNER = "Ask the service's owner, and name no namespace"
 _ELSEWHERE = "Ask an administrator of that namespace for a token"
 
 _bearer = HTTPBearer(auto_error=False, description="A token of `torchrelay up`, or one that an admin issued")
@@ -77,6 +78,8 @@ class TokenRecord(Struct, frozen=True, kw_only=True):
     namespace: str = DEFAULT
     """Or `*`: all of them."""
     created: int
+    rate: float | None = None
+    """Requests a second; None: as the settings say; 0: no limit. admit.lua reads it."""
     expires: int | None = None
     revoked: int | None = None
 
@@ -102,29 +105,43 @@ def digest(token: str) -> str:
 
 
 class Tokens:
-    def __init__(self, redis: Redis, keys: Keys, audit: Audit, settings: ServiceSettings) -> None:
+    def __init__(
+        self, redis: Redis, keys: Keys, scripts: Scripts, audit: Audit, settings: ServiceSettings
+    ) -> None:
         self._redis = redis
         self._keys = keys
+        self._scripts = scripts
+        self._rate = settings.token_requests_per_second
+        self._burst_seconds = settings.token_burst_seconds
         self._audit = audit
         self._namespaces = Namespaces(redis, keys)
         self._owner = digest(settings.token.get_secret_value()) if settings.token else None
 
     async def check(self, token: str) -> Grant:
-        """Raises Unauthenticated, or RedisError for a token that only Redis knows."""
+        """Raises Unauthenticated, RateLimited, or RedisError for a token that only Redis knows."""
         if len(token) > _TOKEN_LIMIT:
             raise Unauthenticated("the token is too long to be one")
         found = digest(token)
         if self._owner is not None and hmac.compare_digest(found, self._owner):
             return Grant("owner", frozenset({"admin"}), OWNER_ID, everywhere=True)
-        data = await self._redis.hget(self._keys.tokens, found)
-        if data is None:
+        admitted = await self._scripts.admit(
+            keys=[self._keys.tokens, self._keys.bucket(found)],
+            args=[found, self._rate, self._burst_seconds, self._keys.installation, DEFAULT],
+        )
+        if admitted is None:
             raise Unauthenticated("the token is not known")
-        record = msgspec.json.decode(data, type=TokenRecord)
+        record = msgspec.json.decode(admitted[0], type=TokenRecord)
         now = time.time()
         if record.revoked is not None and record.revoked <= now:
             raise Unauthenticated(f"the token {record.id} was revoked on {_day(record.revoked)}", hint=_RENEW)
         if record.expires is not None and record.expires <= now:
             raise Unauthenticated(f"the token {record.id} expired on {_day(record.expires)}", hint=_RENEW)
+        if admitted[1]:
+            rate = self._rate if record.rate is None else record.rate
+            raise RateLimited(
+                f"the token {record.id} may ask {rate:g} times a second, and asked more often",
+                retry_after=-(-admitted[1] // 1000),
+            )
         everywhere = record.namespace == EVERY
         home = DEFAULT if everywhere else record.namespace
         return Grant(record.name, record.roles, record.id, home, everywhere)
@@ -136,6 +153,7 @@ class Tokens:
         *,
         by: Grant,
         namespace: str = DEFAULT,
+        rate: float | None = None,
         lifetime_seconds: int | None = None,
     ) -> Issued:
         """A new token for `name`; it is shown once and cannot be read back. None: it does not expire."""
@@ -146,6 +164,7 @@ class Tokens:
             roles=roles,
             namespace=namespace,
             created=now,
+            rate=rate,
             expires=None if lifetime_seconds is None else now + lifetime_seconds,
         )
         await self._keep(digest(secret), record, "token_created", by)
@@ -201,8 +220,9 @@ def _day(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 
-def requires(role: Role) -> Callable[..., Awaitable[Grant]]:
-    """A FastAPI dependency: the caller's Grant, which allows `role`. Raises Unauthenticated or Forbidden."""
+def requires(role: Role, *, everywhere: bool = False) -> Callable[..., Awaitable[Grant]]:
+    """A FastAPI dependency: the caller's Grant, which allows `role`; on request one for all namespaces, where the
+    caller names none. Raises Unauthenticated, RateLimited or Forbidden."""
 
     async def check(
         request: Request,
@@ -217,6 +237,12 @@ def requires(role: Role) -> Callable[..., Awaitable[Grant]]:
         grant = await tokens.check(credentials.credentials)
         if not grant.allows(role):
             raise Forbidden(f"the token of {grant.name!r} lacks the role {role!r}")
-        return grant.within(namespace.strip()) if namespace else grant
+        if namespace:
+            grant = grant.within(namespace.strip())
+        if everywhere and not grant.everywhere:
+            raise Forbidden(
+                f"the token of {grant.name!r} is for namespace {grant.namespace} alone", hint=_OWNER
+            )
+        return grant
 
     return check

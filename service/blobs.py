@@ -62,6 +62,19 @@ class Blobs:
         self._inline_limit_bytes = inline_limit_bytes
         self._folder = _FOLDER if keys.namespace == DEFAULT else f"{_FOLDERS}/{keys.namespace}"
 
+    def of(self, namespace: str) -> Blobs:
+        """Another namespace's."""
+        if namespace == self._keys.namespace:
+            return self
+        keys = self._keys.of(namespace)
+        return Blobs(
+            self._redis,
+            keys,
+            self._store,
+            inline_bytes=self._inline_bytes,
+            inline_limit_bytes=self._inline_limit_bytes,
+        )
+
     async def put(self, key: str, digest: str, data: bytes) -> Place:
         """Store, before the index offers it. Raises Unavailable when the store refuses (disk full, say)."""
         if len(data) <= self._inline_bytes and await self._room(len(data)):

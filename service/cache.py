@@ -26,7 +26,7 @@ from .auth import Grant
 from .blobs import Blobs, Place, sha256
 from .leases import Lease
 from .metrics import Metrics
-from .scripts import Keys, Scripts
+from .scripts import DEFAULT, Keys, Scripts
 from .signing import Keyring
 
 _EVICT_BATCH = 64
@@ -68,6 +68,7 @@ class Cache:
         audit: Audit,
         *,
         keyring: Keyring,
+        quota_bytes: int,
         limit_bytes: int,
         progress_ttl_seconds: float,
     ) -> None:
@@ -79,6 +80,7 @@ class Cache:
         self._audit = audit
         self._keyring = keyring
         self._verified: OrderedDict[str, tuple[str, Statement]] = OrderedDict()  # by digest: key and signer
+        self._quota_bytes = quota_bytes
         self._limit_bytes = limit_bytes
         self._ttl_ms = int(progress_ttl_seconds * 1000)
 
@@ -256,20 +258,25 @@ class Cache:
         return outcome
 
     async def trim(self) -> int:
-        """Evict the least recently used artifacts until the rest fits; returns how many went."""
+        """Evict the namespace's least recently used artifacts until it keeps to its quota, then those of all
+        namespaces until the whole cache keeps to its limit; returns how many went."""
+        gone = await self._evict(self._keys.namespace, self._quota_bytes)
+        return gone + await self._evict("", self._limit_bytes)
+
+    async def _evict(self, namespace: str, limit: int) -> int:
         keys, gone = self._keys, 0
         while True:
             flat = await self._scripts.evict(
-                keys=[keys.lru, keys.sizes, keys.total, keys.stats, keys.inline],
-                args=[self._limit_bytes, keys.index_prefix, _EVICT_BATCH, keys.blob_prefix],
+                keys=[keys.namespaces, keys.inline],
+                args=[keys.installation, DEFAULT, namespace, limit, _EVICT_BATCH],
             )
-            for i in range(0, len(flat), 3):
-                key, digest, place = (part.decode() for part in flat[i : i + 3])
+            for i in range(0, len(flat), 4):
+                whose, key, digest, place = (part.decode() for part in flat[i : i + 4])
                 if place != "redis":  # those went with their entry: a crash here leaves nothing for ever
-                    await self._blobs.discard(key, digest)
-                log.info("evicted", key=key)
-            gone += len(flat) // 3
-            if len(flat) < 3 * _EVICT_BATCH:
+                    await self._blobs.of(whose).discard(key, digest)
+                log.info("evicted", namespace=whose, key=key)
+            gone += len(flat) // 4
+            if len(flat) < 4 * _EVICT_BATCH:
                 return gone
 
     async def sweep(self) -> int:

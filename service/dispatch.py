@@ -80,6 +80,10 @@ class Flight:
         self.ask = ask
         self.finish = finish
         self.began = time.monotonic()
+        self.working: float | None = None
+        """Since when a worker has been at it."""
+        self.worked = 0.0
+        """Seconds that a worker spent on it."""
 
 
 class Dispatcher:
@@ -184,6 +188,17 @@ class Dispatcher:
             except RedisError as error:
                 log.warning("lease_not_released", key=key, error=str(error))  # it expires by itself
             raise
+        finally:
+            await self._charge(flight)
+
+    async def _charge(self, flight: Flight) -> None:
+        """What a worker spent counts, whatever came of it."""
+        if not flight.worked:
+            return
+        try:
+            await self._leases.charge(flight.worked)
+        except RedisError as error:
+            log.warning("spending_not_noted", seconds=round(flight.worked, 3), error=str(error))
 
     async def _keep_lease(self, flight: Flight) -> Literal["lost", "published", "abandoned"]:
         """Renew until somebody else has the lease, or nobody wants the compile; wait out outages of Redis."""
@@ -232,6 +247,8 @@ class Dispatcher:
         steps: asyncio.Queue[tuple[wire.Stage, str] | None] = asyncio.Queue()
 
         def on_progress(stage: wire.Stage, detail: str) -> None:  # from any thread
+            if flight.working is None and stage != "queued":
+                flight.working = time.monotonic()
             loop.call_soon_threadsafe(steps.put_nowait, (stage, detail))
 
         reporter = asyncio.create_task(self._report(flight, steps))
@@ -246,6 +263,8 @@ class Dispatcher:
                     on_progress("queued", f"trying again: {error.message}")
             raise AssertionError("unreachable: the last attempt returns or raises")
         finally:
+            if flight.working is not None:
+                flight.worked = time.monotonic() - flight.working
             loop.call_soon(steps.put_nowait, None)  # after what on_progress has scheduled
             await reporter
 

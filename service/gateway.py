@@ -22,6 +22,7 @@ from .events import WakeUps
 from .intake import Intake
 from .metrics import Metrics
 from .namespaces import Namespaces
+from .quotas import Quotas
 from .scripts import Keys, Scripts
 from .settings import ServiceSettings
 from .signing import Keyring
@@ -44,6 +45,7 @@ class Gateway:
     redis: Redis
     tokens: Tokens
     namespaces: Namespaces
+    quotas: Quotas
     tenants: Tenants
     """What belongs to a namespace: `await gateway.tenants.of(grant.namespace)`."""
     intake: Intake
@@ -87,8 +89,9 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
     return Gateway(
         settings=settings,
         redis=redis,
-        tokens=Tokens(redis, keys, tenants.default.audit, settings),
+        tokens=Tokens(redis, keys, scripts, tenants.default.audit, settings),
         namespaces=namespaces,
+        quotas=Quotas(redis, keys, tenants.default.audit, settings),
         tenants=tenants,
         intake=intake,
         wakes=wakes,

@@ -15,8 +15,8 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from ..compiler import wire
-from ..compiler.errors import Overloaded, RelayError, from_code
-from .scripts import Keys, Scripts
+from ..compiler.errors import Overloaded, OverQuota, RelayError, from_code
+from .scripts import DEFAULT, Keys, Scripts
 from .settings import ServiceSettings
 
 
@@ -51,13 +51,17 @@ class Leases:
         self._ttl_ms = int((settings.progress_ttl_seconds + settings.compile_deadline_seconds) * 1000)
         self._abandon_ms = int(settings.abandon_seconds * 1000)
         self._max_queued = settings.max_queued
+        self._quota = settings
+        self._retry_after = settings.retry_after_seconds
+        self._period_ms = int(settings.quota_period_seconds * 1000)
 
     async def ask(self, key: str, body: bytes, *, finish: bool) -> Granted | Literal["hit", "wait"]:
         """Take the lease of `key`, or join who holds it ("wait"), or learn that it is cached by now ("hit").
 
-        Raises Overloaded when too many compiles wait, and the remembered error of a compile that just failed.
+        Raises Overloaded when too many compiles wait, OverQuota, and the remembered error of a compile that just
+        failed.
         """
-        owner = uuid.uuid4().hex
+        owner, keys = uuid.uuid4().hex, self._keys
         answer = await self._acquire(key, owner, body, finish=finish, mode="ask")
         match answer:
             case [b"lease", fence, _]:
@@ -66,8 +70,23 @@ class Leases:
                 return "hit"
             case [b"failed", error]:
                 raise decode_error(error)
-            case [b"overloaded"]:
-                raise Overloaded(f"{self._max_queued} compiles are queued already")
+            case [b"overloaded", queued, b"all"]:
+                raise Overloaded(f"{int(queued)} compiles are queued already, the most that may")
+            case [b"overloaded", queued, _]:
+                raise Overloaded(
+                    f"{int(queued)} compiles of namespace {keys.namespace} are queued, its share at this load"
+                )
+            case [b"compiles", most]:
+                raise OverQuota(
+                    f"namespace {keys.namespace} compiles {most.decode()} graphs already, its quota",
+                    retry_after=self._retry_after,
+                )
+            case [b"seconds", most, left]:
+                raise OverQuota(
+                    f"namespace {keys.namespace} has spent its quota of {most.decode()} compile seconds",
+                    hint=f"Its next period begins in {-(-int(left) // 1000)} s; until then, compile locally",
+                    retry_after=max(1, -(-int(left) // 1000)),
+                )
         return "wait"
 
     async def take_over(self, key: str) -> Granted | None:
@@ -94,6 +113,8 @@ class Leases:
                 keys.run(key),
                 keys.waiters(key),
                 keys.stats,
+                keys.namespaces,
+                keys.spent,
             ],
             args=[
                 key,
@@ -106,6 +127,11 @@ class Leases:
                 mode,
                 keys.wake,
                 self._abandon_ms,
+                keys.installation,
+                DEFAULT,
+                keys.namespace,
+                self._quota.namespace_compiles,
+                self._quota.namespace_compile_seconds,
             ],
         )
         return answer
@@ -181,6 +207,12 @@ class Leases:
                     keys.wake,
                 ],
             )
+        )
+
+    async def charge(self, seconds: float) -> None:
+        """Note that a worker spent so long on this namespace's compiles, whatever came of it."""
+        await self._scripts.charge(
+            keys=[self._keys.spent, self._keys.stats], args=[f"{seconds:.6f}", self._period_ms]
         )
 
     async def release(self, lease: Lease) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from .stats import Counters
+from .stats import NOW, Counters
 
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _COMPILE_BUCKETS = (0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
@@ -53,20 +57,37 @@ class Metrics:
         )
         self.streams = Gauge("torchrelay_event_streams", "Open event streams", registry=self.registry)
 
-    def render(self, shared: Counters | None) -> bytes:
-        """The text format; `shared` is None while Redis cannot be asked."""
+    def render(self, shared: Mapping[str, Counters] | None) -> bytes:
+        """The text format. `shared`: counters by namespace; None while Redis cannot be asked."""
         return generate_latest(self.registry) + (_shared_text(shared) if shared is not None else b"")
 
 
-def _shared_text(shared: Counters) -> bytes:
+def _shared_text(shared: Mapping[str, Counters]) -> bytes:
     registry = CollectorRegistry()
-    for name in Counters.__struct_fields__:
-        if name != "fallbacks":
-            gauge = Gauge(f"torchrelay_shared_{name}", f"{name}, over all gateways", registry=registry)
-            gauge.set(getattr(shared, name))
-    fallbacks = Gauge(
-        "torchrelay_shared_fallbacks", "Clients' local compiles by reason", ["reason"], registry=registry
-    )
-    for code, count in shared.fallbacks.items():
-        fallbacks.labels(code).set(count)
+    registry.register(_Shared(shared))
     return generate_latest(registry)
+
+
+class _Shared(Collector):
+    """Every gateway of an installation tells the same of these, so they are not to be summed over gateways."""
+
+    def __init__(self, shared: Mapping[str, Counters]) -> None:
+        self._shared = shared
+
+    def collect(self) -> Iterator[Metric]:
+        for name in Counters.__struct_fields__:
+            if name == "fallbacks":
+                continue
+            about = f"{name.replace('_', ' ')}, over all gateways"
+            kind = GaugeMetricFamily if name in NOW else CounterMetricFamily
+            family = kind(f"torchrelay_shared_{name}", about, labels=["namespace"])
+            for namespace, counters in self._shared.items():
+                family.add_metric([namespace], getattr(counters, name))
+            yield family
+        fallbacks = CounterMetricFamily(
+            "torchrelay_shared_fallbacks", "Clients' local compiles by reason", labels=["namespace", "reason"]
+        )
+        for namespace, counters in self._shared.items():
+            for code, count in counters.fallbacks.items():
+                fallbacks.add_metric([namespace, code], count)
+        yield fallbacks

@@ -17,7 +17,6 @@ from ..compiler import wire
 from ..compiler.errors import (
     MalformedRequest,
     NotFound,
-    Overloaded,
     RelayError,
     RequestError,
     ServiceError,
@@ -37,6 +36,7 @@ class ErrorReply(Struct, frozen=True):
 _SCHEMA = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorReply"}}}
 _BODY_UNREAD = frozenset({401, 403, 413, 415})
 """Sent before the body was read: the connection closes, or the server would read the rest for nothing."""
+_LATER = frozenset({429, 503})
 _TEXTS = {
     400: "The request cannot be read",
     401: "No token, or one that is not known",
@@ -45,7 +45,7 @@ _TEXTS = {
     413: "Over a limit",
     415: "Another content type",
     422: "The request cannot be taken; asking again fails again",
-    429: "Too many compiles are queued; Retry-After says when to ask again",
+    429: "Too many compiles, over a quota, or too many requests; Retry-After says when to ask again",
     503: "Redis, the workers or the blob store cannot be reached; Retry-After says when to ask again",
 }
 
@@ -54,7 +54,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """`responses=` of a route: these errors, and the ones that every authenticated route has."""
     return {
         status: {"description": _TEXTS[status], "content": _SCHEMA}
-        for status in sorted({401, 403, 404, 422, 503, *statuses})
+        for status in sorted({401, 403, 404, 422, 429, 503, *statuses})
     }
 
 
@@ -64,8 +64,8 @@ def reply(error: RelayError, *, retry_after_seconds: int, status: int | None = N
         headers["WWW-Authenticate"] = "Bearer"
     if (status or error.status) in _BODY_UNREAD:
         headers["Connection"] = "close"
-    if isinstance(error, Overloaded) or error.status == 503:
-        headers["Retry-After"] = str(retry_after_seconds)
+    if error.status in _LATER:
+        headers["Retry-After"] = str(error.retry_after or retry_after_seconds)
     body = wire.to_json(ErrorReply(wire.ErrorBody(error.code, error.message, error.advice)))
     return Response(body, status or error.status, headers, "application/json")
 

@@ -21,6 +21,8 @@ NAMES = (
     "remember",
     "pin",
     "remove",
+    "admit",
+    "charge",
     "decide",
     "used",
 )
@@ -66,6 +68,8 @@ class Keys:
         self.stats = f"{prefix}stats"
         self.fallbacks = f"{prefix}fallbacks"
         """Hash: error code to the number of clients' fallbacks."""
+        self.spent = f"{prefix}spent"
+        """Milliseconds of compiles in this period, expires with it."""
         self.audit = f"{prefix}audit"
         """Stream: what audit.py's Event holds."""
         self.asks = f"{prefix}asks"
@@ -86,6 +90,10 @@ class Keys:
     def of(self, namespace: str) -> Keys:
         """The same installation's keys in another namespace."""
         return Keys(self.installation, namespace)
+
+    def bucket(self, token: str) -> str:
+        """When the requests that the token with this digest may still make are all there again, in us."""
+        return f"{self.installation}bucket:{token}"
 
     def index(self, key: str) -> str:
         """Hash: digest, size, place, namespace, seconds, components, created."""
@@ -153,6 +161,8 @@ class Scripts:
     remember: Script
     pin: Script
     remove: Script
+    admit: Script
+    charge: Script
     decide: Script
     used: Script
 

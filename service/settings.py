@@ -73,6 +73,18 @@ class ServiceSettings(BaseSettings):
     request_inputs: Annotated[int, Field(gt=0)] = wire.Limits().inputs
     max_queued: Annotated[int, Field(gt=0)] = 256
     """Distinct compiles that run or wait, over all gateways; past it a request gets 429."""
+    namespace_compiles: Annotated[int, Field(ge=0)] = 0
+    """Of these, one namespace's; 0: only its share of what is free. An administrator may give it another quota, of
+    this and of the next two."""
+    namespace_compile_seconds: Annotated[float, Field(ge=0)] = 0
+    """What one namespace's compiles may take of workers in a period; 0: no limit."""
+    namespace_bytes: Annotated[int, Field(ge=0)] = 0
+    """One namespace's artifacts; past it, its least recently used go. 0: no limit but the whole cache's."""
+    quota_period_seconds: Seconds = 86400
+    token_requests_per_second: Annotated[float, Field(ge=0)] = 500
+    """One token's, unless it was issued with another rate; past it a request gets 429. 0: no limit."""
+    token_burst_seconds: Seconds = 10
+    """A token that was silent for so long may ask that much at once: a thousand ranks start together."""
     blob_inline_bytes: Annotated[int, Field(ge=0)] = 256 << 10
     """Artifacts up to this size live in Redis, larger ones in the blob store."""
     redis_blob_limit_bytes: Annotated[int, Field(ge=0)] = 1 << 30
@@ -114,6 +126,9 @@ class ServiceSettings(BaseSettings):
     """0 leaves GPUs alone."""
     worker_memory_limit_bytes: Bytes = 16 << 30
     """Memory of one compile, all its processes together."""
+    isolation: Literal["auto", "required", "off"] = "auto"
+    """How compiles are shut in: the strongest that each worker's machine offers; `required`: a worker that can
+    confine neither files nor network does not start; `off`: limits on memory, processes and time alone."""
     kernels_dir: Path | None = None
     """A folder on each worker node where built C++ libraries are kept for later compiles; default
     `state_dir/kernels` with a local Ray, and none on a cluster, whose nodes may have no such path."""

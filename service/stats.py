@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 import msgspec
@@ -19,21 +20,28 @@ _SCRIPTS_COUNT = (
     "failures",
     "refused",
     "overloaded",
+    "over_quota",
+    "rate_limited",
     "fetches",
     "damaged",
     "evictions",
     "bytes_served",
 )
-_SCRIPTS_SUM = ("seconds_saved",)
+_SCRIPTS_SUM = ("seconds_saved", "seconds_spent")
+
+
+NOW = frozenset({"compiling", "entries", "bytes_stored"})
+"""Of Counters: what goes up and down."""
 
 
 class Counters(Struct, frozen=True, kw_only=True):
-    """What happened since the first day; `entries` and `bytes_stored` are the cache as it is now.
+    """What happened since the first day; `compiling` (running or waiting), `entries` and `bytes_stored` are now.
 
-    requests = hits + misses + coalesced + refused + overloaded. A miss starts a compile (or ends there, with
-    `wait=cache`); a coalesced request joined one; a refused one met a failure remembered from a moment ago.
-    seconds_saved: compile seconds that hits and coalesced requests did not spend. fallbacks: graphs that clients
-    compiled locally, by error code.
+    requests = hits + misses + coalesced + refused + overloaded + over_quota. A miss starts a compile (or ends there,
+    with `wait=cache`); a coalesced request joined one; a refused one met a failure remembered from a moment ago; a
+    rate-limited one does not count. seconds_saved: compile seconds that hits and coalesced requests did not spend;
+    seconds_spent: what workers did, failures included. fallbacks: graphs that clients compiled locally, by error
+    code.
     """
 
     requests: int
@@ -43,12 +51,16 @@ class Counters(Struct, frozen=True, kw_only=True):
     coalesced: int
     failures: int
     seconds_saved: float
+    seconds_spent: float
     refused: int
     overloaded: int
+    over_quota: int
+    rate_limited: int
     fetches: int
     damaged: int
     evictions: int
     bytes_served: int
+    compiling: int
     entries: int
     bytes_stored: int
     fallbacks: dict[str, int]
@@ -73,12 +85,18 @@ class Stats:
             pipe.hgetall(self._keys.fallbacks)
             pipe.hlen(self._keys.sizes)
             pipe.get(self._keys.total)
-            stats, fallbacks, entries, total = await pipe.execute()
+            pipe.zcount(self._keys.active, f"({time.time() * 1000:.0f}", "+inf")
+            stats, fallbacks, entries, total, compiling = await pipe.execute()
         counted = {name: int(stats.get(name.encode(), 0)) for name in _SCRIPTS_COUNT}
         summed = {name: round(float(stats.get(name.encode(), 0)), 3) for name in _SCRIPTS_SUM}
         told = {code.decode(): int(count) for code, count in fallbacks.items()}
         return Counters(
-            **counted, **summed, entries=int(entries), bytes_stored=int(total or 0), fallbacks=told
+            **counted,
+            **summed,
+            compiling=compiling,
+            entries=int(entries),
+            bytes_stored=int(total or 0),
+            fallbacks=told,
         )
 
     async def count_miss(self) -> None:

@@ -120,6 +120,7 @@ def _tenant(shared: Shared, namespace: str) -> Tenant:
         shared.metrics,
         audit,
         keyring=shared.keyring,
+        quota_bytes=settings.namespace_bytes,
         limit_bytes=settings.cache_limit_bytes,
         progress_ttl_seconds=settings.progress_ttl_seconds,
     )

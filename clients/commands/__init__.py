@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ... import __version__
-from . import audit, cache, doctor, explain, keys, login, run, stats, token
+from . import audit, cache, doctor, explain, keys, login, namespace, run, stats, token
 
 
 def _print_version(asked: bool) -> None:
@@ -38,5 +38,6 @@ def application() -> typer.Typer:
     app.command("audit")(audit.audit)
     app.add_typer(cache.app, name="cache")
     app.add_typer(keys.app, name="keys")
+    app.add_typer(namespace.app, name="namespace")
     app.add_typer(token.app, name="token")
     return app

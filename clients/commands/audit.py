@@ -13,15 +13,16 @@ from . import output
 
 def audit(
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many entries.")] = 50,
+    namespace: output.Namespace = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Who caused, published, pinned and deleted what, and which tokens came and went."""
-    with Administration(load_settings()) as administration:
+    with Administration(load_settings(), namespace=output.checked_namespace(namespace)) as administration:
         found = administration.audit(limit)
     if json:
         output.print_json(found)
         return
-    output.print_table(("when (UTC)", "who", "did", "what"), [_row(entry) for entry in found])
+    output.print_table(("when (UTC)", "namespace", "who", "did", "what"), [_row(entry) for entry in found])
 
 
 def _row(entry: AuditEntry) -> tuple[str, ...]:
@@ -32,4 +33,10 @@ def _row(entry: AuditEntry) -> tuple[str, ...]:
         f"signed by {entry.signer}" if entry.signer else "",
         entry.detail,
     )
-    return output.moment(entry.at), who, entry.action, ", ".join(part for part in parts if part)
+    return (
+        output.moment(entry.at),
+        entry.namespace,
+        who,
+        entry.action,
+        ", ".join(part for part in parts if part),
+    )

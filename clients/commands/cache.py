@@ -15,6 +15,7 @@ from .. import export_file
 from ..administration import Administration, CacheEntry
 from ..settings import load_settings
 from . import output
+from .output import Namespace
 
 app = typer.Typer(no_args_is_help=True, help="List, show, pin and remove artifacts of the service's cache.")
 
@@ -25,9 +26,9 @@ _HEADINGS = ("key", "size", "place", "compile", "last used (UTC)", "pinned")
 
 
 @app.command("ls")
-def list_entries(json: Json = False) -> None:
+def list_entries(namespace: Namespace = "", json: Json = False) -> None:
     """List all artifacts, the last used first."""
-    with Administration(load_settings()) as administration:
+    with _administration(namespace) as administration:
         found = administration.cache_entries()
     if json:
         output.print_json(found)
@@ -37,9 +38,9 @@ def list_entries(json: Json = False) -> None:
 
 
 @app.command()
-def show(key: Key, json: Json = False) -> None:
+def show(key: Key, namespace: Namespace = "", json: Json = False) -> None:
     """Show one artifact: what is inside, who built and signed it, what its key covers."""
-    with Administration(load_settings()) as administration:
+    with _administration(namespace) as administration:
         found = administration.cached(_whole(administration, key))
     if json:
         output.print_json(found)
@@ -69,33 +70,33 @@ def show(key: Key, json: Json = False) -> None:
 
 
 @app.command()
-def pin(key: Key) -> None:
+def pin(key: Key, namespace: Namespace = "") -> None:
     """Never evict this artifact."""
-    with Administration(load_settings()) as administration:
+    with _administration(namespace) as administration:
         entry = administration.pin(_whole(administration, key), pinned=True)
     print(f"pinned {entry.key}")
 
 
 @app.command()
-def unpin(key: Key) -> None:
+def unpin(key: Key, namespace: Namespace = "") -> None:
     """Let this artifact be evicted again."""
-    with Administration(load_settings()) as administration:
+    with _administration(namespace) as administration:
         entry = administration.pin(_whole(administration, key), pinned=False)
     print(f"unpinned {entry.key}")
 
 
 @app.command("rm")
-def remove(key: Key) -> None:
+def remove(key: Key, namespace: Namespace = "") -> None:
     """Remove this artifact, pinned or not; whoever asks next compiles it again."""
-    with Administration(load_settings()) as administration:
+    with _administration(namespace) as administration:
         entry = administration.remove(_whole(administration, key))
     print(f"removed {entry.key}")
 
 
 @app.command("gc")
-def collect() -> None:
+def collect(namespace: Namespace = "") -> None:
     """Evict what is over the limit, and delete blobs that crashes left."""
-    with Administration(load_settings()) as administration:
+    with _administration(namespace) as administration:
         done = administration.collect()
     print(f"{done.evicted} artifacts evicted, {done.swept} stray blobs deleted")
 
@@ -106,9 +107,10 @@ def export_entries(
     keys: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY]...", help="Which artifacts; all if none is named.")
     ] = None,
+    namespace: Namespace = "",
 ) -> None:
     """Write signed artifacts into one file that another site can import."""
-    with Administration(load_settings()) as administration:
+    with _administration(namespace) as administration:
         chosen = [_whole(administration, key) for key in keys or []]
         chosen = chosen or [entry.key for entry in administration.cache_entries()]
         count = export_file.write(file, ((key, administration.export(key)) for key in chosen))
@@ -116,10 +118,12 @@ def export_entries(
 
 
 @app.command("import")
-def import_entries(file: Annotated[Path, typer.Argument(help="What `cache export` wrote.")]) -> None:
+def import_entries(
+    file: Annotated[Path, typer.Argument(help="What `cache export` wrote.")], namespace: Namespace = ""
+) -> None:
     """Send every artifact of a file to the service, which takes those that a key it trusts has signed."""
     outcomes: Counter[str] = Counter()
-    with Administration(load_settings()) as administration:
+    with _administration(namespace) as administration:
         for name, data in export_file.read(file):
             try:
                 outcomes[administration.import_artifact(data).outcome] += 1
@@ -130,6 +134,10 @@ def import_entries(file: Annotated[Path, typer.Argument(help="What `cache export
     print(f"imported {outcomes['imported']} artifacts; {there} were there already, {refused} refused")
     if refused:
         raise typer.Exit(1)
+
+
+def _administration(namespace: str) -> Administration:
+    return Administration(load_settings(), namespace=output.checked_namespace(namespace))
 
 
 def _whole(administration: Administration, text: str) -> str:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Annotated
 
 import msgspec
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ...compiler.errors import SettingsError
 
+Namespace = Annotated[
+    str, typer.Option("--namespace", help="Whose; default: the token's own, and for the owner's `default`.")
+]
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 
@@ -20,9 +25,12 @@ def print_json(value: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(value)).decode())
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Text is shown as it is: what others wrote cannot style, link or hide anything."""
-    table = Table(*headings, box=None, pad_edge=False)
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = 0) -> None:
+    """Text is shown as it is: what others wrote cannot style, link or hide anything. The last `right` columns are
+    numbers."""
+    table = Table(box=None, pad_edge=False)
+    for position, heading in enumerate(headings):
+        table.add_column(Text(heading), justify="right" if position >= len(headings) - right else "left")
     for row in rows:
         table.add_row(*(Text("".join(c if c.isprintable() else "?" for c in cell)) for cell in row))
     Console().print(table, soft_wrap=True)
@@ -36,6 +44,16 @@ def lifetime(option: str, text: str) -> int | None:
     if found is None:
         raise SettingsError(f"{option} is {text!r}"[:80], hint="Allowed: 45m, 12h, 30d, never")
     return int(found[1]) * _UNITS[found[2]]
+
+
+def checked_namespace(text: str, *, every: bool = False) -> str:
+    """`text` if it can be a namespace's name, or '', or on request `*`. Raises SettingsError."""
+    if re.fullmatch("([a-z0-9][a-z0-9-]{0,62})?", text) or (every and text == "*"):
+        return text
+    raise SettingsError(
+        "this is no namespace",
+        hint="Allowed: a to z, 0 to 9 and -, at most 63 of them, no - at the beginning",
+    )
 
 
 def moment(seconds: float) -> str:

@@ -6,46 +6,47 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..http import Gateway
 from ..settings import load_settings
+from . import output
 
 
 def stats(
+    namespace: Annotated[
+        str, typer.Option(help="Whose; default: your own, and for the owner all, together and of each.")
+    ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Requests, hits, misses, compiles, coalesced waits, failures and seconds saved."""
+    """Requests, hits, misses, compiles, coalesced waits, failures, seconds saved and spent."""
     with Gateway(load_settings()) as gateway:
-        found = gateway.stats()
+        found = gateway.stats(output.checked_namespace(namespace))
     if json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
         return
-    table = Table("", "", show_header=False, box=None)
-    for name, value in _rows(found):
-        table.add_row(Text(name), Text(_shown(value), justify="right"))
-    Console().print(table)
+    each: dict[str, dict[str, Any]] = found.pop("namespaces", {})
+    if len(each) < 2:
+        output.print_table(("", "/".join(each)), _rows([found]), right=1)
+    else:
+        output.print_table(("", "all", *each), _rows([found, *each.values()]), right=len(each) + 1)
 
 
-def _rows(found: dict[str, Any]) -> list[tuple[str, Any]]:
+def _rows(columns: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """The counters in the gateway's order; a table of counters (fallbacks by reason) one row each."""
-    rows: list[tuple[str, Any]] = []
-    for name, value in found.items():
+    rows: list[tuple[str, ...]] = []
+    for name, value in columns[0].items():
         label = name.replace("_", " ")
         if isinstance(value, dict):
-            rows += [(f"{label}: {part}", count) for part, count in value.items()]
+            rows += [
+                (f"{label}: {part}", *(_shown(column[name].get(part, 0)) for column in columns))
+                for part in value
+            ]
         else:
-            rows.append((label, value))
+            rows.append((label, *(_shown(column.get(name, 0)) for column in columns)))
     return rows
 
 
 def _shown(value: Any) -> str:
-    return (
-        f"{value:,.1f}"
-        if isinstance(value, float)
-        else f"{value:,}"
-        if isinstance(value, int)
-        else str(value)
-    )
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -26,19 +26,36 @@ def create(
             "--role", help="read, compile, tune, train or admin; repeat for more. Default: compile."
         ),
     ] = None,
+    namespace: Annotated[
+        str, typer.Option(help="The team that it is for; default: your own token's. `*`: all of them.")
+    ] = "",
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0, help="Requests a second; 0: no limit. Default: the service's setting."),
+    ] = None,
     expires: Annotated[str, typer.Option(help="Its life: 45m, 12h, 30d, or never.")] = "90d",
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Issue a token. Standard output has the token alone, this once."""
     lifetime = output.lifetime("--expires", expires)
     with Administration(load_settings()) as administration:
-        made = administration.create_token(name, role or ["compile"], lifetime)
+        made = administration.create_token(
+            name,
+            role or ["compile"],
+            lifetime,
+            namespace=output.checked_namespace(namespace, every=True),
+            rate=rate,
+        )
     if json:
         output.print_json(made)
         return
     record = made.record
     until = "never expires" if record.expires is None else f"expires {output.moment(record.expires)} UTC"
-    print(f"token {record.id} for {record.name}: {', '.join(sorted(record.roles))}; {until}", file=sys.stderr)
+    roles = ", ".join(sorted(record.roles))
+    print(
+        f"token {record.id} for {record.name} in namespace {record.namespace}: {roles}; {until}",
+        file=sys.stderr,
+    )
     print("It is shown only now. Its holder runs `torchrelay login URL` and pastes it.", file=sys.stderr)
     print(made.token)
 
@@ -54,7 +71,8 @@ def list_tokens(
         output.print_json(found)
         return
     output.print_table(
-        ("id", "name", "roles", "created", "expires", "state"), [_row(record) for record in found]
+        ("id", "name", "namespace", "roles", "created", "expires", "state"),
+        [_row(record) for record in found],
     )
 
 
@@ -78,4 +96,4 @@ def _row(record: Token) -> tuple[str, ...]:
         state = "expired" if record.expires is not None and record.expires <= now else "active"
     until = "never" if record.expires is None else output.moment(record.expires)
     roles = ", ".join(sorted(record.roles))
-    return record.id, record.name, roles, output.moment(record.created), until, state
+    return record.id, record.name, record.namespace, roles, output.moment(record.created), until, state

@@ -1,8 +1,11 @@
 -- Answer a request for a key that is not cached: take the lease, join who holds it, or say why not.
--- KEYS: index, failed, lease, fence, active, events, request, run, waiters, stats.
+-- KEYS: index, failed, lease, fence, active, events, request, run, waiters, stats, namespaces, spent.
 -- ARGV: key, owner, lease ms, most queued, request body, ttl ms, finish '1' or '0', 'ask' or 'takeover',
---       wake channel, abandon ms.
--- Returns {'hit'}, {'failed', error JSON}, {'wait'}, {'overloaded'}, {'gone'}, or {'lease', fence, body}.
+--       wake channel, abandon ms, prefix, default namespace, namespace,
+--       compiles at once and compile seconds in a period of a namespace that has no quota of its own (0: no limit).
+-- Returns {'hit'}, {'failed', error JSON}, {'wait'}, {'gone'}, {'lease', fence, body},
+--         {'overloaded', how many are queued, 'all' or 'share'}, {'compiles', limit} or
+--         {'seconds', limit, ms until the period ends}.
 local asking = ARGV[8] == 'ask'
 
 local function count(field)
@@ -66,9 +69,45 @@ if not asking then
 end
 
 redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', string.format('%.0f', now))
-if asking and not running and redis.call('ZCARD', KEYS[5]) >= tonumber(ARGV[4]) then
-  count('overloaded')
-  return {'overloaded'}
+
+-- At overload each namespace keeps its share: it holds at most twice as many places as are free for anybody
+-- (dynamic thresholds, Choudhury and Hahne 1998). One that floods alone gets two thirds, n that do get two of
+-- 2n + 1 parts each, and whoever comes next finds the last part free.
+local function refusal()
+  local quota = cjson.decode(redis.call('HGET', KEYS[11], ARGV[13]) or '{}')
+  local own = redis.call('ZCARD', KEYS[5])
+  local most = quota.compiles or tonumber(ARGV[14])
+  if most > 0 and own >= most then
+    return {'compiles', tostring(most)}
+  end
+  local seconds = quota.compile_seconds or tonumber(ARGV[15])
+  if seconds > 0 and tonumber(redis.call('GET', KEYS[12]) or '0') >= seconds * 1000 then
+    return {'seconds', tostring(seconds), redis.call('PTTL', KEYS[12])}
+  end
+  local queued, others = own, 0
+  local names = redis.call('HKEYS', KEYS[11])
+  names[#names + 1] = redis.call('HEXISTS', KEYS[11], ARGV[12]) == 0 and ARGV[12] or nil
+  for _, name in ipairs(names) do
+    if name ~= ARGV[13] then
+      local active = (name == ARGV[12] and ARGV[11] or ARGV[11] .. 'ns:' .. name .. ':') .. 'active'
+      queued = queued + redis.call('ZCOUNT', active, string.format('(%.0f', now), '+inf')
+      others = others + 1
+    end
+  end
+  local free = tonumber(ARGV[4]) - queued
+  if free <= 0 then
+    return {'overloaded', queued, 'all'}
+  end
+  if others > 0 and own >= 2 * free then
+    return {'overloaded', own, 'share'}
+  end
+  return nil
+end
+
+local refused = asking and not running and refusal() or nil
+if refused then
+  count(refused[1] == 'overloaded' and 'overloaded' or 'over_quota')
+  return refused
 end
 
 -- Fences grow even when Redis comes back empty: never below the clock, in microseconds.

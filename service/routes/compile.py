@@ -38,7 +38,7 @@ _HEADERS = {
     "/v1/compile",
     summary="Compile a graph, or fetch what it compiled to before",
     responses={
-        **documented(413, 415, 429),
+        **documented(413, 415),
         200: {
             "description": "A hit: the signed artifact",
             "content": {wire.ARTIFACT_MEDIA_TYPE: _BINARY},

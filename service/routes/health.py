@@ -1,17 +1,20 @@
-"""GET /livez, /readyz and /metrics: for orchestrators and Prometheus, without a token."""
+"""GET /livez, /readyz and /metrics: for orchestrators and Prometheus. None needs a token; /metrics can take one."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 from redis.exceptions import RedisError
 
 from ...compiler import wire
+from ...compiler.errors import Forbidden
 from ..gateway import Gateway, gateway_of
+from ..namespaces import EVERY
+from ..problems import documented
 from ..stats import together
 
 router = APIRouter(tags=["health"])
@@ -54,14 +57,35 @@ async def readyz(gateway: Annotated[Gateway, Depends(gateway_of)]) -> Response:
     )
 
 
-@router.get("/metrics", summary="Prometheus metrics", response_class=Response)
-async def metrics(gateway: Annotated[Gateway, Depends(gateway_of)]) -> Response:
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    description="Without a token, all namespaces together. A token for all namespaces shows each.",
+    responses=documented(),
+    response_class=Response,
+)
+async def metrics(request: Request, gateway: Annotated[Gateway, Depends(gateway_of)]) -> Response:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
     try:
         async with asyncio.timeout(_READY_SECONDS):
-            shared = together([await tenant.stats.read() for tenant in await gateway.tenants.every()])
+            if scheme:
+                await _check(gateway, token if scheme.lower() == "bearer" else "")
+            shared = {tenant.namespace: await tenant.stats.read() for tenant in await gateway.tenants.every()}
+            if not scheme:
+                shared = {EVERY: together(shared.values())}
     except (RedisError, TimeoutError):
         shared = None  # torchrelay_shared_* are missing then; this gateway's own numbers are not
     return Response(gateway.metrics.render(shared), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _check(gateway: Gateway, token: str) -> None:
+    """Raises Unauthenticated, Forbidden, RedisError."""
+    grant = await gateway.tokens.check(token)
+    if not grant.everywhere:
+        raise Forbidden(
+            f"the token of {grant.name!r} is for namespace {grant.namespace} alone",
+            hint="Ask without a token, or with one for all namespaces",
+        )
 
 
 async def _redis(gateway: Gateway) -> str:

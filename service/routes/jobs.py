@@ -23,7 +23,7 @@ Job = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="A digest of the
 @router.put(
     "/v1/jobs/{job}/{key}",
     summary="Agree on a key: the first process of a job to tell decides for all",
-    responses={**documented(404, 413, 422), **json_reply("Verdict")},
+    responses={**documented(413), **json_reply("Verdict")},
     response_class=Response,
     openapi_extra=json_request("Verdict"),
 )

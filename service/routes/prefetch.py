@@ -25,7 +25,7 @@ Script = Annotated[
 @router.post(
     "/v1/prefetch",
     summary="Tell which artifacts a script used",
-    responses={**documented(404, 413, 422)},
+    responses={**documented(413)},
     response_class=Response,
     status_code=204,
     openapi_extra=json_request("ScriptUse"),
@@ -47,7 +47,7 @@ async def remember(
 @router.get(
     "/v1/prefetch/{script}",
     summary="What a script used and the cache still offers",
-    responses={**documented(404, 422), **json_reply("ScriptArtifacts")},
+    responses={**documented(), **json_reply("ScriptArtifacts")},
     response_class=Response,
 )
 async def recall(

@@ -30,6 +30,8 @@ class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True):
     expires_seconds: Annotated[int, Meta(ge=1, le=_YEARS_10)] | None = None
     namespace: Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,62}|\*)?$")] = ""
     """'': the administrator's own; `*`: all of them, which only a token for all may give."""
+    rate: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None
+    """Requests a second; null: as the settings say; 0: no limit."""
 
 
 class TokenReply(Struct, frozen=True):
@@ -57,8 +59,18 @@ async def issue(request: Request, gateway: Annotated[Gateway, Depends(gateway_of
             f"the token of {admin.name!r} administers {admin.namespace} alone",
             hint="Ask the service's owner, or an administrator of that namespace",
         )
+    most = gateway.settings.token_requests_per_second
+    if not admin.everywhere and asked.rate is not None and most > 0 and not 0 < asked.rate <= most:
+        raise Forbidden(
+            f"the token of {admin.name!r} may give rates up to {most:g}", hint="Ask the service's owner"
+        )
     issued = await gateway.tokens.issue(
-        asked.name, asked.roles, by=admin, namespace=namespace, lifetime_seconds=asked.expires_seconds
+        asked.name,
+        asked.roles,
+        by=admin,
+        namespace=namespace,
+        rate=asked.rate,
+        lifetime_seconds=asked.expires_seconds,
     )
     return json_answer(TokenReply(issued.secret, issued.record), 201)
 

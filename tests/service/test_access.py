@@ -11,7 +11,7 @@ from service_parts import RedisServer, Running, graph, post
 from torchrelay.service.audit import Audit
 from torchrelay.service.auth import OWNER_ID, Grant, Role, Tokens
 from torchrelay.service.gateway import connect
-from torchrelay.service.scripts import Keys
+from torchrelay.service.scripts import Keys, Scripts
 
 KEY = "0" * 64
 GUARDED = [
@@ -53,7 +53,7 @@ def _issue(running: Running, *roles: Role) -> str:
 
     async def issue() -> str:
         redis, keys = connect(running.settings), Keys(running.settings.redis_prefix)
-        tokens = Tokens(redis, keys, Audit(redis, keys, entries=100), running.settings)
+        tokens = Tokens(redis, keys, Scripts(redis), Audit(redis, keys, entries=100), running.settings)
         try:
             issued = await tokens.issue("reader", frozenset(roles), by=Grant("owner", frozenset(), OWNER_ID))
             return issued.secret

@@ -93,7 +93,7 @@ def test_metrics_count_requests_by_route(gateway: Running, http: httpx2.Client) 
         text = anyone.get("/metrics").text
     assert 'torchrelay_http_requests_total{method="POST",route="/v1/compile",status="202"} 1.0' in text
     assert 'route="(none)",status="404"' in text
-    assert "torchrelay_shared_compiles 1.0" in text
+    assert 'torchrelay_shared_compiles_total{namespace="*"} 1.0' in text
     assert "/any/path" not in text
 
 
