@@ -25,6 +25,9 @@ _FOLDERS = "namespaces"
 """Of all namespaces but the default one."""
 _ORPHAN_AGE = timedelta(hours=1)
 """A blob that nothing published lives this long."""
+_TRANSFER = timedelta(minutes=30)
+"""One request; large artifacts go up in parts, and come down in one."""
+_RETRIES = 3
 _INLINE_HASH_BYTES = 1 << 20
 """Longer blobs are hashed in a thread: about a millisecond of the event loop."""
 
@@ -36,14 +39,26 @@ async def sha256(data: bytes) -> str:
     return await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
 
 
-def open_store(location: str) -> ObjectStore:
+def open_store(location: str, *, timeout_seconds: float, allow_http: bool) -> ObjectStore:
     """The store at a URL. A local folder is made if needed, with mode 0700.
 
+    A remote store that is silent for `timeout_seconds` is given up; one that is slow is not. obstore reads the rest
+    (credentials, region, endpoint) from the environment as the cloud's own tools do, e.g. AWS_ENDPOINT_URL.
     Raises ValueError or StoreError for a URL that names no store.
     """
     parts = urlsplit(location)
     if parts.scheme != "file":
-        return from_url(location)
+        silence = timedelta(seconds=timeout_seconds)
+        return from_url(
+            location,
+            client_options={
+                "allow_http": allow_http,
+                "connect_timeout": silence,
+                "read_timeout": silence,
+                "timeout": _TRANSFER,
+            },
+            retry_config={"max_retries": _RETRIES, "retry_timeout": silence},
+        )
     folder = Path(unquote(parts.path))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return LocalStore(folder)
@@ -83,7 +98,7 @@ class Blobs:
         try:
             await obstore.put_async(self._store, self._path(key, digest), data)
         except (StoreError, OSError) as error:
-            raise Unavailable(f"the blob store refused an artifact of {len(data)} bytes: {error}") from error
+            raise _unavailable(f"the blob store refused an artifact of {len(data)} bytes", error) from error
         return "store"
 
     async def _room(self, size: int) -> bool:
@@ -98,7 +113,7 @@ class Blobs:
         except FileNotFoundError:
             return None
         except (StoreError, OSError) as error:
-            raise Unavailable(f"the blob store cannot be read: {error}") from error
+            raise _unavailable("the blob store cannot be read", error) from error
 
     async def delete(self, key: str, digest: str, place: Place) -> None:
         """Forget a blob that the index no longer offers; fine if it is gone already. Raises Unavailable."""
@@ -110,7 +125,7 @@ class Blobs:
         except FileNotFoundError:
             return
         except (StoreError, OSError) as error:
-            raise Unavailable(f"the blob store cannot delete: {error}") from error
+            raise _unavailable("the blob store cannot delete", error) from error
 
     async def discard(self, key: str, digest: str) -> None:
         """Delete from the store what the index has just forgotten; not if it is offered again by now, which an
@@ -135,8 +150,15 @@ class Blobs:
         except FileNotFoundError:
             return gone  # another gateway sweeps too
         except (StoreError, OSError) as error:
-            raise Unavailable(f"the blob store cannot be swept: {error}") from error
+            raise _unavailable("the blob store cannot be swept", error) from error
         return gone
 
     def _path(self, key: str, digest: str) -> str:
         return f"{self._folder}/{key[:2]}/{key}/{digest}"
+
+
+def _unavailable(what: str, error: Exception) -> Unavailable:
+    """One line of the store's many; what follows the first is its source code's."""
+    return Unavailable(
+        f"{what}: {str(error).partition(chr(10))[0].strip()}", hint="See to the store, then ask again"
+    )

@@ -78,7 +78,11 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
         redis=redis,
         keys=keys,
         scripts=scripts,
-        store=open_store(settings.blob_location),
+        store=open_store(
+            settings.blob_location,
+            timeout_seconds=settings.blob_timeout_seconds,
+            allow_http=settings.blob_allow_http,
+        ),
         intake=intake,
         wakes=wakes,
         pool=pool,

@@ -51,6 +51,10 @@ class ServiceSettings(BaseSettings):
 
     Gateways that share a Redis share it too. Installations must not: what the index does not offer is swept.
     """
+    blob_timeout_seconds: Seconds = 20
+    """A blob store elsewhere that is silent for so long is taken for unreachable."""
+    blob_allow_http: bool = False
+    """Also a store at http://, such as one of your own beside the gateway."""
     keys_dir: Path | None = None
     """The signing keys' folder (service/signing.py), made on the first start; default `state_dir/keys`. Gateways of
     one installation share it."""
