@@ -21,6 +21,7 @@ from ...compiler.errors import (
     CompileFailed,
     CompileTimeout,
     GatewayUnreachable,
+    IsolationUnavailable,
     NoWorker,
     RelayError,
     SchemaMismatch,
@@ -140,6 +141,23 @@ def _workers(gateway: Gateway, settings: ClientSettings) -> str:
     return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
 
 
+_CONFINING = {"bubblewrap", "namespaces", "landlock", "off"}
+"""What keeps a compile from files and network; `off` is its administrator's choice."""
+
+
+def _isolation(gateway: Gateway, settings: ClientSettings) -> str:
+    known = [worker for worker in gateway.workers() if worker.isolation and worker.state != "dead"]
+    loose = [worker for worker in known if not _CONFINING & set(worker.isolation)]
+    if loose:
+        raise IsolationUnavailable(
+            f"compiles on {', '.join(worker.host or worker.id for worker in loose)} see the worker's files "
+            f"(isolation: {', '.join(loose[0].isolation)})",
+            hint="Install bubblewrap there, or allow user namespaces or Landlock (docs/isolation.md)",
+        )
+    forms = Counter(", ".join(worker.isolation) for worker in known)
+    return "; ".join(f"{count} by {form}" for form, count in sorted(forms.items())) or "no worker says"
+
+
 def _part(gateway: Gateway, name: str, advice: str) -> str:
     """A part's state in the answer of /readyz."""
     parts = gateway.ready().body.get("parts", {})
@@ -215,6 +233,7 @@ _CHECKS = (
     _Check("gateway", (), _gateway),
     _Check("redis", ("gateway",), _redis),
     _Check("workers", ("gateway",), _workers),
+    _Check("isolation", ("gateway", "workers"), _isolation),
     _Check("toolchain", ("versions", "gateway", "workers"), _toolchain),
     _Check("signature", ("gateway",), _signature),
     _Check("round trip", ("backend", "settings", "redis", "toolchain", "signature"), _round_trip),

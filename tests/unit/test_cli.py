@@ -158,6 +158,32 @@ def test_the_doctor_names_the_toolchain_that_no_worker_has(
     assert checks["round trip"] == ("skip", "not checked", "First see to 'toolchain'")
 
 
+@pytest.mark.parametrize(
+    ("isolation", "status", "words"),
+    [
+        (["bubblewrap", "namespaces", "seccomp"], "pass", "1 by bubblewrap, namespaces, seccomp"),
+        (["landlock", "seccomp"], "pass", "landlock"),
+        (["off"], "pass", "off"),
+        (["seccomp"], "fail", "compiles on node-7 see the worker's files"),
+        (["none"], "fail", "compiles on node-7 see the worker's files"),
+        ([], "pass", "no worker says"),
+    ],
+)
+def test_the_doctor_says_what_shuts_compiles_in(
+    isolation: list[str], status: str, words: str, environment: dict[str, str], gateway: dict[str, Any]
+) -> None:
+    toolchain = wire.Toolchain(python="cp39", torch="1.13", triton="", cuda="", platform="linux-x86_64")
+    target = wire.Target(kind="cpu", name="", capability="", units=0, cpu=[])
+    worker = wire.WorkerInfo(
+        "w", toolchain, target, state="idle", jobs_done=0, host="node-7", isolation=isolation
+    )
+    gateway["/v1/workers"] = (200, json.loads(wire.to_json([worker])))
+    _, checks = diagnosis(environment)
+    assert checks["isolation"][0] == status
+    assert words in checks["isolation"][1]
+    assert ("bubblewrap" in checks["isolation"][2]) == (status == "fail")
+
+
 def test_the_doctor_tells_redis_from_workers(environment: dict[str, str], gateway: dict[str, Any]) -> None:
     parts = {"redis": "ok", "workers": "no worker is warm yet"}
     gateway["/readyz"] = (503, {"ready": False, "parts": parts})
