@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -137,6 +139,37 @@ def test_a_leader_that_stands_still_is_replaced_and_accepts_what_was_decided(
         decided.set()
         assert slow.result() == decision
     assert decision.digest == decision_of(b"second")
+
+
+LEADER = """
+import sys, time
+from datetime import timedelta
+from torchrelay.clients.job import JobStore, StoreJob
+from torchrelay.compiler import torch_internals
+
+store = torch_internals.job_store(("127.0.0.1", int(sys.argv[1])), timedelta(seconds=60))
+
+def obtain():
+    print("leads", flush=True)
+    time.sleep(600)
+
+StoreJob(JobStore(store, "torchrelay/job/"), 3).agree(sys.argv[2], 600, obtain)
+"""
+
+
+def test_a_leader_that_is_killed_is_replaced(
+    rank: Callable[..., StoreJob], server: list[dist.TCPStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOST_SECONDS", 5.0)
+    command = [sys.executable, "-c", LEADER, str(server[0].port), KEY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as leader:
+        assert leader.stdout is not None and leader.stdout.readline() == "leads\n"
+        with ThreadPoolExecutor(2) as pool:
+            followers = [pool.submit(rank().agree, KEY, 60, lambda: b"second") for _ in range(2)]
+            leader.kill()
+            found = [follower.result() for follower in followers]
+    assert found[0] == found[1]
+    assert found[0].digest == decision_of(b"second")
 
 
 def test_at_the_deadline_all_decide_that_there_is_nothing(rank: Callable[..., StoreJob]) -> None:
