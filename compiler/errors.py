@@ -179,12 +179,14 @@ class CompileKilled(ServiceError):
 
 class IsolationUnavailable(ServiceError):
     code, status = "isolation", 503
-    hint = "Install bubblewrap or allow user namespaces on the worker, or set TORCHRELAY_SERVICE_ISOLATION=auto"
+    hint = (
+        "Install bubblewrap or allow user namespaces on the worker, or set TORCHRELAY_SERVICE_ISOLATION=auto"
+    )
 
 
 class VerifyFailed(ServiceError):
     code, status = "verify_failed", 422
-    hint = "The compiled graph disagreed with eager and was not published; please report the graph"
+    hint = "Nothing was published. Compiled here, the graph may be as wrong: compare a step with eager, and report it"
 
 
 class Unavailable(ServiceError):
