@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import ssl
 import threading
 import time
 import warnings
@@ -33,6 +34,7 @@ from ..compiler.errors import (
     RelayError,
     SchemaMismatch,
     ServiceError,
+    SettingsError,
     Unauthenticated,
     Unavailable,
 )
@@ -231,15 +233,30 @@ class Connection:
         headers = {"User-Agent": f"torchrelay/{__version__}", "Accept-Encoding": "identity"}
         if self._settings.token:
             headers["Authorization"] = f"Bearer {self._settings.token}"
-        # Reading the machine's certificates takes 20 ms, and nothing on this path would be checked with them.
-        plain = self._settings.loopback and self._settings.url.startswith("http://")
         return httpx2.Client(
             headers=headers,
             follow_redirects=False,
             trust_env=not self._settings.loopback,
-            verify=not plain,
+            verify=self._certificates(),
             transport=self._transport,
         )
+
+    def _certificates(self) -> ssl.SSLContext | bool:
+        """Who may vouch for the gateway. Raises SettingsError."""
+        if self._settings.loopback and self._settings.url.startswith("http://"):
+            return (
+                False  # reading the machine's certificates takes 20 ms, and would check nothing on this path
+            )
+        file = self._settings.ca_file
+        if file is None:
+            return httpx2.create_ssl_context()  # with SSL_CERT_FILE, for a gateway on this machine too
+        try:
+            return ssl.create_default_context(cafile=str(file))
+        except OSError as error:
+            raise SettingsError(
+                f"the certificates in {file} cannot be read: {error.strerror or error}",
+                hint="Correct TORCHRELAY_CA_FILE: certificates in PEM",
+            ) from None
 
     @contextlib.contextmanager
     def _reaching(self, clock: Clock) -> Iterator[None]:

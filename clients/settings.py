@@ -60,6 +60,8 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     cache_dir: Path
     deadline: float = 900.0
     """The longest a graph may take from request to artifact."""
+    ca_file: Path | None = None
+    """Certificates, PEM, of who may vouch for an https:// gateway; None: the system's, or SSL_CERT_FILE's."""
     connect_timeout: float = 3.0
     idle_timeout: float = 20.0
     """No byte for this long (the gateway keeps its streams alive every 5 s) means a dead gateway."""
@@ -314,6 +316,7 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "prefetch": _flag,
     "cache_dir": _path,
     "deadline": _seconds,
+    "ca_file": _path,
     "connect_timeout": _seconds,
     "idle_timeout": _seconds,
     "disk_cache_bytes": _bytes,

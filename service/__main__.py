@@ -59,6 +59,9 @@ def _parse() -> argparse.Namespace:
         metavar="FILE",
         help="where to write URL, token and public key ($XDG_CONFIG_HOME/torchrelay/credentials.json)",
     )
+    up.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM: serve https://")
+    up.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's private key, PEM")
+    up.add_argument("--public-url", metavar="URL", help="how clients reach it, for the credentials file")
     up.add_argument("--cpu-slots", type=int, metavar="N", help="compiles at once for CPUs (half the cores)")
     up.add_argument("--no-gpu", action="store_true", help="leave this machine's GPUs alone")
     part = up.add_mutually_exclusive_group()
@@ -80,7 +83,7 @@ def _serve(arguments: argparse.Namespace) -> None:
 
     from pydantic import ValidationError
 
-    from . import embedded
+    from . import embedded, tls
     from .settings import ServiceSettings, default_credentials_file
 
     given = {
@@ -89,6 +92,9 @@ def _serve(arguments: argparse.Namespace) -> None:
         "state_dir": arguments.state.absolute() if arguments.state else None,
         "cpu_slots": arguments.cpu_slots,
         "gpu_slots_per_gpu": 0 if arguments.no_gpu else None,
+        "tls_cert_file": arguments.tls_cert,
+        "tls_key_file": arguments.tls_key,
+        "public_url": arguments.public_url,
         "redis_url": arguments.redis,
         "ray_address": arguments.ray,
     }
@@ -104,6 +110,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             raise SettingsError("--gateway-only needs a Redis and a Ray", hint="Give --redis and --ray")
     else:
         settings = settings.model_copy(update={"ray_address": None, "ray_token": None})
+    tls.check(settings)
     listener = embedded.listen(
         settings.host, settings.port, any_port_will_do="port" not in settings.model_fields_set
     )

@@ -19,7 +19,7 @@ from fastapi.openapi.utils import get_openapi
 from ..compiler import wire
 from ..compiler.explain import Explanation
 from ..compiler.trust_document import SignedDocument
-from . import auth, logs, problems, quotas
+from . import auth, logs, problems, quotas, tls
 from . import gateway as parts
 from .dispatch import CompilePool
 from .observe import Observe
@@ -149,7 +149,8 @@ class GatewayServer(uvicorn.Server):
 
 
 def create_server(settings: ServiceSettings, pool: CompilePool | None = None) -> GatewayServer:
-    """The app under uvicorn; `serve()` it, or `run()`."""
+    """The app under uvicorn; `serve()` it, or `run()`. Raises SettingsError for a certificate that cannot be used."""
+    tls.check(settings)
     app = create_app(settings, pool)
     config = uvicorn.Config(
         app,
@@ -160,6 +161,7 @@ def create_server(settings: ServiceSettings, pool: CompilePool | None = None) ->
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        **tls.options(settings),
     )
     return GatewayServer(config, app)
 

@@ -21,13 +21,11 @@ from pydantic import SecretStr
 from ..compiler.errors import SettingsError
 from ..compiler.trust import key_text
 from ..workers.pool import PoolSettings, WorkerPool
-from . import state
+from . import state, tls
 from .app import GatewayServer, create_server
 from .redis_process import RedisProcess
 from .scripts import DEFAULT
 from .settings import ServiceSettings
-
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def default_cpu_slots() -> int:
@@ -69,12 +67,12 @@ def listen(host: str, port: int, *, any_port_will_do: bool) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     """The URL for a client on this machine."""
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 @asynccontextmanager
@@ -129,7 +127,7 @@ async def _serve(
         await stop.wait()
         server.should_exit = True
 
-    url = url_of(listener)
+    url = url_of(listener, "http" if settings.tls_cert_file is None else "https")
     helpers = [
         asyncio.create_task(leave(), name="leave on a signal"),
         asyncio.create_task(_announce(server, settings, url, credentials), name="say when ready"),
@@ -152,7 +150,7 @@ async def _announce(server: GatewayServer, settings: ServiceSettings, url: str, 
     keyring = server.gateway.keyring
     state.write_credentials(
         credentials,
-        url=url,
+        url=settings.public_url or url,
         token=settings.token.get_secret_value(),
         public_keys=[key_text(key) for key in keyring.public],
         namespace=DEFAULT,
@@ -161,16 +159,19 @@ async def _announce(server: GatewayServer, settings: ServiceSettings, url: str, 
     _say(f"credentials {credentials}")
     _say(f"state {settings.state_dir}")
     _say("warming workers, some seconds")
-    while not await asyncio.to_thread(_ready, url):
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls.own_certificate(settings))
+    )
+    while not await asyncio.to_thread(_ready, opener, url):
         await asyncio.sleep(0.25)
     _say(f"ready {url}")
     _say('next: torch.compile(model, backend="torchrelay") in any script of this user')
     _say("check: torchrelay doctor; stop: Ctrl-C")
 
 
-def _ready(url: str) -> bool:
+def _ready(opener: urllib.request.OpenerDirector, url: str) -> bool:
     try:
-        with _DIRECT.open(f"{url}/readyz", timeout=5) as answer:
+        with opener.open(f"{url}/readyz", timeout=5) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, ConnectionError, TimeoutError):  # a 503 included
         return False

@@ -41,6 +41,13 @@ class ServiceSettings(BaseSettings):
     # where
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8642
+    tls_cert_file: Path | None = None
+    """Certificate chain, PEM: with it and its key the gateway speaks https:// itself, without a proxy before it."""
+    tls_key_file: Path | None = None
+    """The certificate's private key, PEM."""
+    tls_key_password: SecretStr | None = None
+    public_url: str = ""
+    """How clients reach the gateway, for the credentials file of `up`; default the address that it listens on."""
     state_dir: Path = Field(default_factory=default_state_dir)
     redis_url: str = "redis://127.0.0.1:6379/0"
     """`redis://`, `rediss://` or `unix:///path?db=0`."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parent.parent / "service"))
+
 from torchrelay.examples.private_service import PrivateService
 
 

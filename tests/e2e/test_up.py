@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
+from certificates import Authority
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -218,3 +219,17 @@ def test_a_second_service_on_the_same_state_and_a_taken_port_are_refused_in_one_
         assert second.process.wait(60) == 1
         assert "another torchrelay service runs on" in second.log.read_text()
         assert "Traceback" not in second.log.read_text() + taken.log.read_text()
+
+
+@pytest.mark.slow
+def test_up_serves_https_and_says_so_in_the_credentials(tmp_path):
+    own = Authority(tmp_path / "certificates").issue("relay.example.org")
+    address, certificate = (
+        "https://relay.example.org",
+        ("--tls-cert", str(own.cert), "--tls-key", str(own.key)),
+    )
+    options = ("--port", "0", "--no-gpu", "--cpu-slots", "1", "--public-url", address, *certificate)
+    with up(tmp_path / "home", *options) as service:
+        service.wait_for("torchrelay: ready https://127.0.0.1:", 240)
+        assert service.credentials["url"] == address
+        assert service.credentials["namespace"] == "default"

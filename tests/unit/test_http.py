@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import socket
+import ssl
 import threading
 import time
 import warnings
@@ -603,7 +604,9 @@ def test_certificates_go_unchecked_only_where_no_connection_is_encrypted(
     real = httpx2.Client
 
     def spy(**options: Any) -> httpx2.Client:
-        asked.append((options["verify"], options["follow_redirects"]))
+        context = options["verify"]
+        checks = context and context.verify_mode == ssl.CERT_REQUIRED and context.check_hostname
+        asked.append((checks, options["follow_redirects"]))
         return real(**options)
 
     monkeypatch.setattr(httpx2, "Client", spy)
