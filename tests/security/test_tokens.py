@@ -101,6 +101,36 @@ def test_a_role_that_is_too_small_is_forbidden(role: str, gateway: Running, http
     assert len(gateway.pool.calls) == (1 if role == "compile" else 0)
 
 
+@pytest.mark.parametrize("role", auth.ROLES)
+def test_a_token_of_another_namespace_opens_nothing_of_ours(
+    role: str, gateway: Running, http: httpx2.Client
+) -> None:
+    """Whether it names our namespace or not, and whatever it asks for: a refusal, and none of our data."""
+    ours = issue(http, "admin", namespace="ours")
+    theirs = issue(http, role, namespace="theirs")["token"]
+    name = ours["record"]["id"]
+    with gateway.http(ours["token"]) as our, gateway.http(theirs) as their:
+        secret = compiled(our, graph())
+        key = post(our, graph()).headers["X-Torchrelay-Key"]
+        before = our.get("/v1/tokens").json(), our.get("/v1/cache").json()
+        found = [(way, path.replace(KEY, key).replace("0" * 12, name)) for way, path in operations(http)]
+        assert len(found) >= 26 and any(key in path for _, path in found)
+        for method, path in found:
+            named = their.request(method, path, params={"namespace": "ours"})
+            assert named.status_code == 403, (method, path)
+            answer = their.request(method, path)
+            if key in path or name in path:
+                assert answer.status_code in (403, 404, 422), (method, path)
+            for data in (secret[:200], key.encode(), name.encode(), b'"ours"'):
+                assert data not in answer.content or data in path.encode(), (method, path)
+        assert their.get("/v1/namespaces/ours").status_code == 403
+        assert their.post("/v1/tokens", json={"name": "x", "roles": ["read"], "namespace": "ours"}).is_error
+        asked = post(their, graph(), wait="cache")  # the very graph that we have
+        assert asked.status_code == (404 if role in ("compile", "admin") else 403)
+        assert (our.get("/v1/tokens").json(), our.get("/v1/cache").json()) == before
+        assert post(our, graph()).content == secret
+
+
 def test_nobody_gives_more_than_an_administrator_may(gateway: Running, http: httpx2.Client) -> None:
     for bad in (
         {"name": "x", "roles": []},

@@ -1,0 +1,361 @@
+"""One gateway at twice its capacity: what each namespace gets, what is turned away and how, and what stays flat.
+
+A real uvicorn in its own process and a real Redis on this machine. Compiling takes a fixed time on a fixed number of
+slots (the pool's own queue, workers/slots.py, hands them out), so that the capacity is known. Three namespaces ask for
+graphs that nobody has compiled, at 1.2, 0.5 and 0.3 times that capacity, and for one that is cached; every fourth
+compile is followed to its end and fetched. Shares are compared with the max-min fair ones: nobody gets less than an
+equal part unless it asks for less.
+
+    python benchmarks/overload.py [--seconds 1800] [--out out/overload.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gateway
+import httpx2
+import msgspec
+from local_redis import redis_server
+from torchrelay.compiler import wire
+from torchrelay.service.app import create_server
+from torchrelay.service.settings import ServiceSettings
+from torchrelay.workers.messages import Ready
+from torchrelay.workers.slots import Slot, Slots
+
+SLOTS = 4
+COMPILE_SECONDS = 0.2
+QUEUE = 48
+DEMAND = {"large": 1.2, "middle": 0.5, "small": 0.3}
+"""Graphs that nobody has compiled, in parts of the capacity: twice what there is."""
+HITS = 5.0
+"""Requests a second of each namespace for a cached graph."""
+FOLLOWED = 4
+"""One of so many compiles is followed and fetched."""
+ARTIFACT_BYTES = 20_000
+CACHE_BYTES = 32 << 20
+SAMPLES = 60
+FAIR = 0.8
+"""Of its fair share each namespace gets at least so much."""
+GROWTH = 1.1
+SLACK_BYTES = 16 << 20
+SLACK_FILES = 32
+"""Memory and files are flat if their last third is at most this far above their second."""
+MISSES = ("200", "202", "429")
+
+
+class SlottedPool(gateway.RandomPool):
+    """Compiles nothing, on a few slots, for a while each."""
+
+    def __init__(self) -> None:
+        self._slots = Slots()
+        for index in range(SLOTS):
+            slot = Slot(SimpleNamespace(id="benchmark", host="here"), "cpu", index)
+            slot.ready = Ready(pid=0, toolchain=gateway.TOOLCHAIN, target=gateway.TARGET, jobs_dir="")
+            slot.state = "idle"
+            self._slots.all["benchmark", "cpu", index] = slot
+
+    async def compile(
+        self,
+        request_bytes: bytes,
+        *,
+        key: str,
+        namespace: str,
+        toolchain: wire.Toolchain,
+        target: wire.Target,
+        deadline_seconds: float,
+        on_progress: Callable[[wire.Stage, str], None],
+    ) -> bytes:
+        slot = await self._slots.take(
+            namespace, toolchain, target, lambda ahead: on_progress("queued", f"{ahead} ahead")
+        )
+        try:
+            on_progress("inductor", "")
+            await asyncio.sleep(COMPILE_SECONDS)
+            return gateway.unsigned(key, ARTIFACT_BYTES)
+        finally:
+            self._slots.give_back(slot)
+
+
+@dataclass
+class Seen:
+    """What one namespace met. `misses`, `hits`: answers by status; `early`: 429 without a Retry-After."""
+
+    misses: Counter[str] = field(default_factory=Counter)
+    hits: Counter[str] = field(default_factory=Counter)
+    early: int = 0
+    followed: Counter[str] = field(default_factory=Counter)
+    milliseconds: list[float] = field(default_factory=list)
+    offered: float = 0.0
+
+
+def body_of(size: int) -> bytes:
+    """A small request; another size is another key."""
+    nodes = [
+        wire.Node("placeholder", "", []),
+        wire.Node("call_function", "_operator.add", [wire.Ref(0), wire.Ref(0)]),
+        wire.Node("output", "", [wire.TupleArg([wire.Ref(1)])]),
+    ]
+    return wire.pack_request(msgspec.structs.replace(gateway.graph(size), graph=wire.Graph(nodes)))
+
+
+@contextlib.contextmanager
+def running(folder: Path, redis_port: int) -> Iterator[tuple[str, int]]:
+    """The gateway in a process of its own; yields its URL and process id."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {
+        "redis_url": f"redis://127.0.0.1:{redis_port}",
+        "state_dir": str(folder / "state"),
+        "token": gateway.TOKEN,
+        "port": port,
+        "log_level": "error",
+        "max_queued": QUEUE,
+        "cache_limit_bytes": CACHE_BYTES,
+        "retry_after_seconds": 1,
+        "progress_ttl_seconds": 30,
+    }
+    process = subprocess.Popen([sys.executable, __file__, "--serve", json.dumps(settings)])
+    try:
+        yield f"http://127.0.0.1:{port}", process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+class Team:
+    """One namespace's clients: they ask at a rate, whatever the answers do."""
+
+    def __init__(self, url: str, token: str, place: int, rate: float) -> None:
+        limits = httpx2.Limits(max_connections=64)
+        headers = {"Authorization": f"Bearer {token}"}
+        self._http = httpx2.AsyncClient(
+            base_url=url, headers=headers, timeout=30, trust_env=False, limits=limits
+        )
+        self._next = place + 1
+        self._step = len(DEMAND)
+        self._rate = rate
+        self._asking: set[asyncio.Task[None]] = set()
+        self._known = body_of(1_000_000_000 + place)
+        self.seen = Seen()
+
+    async def prepare(self) -> None:
+        """Have the cached graph compiled, and the client warm."""
+        until = time.monotonic() + 60
+        while (await self._post(self._known)).status_code != 200:
+            assert time.monotonic() < until, "the first compile did not end"
+            await asyncio.sleep(0.1)
+
+    async def run(self, seconds: float) -> None:
+        await asyncio.gather(
+            self._at_rate(self._rate, seconds, self._miss), self._at_rate(HITS, seconds, self._hit)
+        )
+        await asyncio.gather(*self._asking)
+        await self._http.aclose()
+
+    async def _at_rate(self, rate: float, seconds: float, ask: Callable[[], Any]) -> None:
+        began = time.monotonic()
+        for turn in range(int(rate * seconds)):
+            await asyncio.sleep(max(0.0, began + turn / rate - time.monotonic()))
+            task = asyncio.create_task(ask())
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+
+    async def _miss(self) -> None:
+        self._next += self._step
+        number = self._next
+        began = time.perf_counter()
+        answer = await self._post(body_of(number))
+        self.seen.milliseconds.append((time.perf_counter() - began) * 1000)
+        self._count(self.seen.misses, answer)
+        if answer.status_code == 202 and number % FOLLOWED == 0:
+            self.seen.followed[await self._follow(answer.json())] += 1
+
+    async def _hit(self) -> None:
+        self._count(self.seen.hits, await self._post(self._known))
+
+    def _count(self, counter: Counter[str], answer: httpx2.Response) -> None:
+        counter[str(answer.status_code)] += 1
+        if answer.status_code == 429 and not answer.headers.get("Retry-After", "").isdecimal():
+            self.seen.early += 1
+
+    async def _post(self, body: bytes) -> httpx2.Response:
+        return await self._http.post("/v1/compile?finish=1", content=body, headers=gateway.HEADERS)
+
+    async def _follow(self, status: dict[str, Any]) -> str:
+        """`fetched`, or what came instead."""
+        stage = "nothing"
+        async with self._http.stream("GET", status["events"]) as events:
+            async for line in events.aiter_lines():
+                if line.startswith("event: "):
+                    stage = line.removeprefix("event: ")
+        if stage != "done":
+            return stage
+        answer = await self._http.get(status["artifact"])
+        return "fetched" if answer.status_code == 200 else str(answer.status_code)
+
+
+def process_size(pid: int) -> tuple[int, int]:
+    """Resident bytes and open files of a process (Linux)."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE"), len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+async def watch(pid: int, seconds: float) -> list[dict[str, float]]:
+    began, samples = time.monotonic(), []
+    for turn in range(SAMPLES + 1):
+        await asyncio.sleep(max(0.0, began + turn * seconds / SAMPLES - time.monotonic()))
+        resident, files = process_size(pid)
+        samples.append({"second": round(time.monotonic() - began, 1), "resident": resident, "files": files})
+    return samples
+
+
+async def load(url: str, pid: int, seconds: float) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {gateway.TOKEN}"}
+    capacity = SLOTS / COMPILE_SECONDS
+    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=30, trust_env=False) as owner:
+        teams: dict[str, Team] = {}
+        for place, (name, part) in enumerate(DEMAND.items()):
+            body = {"name": "benchmark", "roles": ["compile"], "namespace": name}
+            made = (await owner.post("/v1/tokens", json=body)).json()
+            teams[name] = Team(url, made["token"], place, part * capacity)
+            await teams[name].prepare()
+        before = (await owner.get("/v1/stats")).json()["namespaces"]
+        began = time.monotonic()
+        samples, *_ = await asyncio.gather(
+            watch(pid, seconds), *(team.run(seconds) for team in teams.values())
+        )
+        took = time.monotonic() - began
+        after = (await owner.get("/v1/stats")).json()["namespaces"]
+    compiled = {name: (after[name]["compiles"] - before[name]["compiles"]) / took for name in teams}
+    fair = max_min({name: part * capacity for name, part in DEMAND.items()}, sum(compiled.values()))
+    return {
+        "seconds": round(took, 1),
+        "capacity": capacity,
+        "namespaces": {
+            name: {
+                "offered": round(DEMAND[name] * capacity, 2),
+                "compiled": round(compiled[name], 2),
+                "fair": round(fair[name], 2),
+                "misses": dict(team.seen.misses),
+                "hits": dict(team.seen.hits),
+                "without_retry_after": team.seen.early,
+                "followed": dict(team.seen.followed),
+                "median_ms": round(statistics.median(team.seen.milliseconds), 2),
+                "p99_ms": round(statistics.quantiles(team.seen.milliseconds, n=100)[98], 2),
+            }
+            for name, team in teams.items()
+        },
+        "samples": samples,
+    }
+
+
+def max_min(demand: dict[str, float], capacity: float) -> dict[str, float]:
+    """Max-min fair shares: the smallest demands are met, the rest is parted equally."""
+    shares: dict[str, float] = {}
+    for left, (name, wanted) in zip(
+        range(len(demand), 0, -1), sorted(demand.items(), key=lambda each: each[1]), strict=True
+    ):
+        shares[name] = min(wanted, (capacity - sum(shares.values())) / left)
+    return shares
+
+
+def judge(found: dict[str, Any]) -> list[tuple[bool, str]]:
+    verdicts = []
+    for name, seen in found["namespaces"].items():
+        ratio = seen["compiled"] / seen["fair"]
+        verdicts.append((ratio >= FAIR, f"{name} gets {ratio:.2f} of its fair share (at least {FAIR})"))
+        strange = {status for status in seen["misses"] if status not in MISSES} | (
+            set(seen["hits"]) - {"200"}
+        )
+        verdicts.append((not strange, f"{name}: misses {seen['misses']}, hits {seen['hits']}"))
+        verdicts.append((set(seen["followed"]) <= {"fetched"}, f"{name}: followed {seen['followed']}"))
+        missing = seen["without_retry_after"]
+        verdicts.append((missing == 0, f"{name}: {missing} of its 429 without a Retry-After"))
+    samples = found["samples"]
+    third = len(samples) // 3
+    for what, slack in (("resident", SLACK_BYTES), ("files", SLACK_FILES)):
+        second = statistics.median(sample[what] for sample in samples[third : 2 * third])
+        last = statistics.median(sample[what] for sample in samples[2 * third :])
+        shown = (
+            f"{second / 1e6:.1f} MB to {last / 1e6:.1f} MB" if what == "resident" else f"{second} to {last}"
+        )
+        verdicts.append(
+            (last <= max(second * GROWTH, second + slack), f"{what}: {shown}, second to last third")
+        )
+    return verdicts
+
+
+def show(found: dict[str, Any]) -> None:
+    print(f"capacity {found['capacity']:g} compiles a second, for {found['seconds']:g} s")
+    print(
+        f"{'namespace':10} {'asks/s':>7} {'gets/s':>7} {'fair/s':>7} {'200':>7} {'202':>7} {'429':>7} {'p99 ms':>7}"
+    )
+    for name, seen in found["namespaces"].items():
+        statuses = Counter(seen["misses"]) + Counter(seen["hits"])
+        counts = " ".join(f"{statuses[status]:7}" for status in MISSES)
+        rates = f"{seen['offered']:7.1f} {seen['compiled']:7.2f} {seen['fair']:7.2f}"
+        print(f"{name:10} {rates} {counts} {seen['p99_ms']:7.1f}")
+    print(f"{'second':>10} {'resident MB':>12} {'open files':>11}")
+    for sample in found["samples"][:: SAMPLES // 10]:
+        print(f"{sample['second']:10.0f} {sample['resident'] / 1e6:12.1f} {sample['files']:11}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=1800)
+    parser.add_argument("--out", type=Path, default=Path("out/overload.json"))
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        create_server(ServiceSettings(**json.loads(arguments.serve)), SlottedPool()).run()
+        return 0
+    with (
+        tempfile.TemporaryDirectory(prefix="tr-") as name,
+        redis_server(Path(name)) as redis_port,
+        running(Path(name), redis_port) as (url, pid),
+    ):
+        _wait(url)
+        found = asyncio.run(load(url, pid, arguments.seconds))
+    show(found)
+    verdicts = judge(found)
+    for good, text in verdicts:
+        print(f"{'ok  ' if good else 'FAIL'} {text}")
+    record = {"python": platform.python_version(), "cpus": os.cpu_count(), **found}
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(record, indent=2) + "\n")
+    print(f"written to {arguments.out}")
+    return 0 if all(good for good, _ in verdicts) else 1
+
+
+def _wait(url: str) -> None:
+    until = time.monotonic() + 60
+    with httpx2.Client(base_url=url, trust_env=False) as http:
+        while True:
+            with contextlib.suppress(httpx2.TransportError):
+                if http.get("/livez").status_code == 200:
+                    return
+            assert time.monotonic() < until, "the gateway did not start"
+            time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
