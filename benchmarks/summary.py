@@ -60,6 +60,8 @@ def bars(
             best = max(known, key=lambda way: known[way])
             text = f"{model}: torchrelay hit / best of PyTorch's warm ways ({best})"
             found.append(Bar(model, text, known[best], 1, False))
+        if (early := ratio(records, model, "relay-prefetch", "relay-hit")) is not None:
+            found.append(Bar(model, f"{model}: torchrelay hit with prefetch / without", early, 1, False))
         if (cold := ratio(records, model, "relay-cold", "local-cold")) is not None:
             found.append(Bar(model, f"{model}: torchrelay cold / local cold", cold, 1.15, False))
     for record in steady:

@@ -63,11 +63,12 @@ class Surroundings:
         command += ["--backend", backend, "--steps", str(self.steps), *flags]
         return run_child(command, machine.environment(**environment), self.timeout)
 
-    def relay(self, machine: FreshMachine) -> dict[str, Any]:
+    def relay(self, machine: FreshMachine, *, prefetch: bool = False) -> dict[str, Any]:
         if self.service is None:
             raise VariantSkipped("no service was started")
         client = {**self.service.environment, "TORCHRELAY_MODE": "require"}
-        return self.train(machine, "torchrelay", **client)
+        # The measuring script imports torchrelay, and builds its model after that.
+        return self.train(machine, "torchrelay", TORCHRELAY_PREFETCH=str(int(prefetch)), **client)
 
 
 def run_child(command: list[str], environment: dict[str, str], timeout: float) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def _redis(at: Surroundings) -> dict[str, Any]:
 
 
 def _relay_cold(at: Surroundings) -> dict[str, Any]:
-    return at.relay(at.new_machine("relay-first"))
+    return at.relay(at.new_machine("relay-first"), prefetch=True)  # and tells the service what it used
 
 
 def _relay_hit(at: Surroundings) -> dict[str, Any]:
@@ -129,6 +130,13 @@ def _relay_hit(at: Surroundings) -> dict[str, Any]:
     if found := machine.compilers():
         raise ChildFailed(f"the teammate's machine has a compiler: {found[0]}")
     return at.relay(machine)
+
+
+def _relay_prefetch(at: Surroundings) -> dict[str, Any]:
+    record = at.relay(at.new_machine("relay-prefetch", compiler=False), prefetch=True)
+    if not record["reuse"]["prefetched"]:
+        raise ChildFailed("nothing was prefetched")
+    return record
 
 
 def _relay_disk(at: Surroundings) -> dict[str, Any]:
@@ -153,6 +161,9 @@ VARIANTS: dict[str, Variant] = {
     "redis": Variant("warm, new machine, Inductor's Redis caches", _redis, warm=True),
     "relay-cold": Variant("torchrelay, first time", _relay_cold),
     "relay-hit": Variant("torchrelay, new machine, no compiler", _relay_hit, "relay-cold", warm=True),
+    "relay-prefetch": Variant(
+        "torchrelay, new machine, prefetched", _relay_prefetch, "relay-cold", warm=True
+    ),
     "relay-disk": Variant("torchrelay, its disk cache", _relay_disk, "relay-hit", warm=True),
 }
 
