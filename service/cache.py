@@ -30,7 +30,7 @@ from .scripts import DEFAULT, Keys, Scripts
 from .signing import Keyring
 
 _EVICT_BATCH = 64
-_REMEMBERED = 65536
+_REMEMBERED = 8192
 _EVIDENCE_MS = 3_600_000
 _KEY = re.compile("[0-9a-f]{64}")
 _IMPORT = "import"
