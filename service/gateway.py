@@ -109,8 +109,11 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
 def connect(settings: ServiceSettings) -> Redis:
     """A client that reconnects by itself; no answer is waited for longer than `redis_timeout_seconds`, and a
     free connection not much longer than two answers that do not come: a burst waits its turn."""
+    # redis-py before 6 takes a certificate for any name unless told otherwise
+    tls = {"ssl_check_hostname": True} if settings.redis_url.startswith("rediss:") else {}
     pool = BlockingConnectionPool.from_url(
         settings.redis_url,
+        **tls,
         max_connections=_REDIS_CONNECTIONS,
         timeout=_QUEUE_TIMES * settings.redis_timeout_seconds,
         socket_timeout=settings.redis_timeout_seconds,

