@@ -28,8 +28,9 @@ from .processes import kill_below, reap
 from .settings import Form, SlotSettings
 from .view import View
 
-_SECONDS = 120.0
-"""CUDA comes up in seconds; in a sandbox that it does not like it may hang."""
+_SECONDS, _LAST_SECONDS = 60.0, 240.0
+"""CUDA comes up in seconds; in a sandbox that it does not like it may hang. The weakest form gets more time: a machine
+may be slow, and after it there is nothing to try."""
 
 
 class Found(Struct, frozen=True):
@@ -49,9 +50,11 @@ def strongest(
     failure: RelayError = CompileKilled(
         "the process that names this worker's toolchain died", hint="See its log"
     )
-    for form in isolation.forms(settings):
+    forms = isolation.forms(settings)
+    for form in forms:
+        seconds = _LAST_SECONDS if form == forms[-1] else _SECONDS
         try:
-            found = _tried(form, engine, settings, view, jobs_dir, environment)
+            found = _tried(form, seconds, engine, settings, view, jobs_dir, environment)
         except RelayError as error:
             failure = error
             print(f"isolation by {form!r} does not work here: {error.message}", file=sys.stderr, flush=True)
@@ -69,6 +72,7 @@ def strongest(
 
 def _tried(
     form: Form,
+    seconds: float,
     engine: ModuleType,
     settings: SlotSettings,
     view: View,
@@ -81,7 +85,7 @@ def _tried(
         child.lay_out(work)
         body = functools.partial(child.describe, engine, settings, work, environment)
         enclosure = isolation.Enclosure(form, view, work, [])
-        data = _answer(child.fork(body, work / "log", enclosure))
+        data = _answer(child.fork(body, work / "log", enclosure), seconds)
         try:
             toolchain, target, missing = msgspec.msgpack.decode(
                 data, type=tuple[wire.Toolchain, wire.Target, str]
@@ -93,9 +97,9 @@ def _tried(
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _answer(started: child.Child) -> bytes:
+def _answer(started: child.Child, seconds: float) -> bytes:
     """All that the child writes until it closes its pipe; nothing of it is left afterwards."""
-    end = time.monotonic() + _SECONDS
+    end = time.monotonic() + seconds
     data = b""
     try:
         while select.select([started.pipe], [], [], max(0.0, end - time.monotonic()))[0]:

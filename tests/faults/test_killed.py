@@ -81,9 +81,11 @@ def _worker(family: Family) -> psutil.Process:
 
 
 def _compile_child(family: Family) -> psutil.Process:
-    """The job's process is a fork of the server and looks like it."""
+    """The job's process is a fork of the server and looks like it, as do those that hold its namespaces above it."""
     forks = family.named("workers.fork_server")
-    (child,) = (p for p in forks if p.ppid() in {server.pid for server in forks})
+    (server,) = (p for p in forks if p.ppid() not in {fork.pid for fork in forks})
+    below = [p for p in server.children(recursive=True) if p in forks]
+    (child,) = (p for p in below if p.pid not in {fork.ppid() for fork in below})
     return child
 
 

@@ -221,7 +221,9 @@ def make_a_user_namespace(facts):
 
 
 def mount_a_file_system(facts):
-    return _called("mount", b"tmpfs", os.fsencode(facts["home"]), b"tmpfs", 0, b"")
+    place = os.fsencode(facts["home"])
+    _called("mount", b"tmpfs", place, b"tmpfs", 0, b"")
+    return _called("umount2", place, 0)
 
 
 def make_a_ring(facts):
