@@ -75,6 +75,8 @@ def main() -> int:
                         root=place,
                         service=service,
                         redis_port=redis_port,
+                        round_trip=args.round_trip / 1e3,
+                        bytes_per_second=args.megabytes_per_second * 1e6,
                     )
                     run_round(at, chosen, args.repeats, number, records, failures)
                     if args.steady and last_round and service is not None:
@@ -203,6 +205,15 @@ def parse_arguments() -> argparse.Namespace:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="step time of local and torchrelay, paired in one process",
+    )
+    parser.add_argument(
+        "--round-trip",
+        type=float,
+        default=0.0,
+        help="milliseconds between torchrelay's clients and the service",
+    )
+    parser.add_argument(
+        "--megabytes-per-second", type=float, default=12.5, help="on the way, if there is one"
     )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--child-timeout", type=float, default=600.0, help="seconds, for each process")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from distant import distant
 from torchrelay.examples.machines import FreshMachine
 from torchrelay.examples.private_service import PrivateService
 
@@ -40,6 +41,9 @@ class Surroundings:
     root: Path
     service: PrivateService | None
     redis_port: int | None
+    round_trip: float = 0.0
+    """Seconds between the clients and the service's site; 0 for the same machine."""
+    bytes_per_second: float = 0.0
     machines: dict[str, FreshMachine] = field(default_factory=dict)
 
     def new_machine(self, name: str, *, compiler: bool = True) -> FreshMachine:
@@ -68,7 +72,16 @@ class Surroundings:
             raise VariantSkipped("no service was started")
         client = {**self.service.environment, "TORCHRELAY_MODE": "require"}
         # The measuring script imports torchrelay, and builds its model after that.
-        return self.train(machine, "torchrelay", TORCHRELAY_PREFETCH=str(int(prefetch)), **client)
+        client["TORCHRELAY_PREFETCH"] = str(int(prefetch))
+        if not self.round_trip:
+            return self.train(machine, "torchrelay", **client)
+        folder = Path(self.service.environment["XDG_CONFIG_HOME"])
+        known = json.loads((folder / "torchrelay" / "credentials.json").read_text())
+        client["TORCHRELAY_TOKEN"] = known["token"]  # a token of the file is for the URL beside it alone
+        port = int(self.service.url.rpartition(":")[2])
+        with distant(port, round_trip=self.round_trip, bytes_per_second=self.bytes_per_second) as line:
+            client["TORCHRELAY_URL"] = f"http://127.0.0.1:{line}"
+            return self.train(machine, "torchrelay", **client)
 
 
 def run_child(command: list[str], environment: dict[str, str], timeout: float) -> dict[str, Any]:

@@ -211,6 +211,8 @@ class Source:
         except (RuntimeError, OSError) as error:
             text = str(error).partition("\n")[0]
             raise JobUnreachable(f"the job's store cannot be reached: {text}") from None
+        if store is None:
+            return None
         run = launch.run if launch is not None else ""
         prefix = f"torchrelay/{_digest(f'{self._settings.job}/{run}')[:16]}/"
         return StoreJob(JobStore(store, prefix), size - 1)
