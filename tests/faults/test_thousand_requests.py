@@ -56,7 +56,7 @@ def test_clients_of_two_gateways_may_leave_until_the_last_one_has(start_gateway:
     with gateways[0].http() as one, gateways[1].http() as two:
         key = post(one, graph(), finish=0).json()["key"]
         post(two, graph(), finish=0)
-        streams = [follow(http, key) for http in (one, one, two, two)]
+        streams = [follow(http, key, comments=True) for http in (one, one, two, two)]
         for stream in streams:
             next(stream)
         (pool,) = (gateway.pool for gateway in gateways if gateway.pool.calls)

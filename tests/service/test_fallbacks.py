@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torchrelay
-from service_parts import TOKEN, Running
+from service_parts import TOKEN, Running, compiled, graph, wait_until
 from torchrelay.clients.backend import process_relay
 from torchrelay.clients.report import process_report
 from torchrelay.compiler import errors
@@ -81,6 +81,29 @@ def test_require_raises_the_error_that_the_service_told(
     with pytest.raises(kind) as caught:
         torch.compile(loss, backend="torchrelay")(torch.ones(8))
     assert caught.value.code == kind.code
+
+
+def test_a_client_over_quota_compiles_locally_at_once(
+    gateway: Running, client: Callable[[str], None]
+) -> None:
+    """Its Retry-After is a day away: nobody waits for that."""
+    with gateway.http() as http:
+        assert http.patch("/v1/namespaces/default", json={"compile_seconds": 0.001}).status_code == 200
+        gateway.pool.seconds = 0.05
+        compiled(http, graph())
+        wait_until(lambda: http.get("/v1/stats").json()["seconds_spent"] > 0.001, seconds=10)
+    client("remote")
+    x = torch.linspace(-1, 1, 8).requires_grad_()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.compile(loss, backend="torchrelay")(x).backward()
+    torch.testing.assert_close(x.grad, torch.sin(2 * x.detach()))
+    (told,) = [str(w.message) for w in caught if w.category is torchrelay.FallbackWarning]
+    assert "spent its quota" in told and "next period" in told
+    assert torchrelay.report().fallbacks == {"over_quota": 2}
+    assert len(gateway.pool.calls) == 1
+    with gateway.http() as http:
+        wait_until(lambda: "over_quota" in http.get("/v1/stats").json()["fallbacks"], seconds=10)
 
 
 def test_an_artifact_that_cannot_be_loaded_is_not_kept(

@@ -49,7 +49,7 @@ def test_a_team_is_set_up_and_looked_at(gateway: Running, tmp_path: Path) -> Non
 
     # the owner sees all, and names one
     shown = owner("stats")
-    assert [word for word in shown.splitlines()[0].split()] == ["all", "default", "red"]
+    assert shown.splitlines()[0].split() == ["all", "default", "red"]
     assert "compiles" in shown
     every = json.loads(owner("stats", "--json"))
     assert (every["compiles"], every["namespaces"]["red"]["compiles"]) == (1, 1)
