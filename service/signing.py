@@ -76,7 +76,7 @@ class Keyring:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Opens the folder; makes it, and a first key, if need be. Raises SettingsError, OSError."""
-        self._folder = folder
+        self.folder = folder
         self._sites = sites
         self._clock = clock
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ class Keyring:
         signer = Ed25519PrivateKey.generate()
         public = signer.public_key()
         pem = signer.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        write_private(self._folder / f"{key_id(public)}.pem", pem)
+        write_private(self.folder / f"{key_id(public)}.pem", pem)
         return ListedKey(id=key_id(public), public=key_text(public), created=int(self._clock()))
 
     def _change(self, ring: Ring, **changes: Any) -> None:
@@ -178,7 +178,7 @@ class Keyring:
         self._held = self._take(ring)
 
     def _write(self, ring: Ring) -> None:
-        write_private(self._folder / _RING, msgspec.json.format(msgspec.json.encode(ring)) + b"\n")
+        write_private(self.folder / _RING, msgspec.json.format(msgspec.json.encode(ring)) + b"\n")
 
     def _now(self) -> _Held:
         """What is held, after a look at the folder if the last one was a while ago."""
@@ -189,11 +189,11 @@ class Keyring:
                 if ring.serial > self._held.ring.serial:
                     self._held = self._take(ring)
             except (SettingsError, OSError) as error:  # it goes on with what it has
-                log.error("keys_not_read", folder=str(self._folder), error=str(error))
+                log.error("keys_not_read", folder=str(self.folder), error=str(error))
         return self._held
 
     def _take(self, ring: Ring) -> _Held:
-        signers = {listed.id: read_private(self._folder / f"{listed.id}.pem") for listed in ring.keys}
+        signers = {listed.id: read_private(self.folder / f"{listed.id}.pem") for listed in ring.keys}
         told = TrustDocument(
             serial=ring.serial, epoch=ring.epoch, issued=ring.changed, keys=ring.keys, revoked=ring.revoked
         )
@@ -201,7 +201,7 @@ class Keyring:
         return _Held(ring, signers, public, sign_document(told, signers.values()))
 
     def _load(self) -> Ring:
-        path = self._folder / _RING
+        path = self.folder / _RING
         try:
             return msgspec.json.decode(path.read_bytes(), type=Ring)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -210,7 +210,7 @@ class Keyring:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """One change at a time, over all gateways that share the folder."""
-        descriptor = os.open(self._folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield

@@ -24,9 +24,13 @@ from signed import assembled, evil_members, manifest_of, signed, signed_again, t
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torchrelay.clients.backend import process_relay
 from torchrelay.clients.report import process_report
+from torchrelay.clients.settings import load_settings
+from torchrelay.clients.trust_store import TrustStore
 from torchrelay.compiler import artifact, key, wire
 from torchrelay.compiler.trust import key_text
+from torchrelay.compiler.trust_document import SignedDocument, TrustDocument, sign_document
 from torchrelay.service.settings import ServiceSettings
+from torchrelay.service.signing import Keyring, read_private
 
 STRANGER = Ed25519PrivateKey.from_private_bytes(b"\2" * 32)
 Change = Callable[[bytes], bytes]
@@ -144,6 +148,8 @@ class EvilPool(ArtifactPool):
         super().__init__()
         self.canary = canary
         self.last: bytes | None = None
+        self.keyring: Keyring | None = None
+        """Of the gateway that it works for."""
 
     async def compile(self, request_bytes: bytes, **asked: Any) -> bytes:
         request = msgspec.msgpack.decode(request_bytes, type=wire.GraphRequest)
@@ -197,6 +203,7 @@ def through(
         running.app.add_middleware(Between, change=change)
         running.start()
         started.append(running)
+        pool.keyring = running.app.state.gateway.keyring
         for name in [name for name in os.environ if name.startswith("TORCHRELAY_")]:
             monkeypatch.delenv(name)
         with running.http() as http:
@@ -208,6 +215,7 @@ def through(
         monkeypatch.setenv("TORCHRELAY_PUBLIC_KEYS", public)
         monkeypatch.setenv("TORCHRELAY_CACHE_DIR", str(tmp_path / "client"))
         monkeypatch.setenv("TORCHRELAY_MODE", "remote")
+        monkeypatch.setenv("TORCHRELAY_STATE_DIR", str(tmp_path / "client-state"))
         process_relay.cache_clear()
         process_report.cache_clear()
         torch._dynamo.reset()
@@ -287,6 +295,59 @@ def test_an_artifact_signed_by_a_key_that_is_not_trusted_is_not_read(
     pool = through(lambda data: data, trusts=STRANGER)
     assert trains() == {"bad_signature": 1}
     assert not pool.canary.exists()
+
+
+def told(pool: EvilPool, *, revoked: list[str], epoch: int) -> SignedDocument:
+    """What the gateway's own key says of itself, which somebody now withholds."""
+    assert pool.keyring is not None
+    document = TrustDocument(serial=9, epoch=epoch, issued=1, keys=pool.keyring.ring.keys, revoked=revoked)
+    signer = read_private(pool.keyring.folder / f"{pool.keyring.current}.pem")
+    return sign_document(document, [signer])
+
+
+@pytest.mark.parametrize("what", ["revoked key", "expired epoch", "other namespace"])
+def test_a_good_signature_that_counts_no_longer_or_elsewhere_is_not_believed(
+    what: str, through: Callable[..., EvilPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = through(lambda data: data)
+    assert pool.keyring is not None
+    if what == "other namespace":
+        monkeypatch.setenv("TORCHRELAY_NAMESPACE", "rivals")
+    else:
+        revoked = [pool.keyring.current] if what == "revoked key" else []
+        news = told(pool, revoked=revoked, epoch=0 if revoked else 1)
+        TrustStore(load_settings()).learn(news)
+    process_relay.cache_clear()
+    assert trains() == {"bad_signature": 1}
+    assert not pool.canary.exists()
+
+
+def test_a_file_on_this_machines_disk_goes_when_its_key_is_revoked(
+    through: Callable[..., EvilPool], tmp_path: Path
+) -> None:
+    pool = through(lambda data: data)
+    assert pool.keyring is not None
+    name = prepared_name(pool)
+    assert pool.last is not None
+    path = tmp_path / "client" / "artifacts" / name[:2] / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pool.keyring.sign(pool.last, key=name, namespace="default"))
+    pool.canary.unlink(missing_ok=True)
+    pool.keyring.revoke(pool.keyring.current)
+    TrustStore(load_settings()).learn(pool.keyring.document())
+    process_relay.cache_clear()
+    process_report.cache_clear()
+    torch._dynamo.reset()
+    assert trains() == {"bad_signature": 1}
+    assert torchrelay.report().disk_hits == 0
+    assert not path.exists()
+    assert not pool.canary.exists()
+
+
+def prepared_name(pool: EvilPool) -> str:
+    """The key of what `trains` asks for, once the pool has made its artifact."""
+    trains()
+    return pool.calls[0]
 
 
 def test_a_trusted_signature_is_all_that_keeps_the_bundle_from_being_read(
