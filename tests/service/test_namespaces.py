@@ -90,6 +90,20 @@ def _compile_in(gateway: Running, namespace: str) -> bytes:
         return http.get(f"/v1/artifacts/{key}").content
 
 
+def test_two_gateways_share_a_namespace(start_gateway: StartGateway) -> None:
+    """One of them has never heard of it before the other one's compile is asked for there."""
+    first, second = start_gateway(ArtifactPool(seconds=1.0)), start_gateway()
+    with first.http() as owner:
+        token = owner.post("/v1/tokens", json=_token("red")).json()["token"]
+    with first.http(token) as here, second.http(token) as there:
+        key = post(here, graph()).json()["key"]
+        assert post(there, graph()).headers["X-Torchrelay-Cache"] == "coalesced"
+        *_, (_, stage, _) = follow(there, key)
+        assert stage == "done"
+        assert post(here, graph()).content == post(there, graph()).content
+    assert (first.pool.calls, second.pool.calls) == ([key], [])
+
+
 def test_a_failure_of_one_namespace_is_not_remembered_for_another(gateway: Running, tenant: ClientOf) -> None:
     from torchrelay.compiler.errors import CompileFailed
 
