@@ -30,8 +30,10 @@ from ...compiler.errors import (
     Unavailable,
     from_code,
 )
+from ...compiler.trust import key_text
 from ..http import Gateway
 from ..settings import ClientSettings, child_environment, credentials_path, load_settings
+from ..trust_store import TrustStore
 
 _TORCH = ((2, 11), (2, 14))
 """The first supported version, and the first that is not."""
@@ -190,7 +192,11 @@ def _signature(gateway: Gateway, settings: ClientSettings) -> str:
         )
     info = gateway.info()
     theirs = info.get("public_keys", [])
-    if not theirs or not set(theirs) <= set(settings.public_keys):
+    store = TrustStore(settings)
+    store.heard(gateway.trust_serial, gateway.trust_document)
+    trust = store.trust()
+    trusted = {key_text(key) for name, key in trust.keys.items() if name not in trust.revoked}
+    if not theirs or not trusted.issuperset(theirs):
         raise SignatureError(
             "the gateway serves what a key signed that is not trusted here",
             hint="Compare its public keys with its administrator, then set TORCHRELAY_PUBLIC_KEYS, or run "

@@ -13,6 +13,8 @@ import msgspec
 import pytest
 from conftest import StartGateway
 from service_parts import TOKEN, RedisServer, Running, client_of, compiled, graph, post, wait_until
+from torchrelay.clients.commands import checks
+from torchrelay.clients.http import Gateway
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.clients.trust_store import TrustStore
 from torchrelay.compiler import artifact
@@ -284,6 +286,26 @@ def test_clients_hear_of_a_change_in_any_answer_and_cannot_be_made_to_forget_it(
     with pytest.raises(SignatureError, match="disowned"):
         artifact.verify(new, store.trust(), key=gateway.pool.calls[1])
     assert key_text(gateway.app.state.gateway.keyring.public[0]) in str(http.get("/v1/keys").json())
+
+
+def test_the_doctor_trusts_what_a_rotation_brought(
+    gateway: Running, http: httpx2.Client, tmp_path: Path
+) -> None:
+    settings = ClientSettings(
+        url=gateway.url,
+        token=TOKEN,
+        cache_dir=tmp_path,
+        state_dir=tmp_path / "client",
+        public_keys=tuple(http.get("/v1/info").json()["public_keys"]),
+    )
+    (check,) = [check for check in checks._CHECKS if check.look is checks._signature]
+    with Gateway(settings) as connected:
+        assert "is trusted" in check.look(connected, settings)
+        new = http.post("/v1/keys", json={}).json()["current"]
+        assert new in check.look(connected, settings)
+        old = http.get("/v1/keys").json()["keys"][0]["id"]
+        assert http.delete(f"/v1/keys/{old}").status_code == 200
+        assert f"key {new} is trusted" in check.look(connected, settings)
 
 
 def test_keys_by_command(gateway: Running, tmp_path: Path) -> None:
