@@ -128,6 +128,8 @@ def _show(view: View, own: Path, shown: Sequence[Path]) -> None:
         # In a container that hides parts of /proc no other may be mounted. The outer one tells no secret: another
         # user namespace's processes may not be read.
         linux.mount("/proc", root / "proc", "", linux.MS_BIND | linux.MS_REC)
+    # the kernel's settings ask for root's number alone, which a root's job keeps without any of its rights
+    linux.make_read_only(root / "proc", recursive=True)
     _bind(str(own), root, recursive=False)  # `root` lies in it
     linux.make_read_only(root, recursive=False)
     linux.become_root_of(root)

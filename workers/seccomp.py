@@ -92,7 +92,7 @@ _SHARED_MEMORY = {
     "msgget": (68, 186),
     "mq_open": (240, 180),
 }
-_SOCKET, _CLONE, _CLONE3 = (41, 198), (56, 220), (435, 435)
+_SOCKET, _CLONE, _CLONE3, _PRLIMIT = (41, 198), (56, 220), (435, 435), (302, 261)
 
 
 def install(*, unix_sockets: bool, shared_memory: bool) -> None:
@@ -136,6 +136,11 @@ def _program(*, unix_sockets: bool, shared_memory: bool) -> bytes:
             _one(_ANY_BIT, linux.CLONE_NEW, 0, 1),
         ),
         *(_one(_RETURN, refused), _one(_RETURN, _ALLOW)),
+    ]
+    # of others it asks for the same user only
+    code += [
+        *(_one(_EQUAL, _PRLIMIT[column], 0, 4), _one(_LOAD, _FIRST_ARGUMENT)),
+        *(_one(_EQUAL, 0, 1, 0), _one(_RETURN, refused), _one(_RETURN, _ALLOW)),
     ]
     if unix_sockets:
         code += [

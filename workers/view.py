@@ -52,7 +52,10 @@ def view_of(kind: Literal["cpu", "cuda"], environment: Mapping[str, str]) -> Vie
 def _python() -> Iterator[str]:
     yield from (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)
     yield str(Path(sys.executable).resolve().parent)
-    yield str(Path(__file__).resolve().parents[1])
+    package = (
+        Path(__file__).resolve().parents[1]
+    )  # of a checkout only what a job imports: much may lie in one
+    yield from (str(package / name) for name in ("__init__.py", "compiler", "workers"))
     yield from (entry for entry in sys.path if entry)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -196,6 +197,19 @@ def _write(folder, facts):
     return path
 
 
+def open_a_setting_of_the_kernel(facts):
+    with Path("/proc/sys/kernel/core_pattern").open("r+") as stream:
+        return stream.name
+
+
+def limit_the_server(facts):
+    limits = [resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in facts["pids"]]
+    return [
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+        for pid, limit in zip(facts["pids"], limits, strict=True)
+    ]
+
+
 def signal_the_server(facts):
     """SIGCONT does nothing to it, but is allowed to whoever may kill."""
     refusal = None
@@ -240,6 +254,7 @@ ATTEMPTS = (
         write_what_all_jobs_share,
     ),
     *(write_into_another_job, write_into_python),
+    *(open_a_setting_of_the_kernel, limit_the_server),
     *(signal_the_server, trace_the_server, make_a_user_namespace, mount_a_file_system, make_a_ring),
 )
 

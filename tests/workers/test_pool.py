@@ -141,6 +141,12 @@ def test_waiting_counts_to_the_deadline(service):
     assert [job.result(30) for job in jobs] == [b"artifact"] * 2
 
 
+def test_each_worker_says_what_shuts_its_jobs_in(service):
+    service.wait_for_idle()
+    known = {"bubblewrap", "namespaces", "landlock", "seccomp", "none"}
+    assert all(worker.isolation and set(worker.isolation) <= known for worker in service.pool.workers())
+
+
 def test_nobody_for_this_toolchain_or_device_is_said_at_once_with_what_there_is(service):
     service.wait_for_idle()
     other = msgspec.structs.replace(TOOLCHAIN, torch="9.9.9")
