@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -93,6 +94,31 @@ def test_the_gateway_dies_between_the_first_rank_and_the_others(tmp_path: Path) 
             (folder / "go").touch()
             found = results(folder, 4, agent)
     assert [set(rank["outcomes"]) for rank in found] == [{"miss"}, {"shared"}, {"shared"}, {"shared"}]
+
+
+@pytest.mark.slow
+def test_ranks_that_no_torchrun_started_agree_through_their_process_groups_store(
+    service: PrivateService, tmp_path: Path
+) -> None:
+    """Ray Train's workers, and cluster scripts, have these variables and no launcher's store."""
+    (tmp_path / "job").mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = []
+    for rank in range(2):
+        launch = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **service.environment, **launch, **place}
+        environment["XDG_STATE_HOME"] = str(tmp_path / "job" / "state")
+        command = [sys.executable, str(SCRIPT), str(tmp_path / "job")]
+        ranks.append(
+            subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
+    found = [results(tmp_path / "job", 2, rank) for rank in ranks][-1]
+    assert sum("shared" in rank["outcomes"] for rank in found) == 1
 
 
 @pytest.mark.slow
