@@ -16,11 +16,11 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from ..compiler import wire
+from ..compiler import records, wire
 from ..compiler.explain import Explanation
 from ..compiler.trust_document import SignedDocument
-from . import auth, logs, problems, quotas, tls
 from . import gateway as parts
+from . import logs, problems, tls
 from .dispatch import CompilePool
 from .observe import Observe
 from .patience import PatientProtocol
@@ -59,19 +59,19 @@ _SCHEMAS = (
     status.InfoReply,
     status.FallbackReport,
     health.ReadyReply,
-    tokens.TokenRequest,
-    tokens.TokenReply,
-    auth.TokenRecord,
-    quotas.NamespaceReply,
-    quotas.QuotaChange,
-    keys.KeysReply,
+    records.TokenRequest,
+    records.TokenReply,
+    records.TokenRecord,
+    records.NamespaceReply,
+    records.QuotaChange,
+    records.KeysReply,
     keys.RotateRequest,
     SignedDocument,
-    audit.AuditReply,
-    cache.CacheReply,
-    cache.ArtifactReply,
-    cache.CollectReply,
-    cache.ImportReply,
+    records.AuditReply,
+    records.CacheReply,
+    records.ArtifactReply,
+    records.CollectReply,
+    records.ImportReply,
 )
 
 

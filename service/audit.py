@@ -12,6 +12,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
+from ..compiler.records import AuditEntry
 from .scripts import Keys
 
 Action = Literal[
@@ -53,22 +54,6 @@ class Event(Struct, frozen=True, kw_only=True):
         """Name, value, name, value ... of what is not empty, as XADD takes them."""
         pairs = ((name, getattr(self, name)) for name in self.__struct_fields__)
         return [part for name, value in pairs if value for part in (name, value)]
-
-
-class AuditEntry(Struct, frozen=True, kw_only=True):
-    """An event as it was logged. `id` orders entries; `at` is seconds since 1970 by Redis' clock."""
-
-    id: str
-    at: float
-    namespace: str
-    action: str
-    name: str = ""
-    token: str = ""
-    key: str = ""
-    digest: str = ""
-    worker: str = ""
-    signer: str = ""
-    detail: str = ""
 
 
 class Audit:

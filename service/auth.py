@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import msgspec
 from fastapi import Query, Request, Security
@@ -22,15 +22,11 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from ..compiler.errors import Forbidden, RateLimited, Unauthenticated
+from ..compiler.records import Role, TokenRecord
 from .audit import Audit, Event
 from .namespaces import EVERY, NAMED, Namespaces
 from .scripts import DEFAULT, Keys, Scripts
 from .settings import ServiceSettings
-
-Role = Literal["read", "compile", "tune", "train", "admin"]
-"""read: artifacts, progress, stats; every other role includes it. compile: ask for compiles. tune, train: ask
-for tuning and training jobs. admin: everything."""
-ROLES: tuple[Role, ...] = get_args(Role)
 
 OWNER_ID = "owner"
 _DOMAIN = b"torchrelay token v1\0"
@@ -66,27 +62,6 @@ class Grant(Struct, frozen=True):
 
     def allows(self, role: Role) -> bool:
         return role in self.roles or "admin" in self.roles or (role == "read" and bool(self.roles))
-
-
-class TokenRecord(Struct, frozen=True, kw_only=True):
-    """What Redis holds of a token, under its digest. Times are seconds since 1970, UTC."""
-
-    id: str
-    """Names the token where it must not be shown; opens nothing."""
-    name: str
-    roles: frozenset[Role]
-    namespace: str = DEFAULT
-    """Or `*`: all of them."""
-    created: int
-    rate: float | None = None
-    """Requests a second; None: as the settings say; 0: no limit. admit.lua reads it."""
-    expires: int | None = None
-    revoked: int | None = None
-
-    def over(self, now: float) -> int | None:
-        """When it stopped opening anything; None while it does."""
-        ends = [end for end in (self.expires, self.revoked) if end is not None and end <= now]
-        return min(ends, default=None)
 
 
 class Issued(Struct, frozen=True):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-from msgspec import Struct
 from redis.asyncio import Redis
 
 from ..compiler import artifact, wire
 from ..compiler.errors import ArtifactError, NotFound
+from ..compiler.records import CacheEntry
 from .audit import Audit, Event
 from .auth import Grant
 from .blobs import Blobs
@@ -22,20 +22,6 @@ from .scripts import Keys, Scripts
 _HINT = "`torchrelay cache ls` lists what there is"
 _AGAIN = "Whoever asks for it next has it compiled again"
 _FIELDS = ("digest", "size", "place", "seconds", "created")
-
-
-class CacheEntry(Struct, frozen=True, kw_only=True):
-    """An artifact that the cache offers. Times are seconds since 1970; `seconds`: what its compile took."""
-
-    key: str
-    digest: str
-    bytes: int
-    place: str
-    """redis or store."""
-    created: float
-    used: float
-    pinned: bool
-    seconds: float
 
 
 class Contents:

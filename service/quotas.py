@@ -6,60 +6,16 @@ here: acquire.lua and evict.lua read what this file writes.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
+from ..compiler.records import NamespaceReply, Quota, QuotaChange
 from .audit import Audit, Event
 from .auth import Grant
 from .scripts import Keys
 from .settings import ServiceSettings
-
-_WHOLE = (1 << 53) - 1
-"""Lua's numbers are doubles."""
-
-Count = Annotated[int, Meta(ge=0, le=_WHOLE)]
-Amount = Annotated[float, Meta(ge=0, le=_WHOLE)]
-
-
-class Quota(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a namespace may use. 0: no limit; null: as the settings say."""
-
-    compiles: int | None = None
-    """Distinct graphs that compile or wait for it at the same time."""
-    compile_seconds: float | None = None
-    """That workers spend on it in a period."""
-    bytes: int | None = None
-    """Of its artifacts; past it, its least recently used go."""
-
-
-class QuotaChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `PATCH /v1/namespaces/{name}`: a Quota; what it does not name stays as it is."""
-
-    compiles: Count | UnsetType | None = UNSET
-    compile_seconds: Amount | UnsetType | None = UNSET
-    bytes: Count | UnsetType | None = UNSET
-
-
-class NamespaceReply(Struct, frozen=True, kw_only=True):
-    """A namespace, in the answers of `/v1/namespaces`."""
-
-    name: str
-    own: Quota
-    """What an administrator set for it."""
-    quota: Quota
-    """In force."""
-    compiles: int
-    """That run or wait now."""
-    compile_seconds: float
-    """Spent in this period."""
-    period_ends_seconds: float
-    """From now; 0: nothing was spent, and the next compile begins a period."""
-    bytes: int
-    artifacts: int
 
 
 class Quotas:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ..administration import Administration, AuditEntry
+from ...compiler.records import AuditEntry
+from ..administration import Administration
 from ..settings import load_settings
 from . import output
 

@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from ...compiler.errors import RequestError, SettingsError
+from ...compiler.records import CacheEntry
 from .. import export_file
-from ..administration import Administration, CacheEntry
+from ..administration import Administration
 from ..settings import load_settings
 from . import output
 from .output import Namespace

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from ...compiler.errors import SettingsError
+from ...compiler.records import KeysReply
 from ...compiler.trust_document import ListedKey
-from ..administration import Administration, Keys
+from ..administration import Administration
 from ..settings import load_settings
 from . import output
 
@@ -71,7 +72,7 @@ def disown(
     print(f"epoch {found.epoch} begins; what was signed before counts no longer")
 
 
-def _row(key: ListedKey, found: Keys) -> tuple[str, ...]:
+def _row(key: ListedKey, found: KeysReply) -> tuple[str, ...]:
     if key.id in found.revoked:
         state = "revoked"
     elif key.id == found.current:

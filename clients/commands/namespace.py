@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from ...compiler.errors import SettingsError
-from ..administration import Administration, Namespace
+from ...compiler.records import NamespaceReply
+from ..administration import Administration
 from ..settings import load_settings
 from . import output
 
@@ -82,7 +83,7 @@ def _number(option: str, text: str, pattern: str) -> float | None:
     return float(found[1]) if "." in found[1] else int(found[1]) * _UNITS[found[2]]
 
 
-def _row(found: Namespace) -> tuple[str, ...]:
+def _row(found: NamespaceReply) -> tuple[str, ...]:
     quota = found.quota
     left = found.period_ends_seconds
     return (

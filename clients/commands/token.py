@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from ...compiler.errors import SettingsError
-from ..administration import Administration, Token
+from ...compiler.records import TokenRecord
+from ..administration import Administration
 from ..settings import load_settings
 from . import output
 
@@ -88,7 +89,7 @@ def revoke(
     print(f"revoked {record.id}, {record.name}")
 
 
-def _row(record: Token) -> tuple[str, ...]:
+def _row(record: TokenRecord) -> tuple[str, ...]:
     now = time.time()
     if record.revoked is not None:
         state = "revoked"

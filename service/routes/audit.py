@@ -5,22 +5,15 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Response
-from msgspec import Struct
 
-from ..audit import AuditEntry, page
+from ...compiler.records import AuditReply
+from ..audit import page
 from ..auth import Grant, requires
 from ..gateway import Gateway, gateway_of
 from ..problems import documented
 from .answers import json_answer, json_reply
 
 router = APIRouter(tags=["audit"])
-
-
-class AuditReply(Struct, frozen=True):
-    """Answer of `GET /v1/audit`. `next`: the `before` of the next page; '' after the last."""
-
-    entries: list[AuditEntry]
-    next: str
 
 
 @router.get(

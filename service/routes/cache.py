@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from msgspec import Struct
 
 from ...compiler import wire
+from ...compiler.records import ArtifactReply, CacheReply, CollectReply, ImportReply
 from ..auth import Grant, requires
-from ..contents import CacheEntry
 from ..gateway import Gateway, gateway_of
 from ..problems import documented
 from .answers import json_answer, json_reply
@@ -19,36 +18,6 @@ router = APIRouter(tags=["cache"])
 
 Reader = Annotated[Grant, Depends(requires("read"))]
 Admin = Annotated[Grant, Depends(requires("admin"))]
-
-
-class CacheReply(Struct, frozen=True):
-    """Answer of `GET /v1/cache`. `next`: the cursor of the next page; '' after the last."""
-
-    entries: list[CacheEntry]
-    next: str
-
-
-class ArtifactReply(Struct, frozen=True):
-    """Answer of `GET /v1/cache/{key}`. `signer`: id of the key that signed; `components`: what the key covers."""
-
-    entry: CacheEntry
-    signer: str
-    manifest: wire.Manifest
-    components: dict[str, str]
-
-
-class ImportReply(Struct, frozen=True):
-    """Answer of `POST /v1/cache`. exists: the key had an artifact already, which stays."""
-
-    key: str
-    outcome: Literal["imported", "exists"]
-
-
-class CollectReply(Struct, frozen=True):
-    """Answer of `POST /v1/cache/gc`: entries evicted over the limit, stray blobs deleted."""
-
-    evicted: int
-    swept: int
 
 
 @router.get(

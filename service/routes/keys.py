@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 from msgspec import Meta, Struct
 
 from ...compiler.errors import Forbidden, Unavailable
-from ...compiler.trust_document import ListedKey
+from ...compiler.records import KeysReply
 from ..audit import Event
 from ..auth import Grant, requires
 from ..gateway import Gateway, gateway_of
@@ -30,16 +30,6 @@ class RotateRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Body of `POST /v1/keys`. `overlap_seconds`: how long what the last key signed counts still; null: for good."""
 
     overlap_seconds: Annotated[int, Meta(ge=0, le=_YEARS_10)] | None = _QUARTER
-
-
-class KeysReply(Struct, frozen=True):
-    """`current` signs now. `epoch`: what was signed in an earlier one counts no longer. Times in seconds since 1970."""
-
-    current: str
-    serial: int
-    epoch: int
-    keys: list[ListedKey]
-    revoked: list[str]
 
 
 async def owner(grant: Annotated[Grant, Depends(requires("admin"))]) -> Grant:

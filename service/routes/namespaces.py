@@ -6,12 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request, Response
 
+from ...compiler.records import QuotaChange
 from ..auth import Grant, requires
 from ..gateway import Gateway, gateway_of
 from ..json_body import read_json
 from ..namespaces import PATTERN
 from ..problems import documented
-from ..quotas import QuotaChange
 from .answers import json_answer, json_reply, json_request
 
 router = APIRouter(tags=["namespaces"])

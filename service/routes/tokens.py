@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request, Response
-from msgspec import Meta, Struct
 
 from ...compiler.errors import Forbidden, MalformedRequest, NotFound
-from ..auth import Grant, Role, TokenRecord, requires
+from ...compiler.records import TokenReply, TokenRequest
+from ..auth import Grant, requires
 from ..gateway import Gateway, gateway_of
 from ..json_body import read_json
 from ..problems import documented
@@ -16,29 +16,8 @@ from .answers import json_answer, json_reply, json_request
 
 router = APIRouter(tags=["tokens"])
 
-_YEARS_10 = 10 * 366 * 86400
-
 Admin = Annotated[Grant, Depends(requires("admin"))]
 TokenId = Annotated[str, Path(pattern="^[0-9a-f]{12}$", description="A token's public id, 12 hex digits")]
-
-
-class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/tokens`. `expires_seconds`: the token's life from now; null: it does not expire."""
-
-    name: Annotated[str, Meta(pattern="^[A-Za-z0-9._@-]{1,64}$")]
-    roles: Annotated[frozenset[Role], Meta(min_length=1)]
-    expires_seconds: Annotated[int, Meta(ge=1, le=_YEARS_10)] | None = None
-    namespace: Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,62}|\*)?$")] = ""
-    """'': the administrator's own; `*`: all of them, which only a token for all may give."""
-    rate: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None
-    """Requests a second; null: as the settings say; 0: no limit."""
-
-
-class TokenReply(Struct, frozen=True):
-    """Answer of `POST /v1/tokens`. `token` is shown this once: the service keeps only its digest."""
-
-    token: str
-    record: TokenRecord
 
 
 @router.post(

@@ -11,6 +11,7 @@ import httpx2
 import pytest
 from conftest import StartGateway
 from service_parts import TOKEN, RedisServer, Running, compiled, graph, post, wait_until
+from torchrelay.compiler.records import ROLES
 from torchrelay.service import auth
 from watched import WatchedGateway
 
@@ -101,7 +102,7 @@ def test_a_role_that_is_too_small_is_forbidden(role: str, gateway: Running, http
     assert len(gateway.pool.calls) == (1 if role == "compile" else 0)
 
 
-@pytest.mark.parametrize("role", auth.ROLES)
+@pytest.mark.parametrize("role", ROLES)
 def test_a_token_of_another_namespace_opens_nothing_of_ours(
     role: str, gateway: Running, http: httpx2.Client
 ) -> None:
