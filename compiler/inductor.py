@@ -30,8 +30,8 @@ class Compiled(Struct, frozen=True):
 
     run: Callable[..., Any]
     bundle: bytes
-    libraries: Callable[[], list[Library]]
-    """Waits for the last of them to be built. Raises CompileFailed with the C++ compiler's message."""
+    building: torch_internals.Libraries
+    """The C++ kernels, some of which may still be at the C++ compiler: see `libraries`."""
     guards: list[str]
     halves: dict[int, torch.fx.GraphModule]
     """The graphs that AOTAutograd gave to Inductor, by the id of their compiled form; kept when asked for."""
@@ -80,7 +80,7 @@ def compile_program(
         )
         stack.enter_context(torch_internals.short_kernel_names())
         stack.enter_context(torch_internals.lean_interpreters())
-        built = stack.enter_context(torch_internals.recording_libraries())
+        building = stack.enter_context(torch_internals.recording_libraries())
         stack.enter_context(torch_internals.tracing(program.fake_mode))
         stack.enter_context(ambient(request.ambient))
         options = options_of(request, threads)
@@ -104,14 +104,18 @@ def compile_program(
                     if torch_internals.symfloat_name(number) in specialized
                 ) from None
             raise CompileFailed(f"{type(error).__name__}: {error}") from error
+    return Compiled(run, bundle, building, guards_of(program, request.relations), halves)
 
-    def libraries() -> list[Library]:
-        try:
-            return [Library(list(types), text, path().read_bytes()) for (types, text), path in built.items()]
-        except Exception as error:
-            raise CompileFailed(f"{type(error).__name__}: {error}") from error
 
-    return Compiled(run, bundle, libraries, guards_of(program, request.relations), halves)
+def libraries(compiled: Compiled) -> list[Library]:
+    """What was built, once all of it is. Raises CompileFailed with the C++ compiler's message."""
+    try:
+        return [
+            Library(argtypes, source, path.read_bytes())
+            for argtypes, source, path in compiled.building.files()
+        ]
+    except Exception as error:
+        raise CompileFailed(f"{type(error).__name__}: {error}") from error
 
 
 def guards_of(program: Program, known: Collection[str]) -> list[str]:

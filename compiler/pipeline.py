@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from . import aot, artifact, autotune, inductor, members, torch_internals, verify, wire
@@ -80,6 +81,11 @@ def compile_request(
             runnable=_why_not_runnable(request),
             halves=compiled.halves,
         )
+        waited = (
+            compiled.building.waited
+        )  # the C++ compiler is the inductor stage's, whoever had to wait for it
+        verification = msgspec.structs.replace(verification, seconds=verification.seconds - waited)
+        clock.move(waited, "verify", "inductor")
         if triton.undecided() and verification.status == "skipped":
             verify.exercise(request, compiled.run, settings.verify)
         clock.enter("autotune", "")
@@ -88,7 +94,8 @@ def compile_request(
         modules = {
             f"{members.TRITON}{name}": path.read_bytes() for name, path in sorted(triton.modules.items())
         }
-        index, binaries = inductor.encode_libraries(compiled.libraries())
+        index, binaries = inductor.encode_libraries(inductor.libraries(compiled))
+        clock.move(compiled.building.waited - waited, "publish", "inductor")
     files = {members.BUNDLE: bundle, members.LIBRARIES: index, **binaries, **modules}
     manifest = wire.Manifest(
         schema=wire.SCHEMA,
@@ -142,6 +149,11 @@ class _Clock:
         self._leave()
         self._stage, self._since = stage, time.perf_counter()
         self._progress(stage, detail)
+
+    def move(self, seconds: float, source: wire.Stage, target: wire.Stage) -> None:
+        """Count seconds of one stage as another's."""
+        self._seconds[source] = self._seconds.get(source, 0.0) - seconds
+        self._seconds[target] = self._seconds.get(target, 0.0) + seconds
 
     def seconds(self) -> list[tuple[str, float]]:
         self._leave()

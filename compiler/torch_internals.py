@@ -423,22 +423,40 @@ def short_kernel_names() -> Iterator[None]:
         yield
 
 
-class _LaterKernel:
-    """A C++ kernel that g++ may still be at work on; its first call waits for it."""
+class Libraries:
+    """The C++ kernel libraries of a compile. `waited`: seconds that it had to wait for g++ so far."""
 
-    def __init__(self, future: Any) -> None:
-        self._future = future
+    def __init__(self) -> None:
+        self.waited = 0.0
+        self._kernels: dict[tuple[tuple[str, ...], str], Callable[[], Any]] = {}
 
-    def __call__(self, *args: Any) -> Any:
-        return self.built()(*args)
+    def files(self) -> list[tuple[list[str], str, Path]]:
+        """(argument types, source, file) of each, all of them built. Raises what the build of one raised."""
+        return [
+            (list(argtypes), source, Path(kernel().__self__.__file__))
+            for (argtypes, source), kernel in self._kernels.items()
+        ]
 
-    def built(self) -> Any:
-        return self._future.result()
+    def later(self, argtypes: Sequence[str], source: str, kernel: Any) -> Any:
+        """The kernel, or in place of its future a callable whose first call waits for it."""
+        if not hasattr(kernel, "result"):
+            self._kernels[tuple(argtypes), source] = lambda: kernel
+            return kernel
+
+        def built() -> Any:
+            start = time.perf_counter()
+            try:
+                return kernel.result()
+            finally:
+                self.waited += time.perf_counter() - start
+
+        self._kernels[tuple(argtypes), source] = built
+        return lambda *args: built()(*args)
 
 
 @contextlib.contextmanager
-def recording_libraries() -> Iterator[dict[tuple[tuple[str, ...], str], Callable[[], Path]]]:
-    """Record every C++ kernel library built inside the block: (argument types, source) -> its file, once built.
+def recording_libraries() -> Iterator[Libraries]:
+    """Record every C++ kernel library built inside the block.
 
     Wraps torch._inductor.async_compile.AsyncCompile.cpp_pybinding, whose futures AsyncCompile.wait waits for at the
     end of each graph: here the backward is lowered, and the forward's reference run, while g++ works. Its errors come
@@ -446,22 +464,14 @@ def recording_libraries() -> Iterator[dict[tuple[tuple[str, ...], str], Callable
     """
     from torch._inductor.async_compile import AsyncCompile
 
-    built: dict[tuple[tuple[str, ...], str], Callable[[], Path]] = {}
+    libraries = Libraries()
     original = AsyncCompile.cpp_pybinding
 
     def cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
-        result = original(self, argtypes, source_code)
-        later = _LaterKernel(result) if hasattr(result, "result") else None
-
-        def library() -> Path:
-            kernel = result if later is None else later.built()
-            return Path(kernel.__self__.__file__)
-
-        built[tuple(argtypes), source_code] = library
-        return result if later is None else later
+        return libraries.later(argtypes, source_code, original(self, argtypes, source_code))
 
     with _replaced(AsyncCompile, "cpp_pybinding", cpp_pybinding):
-        yield built
+        yield libraries
 
 
 @dataclasses.dataclass
