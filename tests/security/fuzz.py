@@ -1,7 +1,7 @@
 """By hand, with atheris: bytes guided by coverage for one reader of foreign bytes, until something untyped comes out.
 
     pip install atheris
-    python tests/security/fuzz.py request -max_total_time=3600    # or: artifact, size
+    python tests/security/fuzz.py request -max_total_time=3600    # or: artifact, size, keys
 
 What follows the reader's name are libFuzzer's own options. A crash is an error that is not one of ours; its input
 is written beside where you stand.
@@ -18,9 +18,10 @@ sys.path.append(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parent.parent / "service"))
 
 with atheris.instrument_imports(include=["torchrelay.compiler", "torchrelay.service.intake"]):
-    from torchrelay.compiler import artifact, expr, wire
+    from torchrelay.compiler import artifact, expr, trust_document, wire
     from torchrelay.compiler.errors import ArtifactError, BadExpression, RequestError, SignatureError
-    from torchrelay.compiler.trust import Trust
+    from torchrelay.compiler.trust import Trust, key_id, key_text
+    from torchrelay.compiler.trust_document import ListedKey, SignedDocument, TrustDocument
     from torchrelay.service.intake import parse
 
 import msgspec
@@ -36,6 +37,11 @@ GOOD = signed(FILES, SIGNER)
 MANIFEST = msgspec.msgpack.encode(manifest_of(FILES))
 PLAIN = wire.encode_request(wire.unpack_request(graph(nodes=3)))
 LIMITS = wire.Limits()
+OWN, TEXT = key_id(SIGNER.public_key()), key_text(SIGNER.public_key())
+KNOWN = trust_document.pinned([SIGNER.public_key()], [TEXT])
+KEYS = msgspec.msgpack.encode(
+    TrustDocument(serial=2, epoch=1, issued=1, keys=[ListedKey(id=OWN, public=TEXT)], revoked=["c" * 16])
+)
 
 
 def spliced(good: bytes, data: bytes) -> bytes:
@@ -81,8 +87,18 @@ def size(data: bytes) -> None:
         pass
 
 
+def keys(data: bytes) -> None:
+    document = spliced(KEYS, data)
+    signed_document = SignedDocument(document, {OWN: SIGNER.sign(trust_document.DOMAIN + document)})
+    try:
+        learned = trust_document.learn(KNOWN, signed_document)
+        trust_document.trust(learned, namespace="", now=0)
+    except SignatureError:
+        pass
+
+
 if __name__ == "__main__":
-    readers = {"request": request, "artifact": read_artifact, "size": size}
+    readers = {"request": request, "artifact": read_artifact, "size": size, "keys": keys}
     reader = readers[sys.argv.pop(1)]
     atheris.Setup(sys.argv, reader)
     atheris.Fuzz()

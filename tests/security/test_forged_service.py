@@ -122,6 +122,8 @@ def test_an_entry_forged_in_redis_is_not_served_and_is_compiled_once_more(
         assert http.get(f"/v1/artifacts/{name}").content == fresh
         assert len(gateway.pool.calls) == 2
         assert http.get("/v1/stats").json()["damaged"] == 1
+        log = http.get("/v1/audit").json()["entries"]
+        assert [entry["key"] for entry in log if entry["action"] == "quarantined"] == [name]
         assert artifact.verify(fresh, gateway.app.state.gateway.keyring.trust("default"), key=name)
 
 

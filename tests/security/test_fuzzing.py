@@ -16,7 +16,7 @@ from service_parts import graph
 from signed import KEY, assembled, manifest_of, sealed, signed, taken_apart
 from torchrelay.clients import connection
 from torchrelay.clients.sse import EventParser
-from torchrelay.compiler import artifact, expr, wire
+from torchrelay.compiler import artifact, expr, trust_document, wire
 from torchrelay.compiler.check import check
 from torchrelay.compiler.errors import (
     ArtifactError,
@@ -26,7 +26,8 @@ from torchrelay.compiler.errors import (
     SchemaMismatch,
     SignatureError,
 )
-from torchrelay.compiler.trust import Statement, Trust
+from torchrelay.compiler.trust import Statement, Trust, key_id, key_text
+from torchrelay.compiler.trust_document import ListedKey, SignedDocument, TrustDocument
 from torchrelay.service.intake import parse
 
 LIMITS = wire.Limits()
@@ -177,6 +178,26 @@ def test_an_envelope_of_any_values(frames: list[int], signatures: list[artifact.
     envelope, body = taken_apart(signed(FILES, SIGNER))
     data = assembled(msgspec.structs.replace(envelope, frames=frames, signatures=signatures), body)
     assert not only_typed(lambda: artifact.verify(data, TRUSTED, key=KEY), ArtifactError, SignatureError)
+
+
+DOCUMENT = TrustDocument(
+    serial=2, epoch=1, issued=1, keys=[ListedKey(id="a" * 16, public="b" * 44)], revoked=["c" * 16]
+)
+
+
+@given(st.one_of(st.binary(max_size=300), damaged_bytes(msgspec.msgpack.encode(DOCUMENT))))
+@settings(RANDOM, max_examples=300)
+def test_a_list_of_keys_that_is_none_though_it_was_signed(data: bytes) -> None:
+    """What a gateway that was broken into could send; a client refuses it or learns nothing that it cannot use."""
+    public = SIGNER.public_key()
+    known = trust_document.pinned([public], [key_text(public)])
+    signed_document = SignedDocument(data, {key_id(public): SIGNER.sign(trust_document.DOMAIN + data)})
+
+    def learn() -> None:
+        learned = trust_document.learn(known, signed_document)
+        trust_document.trust(learned, namespace="", now=0)
+
+    only_typed(learn, SignatureError)
 
 
 # --- the size grammar ------------------------------------------------------------------------------------
