@@ -1,7 +1,7 @@
-"""One rank of a small DDP job; torchrun starts it: FOLDER [LATE] in; FOLDER/<rank>.json out.
+"""One rank of a small DDP job; torchrun starts it: FOLDER [LATE] [CUDA] in; FOLDER/<rank>.json out.
 
 It trains twice from the same start, through torchrelay and compiled locally. With LATE, only rank 0 begins at once; the
-others when FOLDER/go appears. Each rank has a disk cache of its own.
+others when FOLDER/go appears. With CUDA, each rank has a GPU. Each rank has a disk cache of its own.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Net(nn.Module):
         return self.fall(nn.functional.gelu(self.rise(rows)))
 
 
-def train(backend: str, rank: int, folder: Path, *, waits: bool) -> list[float]:
+def train(backend: str, rank: int, folder: Path, device: torch.device, *, waits: bool) -> list[float]:
     torch.manual_seed(0)
-    model = DistributedDataParallel(Net())
+    model = DistributedDataParallel(Net().to(device))
     compiled = torch.compile(model, backend=backend)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(1 + rank)
-    rows, wanted = torch.randn(16, 8), torch.randn(16, 1)
+    rows, wanted = torch.randn(16, 8).to(device), torch.randn(16, 1).to(device)
     while waits and not (folder / "go").exists():  # after DDP was made: that is a collective
         time.sleep(0.05)
     losses = []
@@ -54,13 +54,17 @@ def train(backend: str, rank: int, folder: Path, *, waits: bool) -> list[float]:
 
 def main() -> None:
     folder, late = Path(sys.argv[1]), "LATE" in sys.argv[2:]
-    dist.init_process_group("gloo")
+    device = torch.device("cpu")
+    if "CUDA" in sys.argv[2:]:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
     rank = dist.get_rank()
     cache = folder / f"cache-{rank}"
     os.environ["TORCHRELAY_CACHE_DIR"] = str(cache)
-    relay = train("torchrelay", rank, folder, waits=late and rank > 0)
+    relay = train("torchrelay", rank, folder, device, waits=late and rank > 0)
     torch._dynamo.reset()
-    local = train("inductor", rank, folder, waits=False)
+    local = train("inductor", rank, folder, device, waits=False)
     files = [path for path in (cache / "artifacts").rglob("*") if len(path.name) == 64]
     report = msgspec.to_builtins(torchrelay.report())
     told = {

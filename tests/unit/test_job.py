@@ -160,7 +160,7 @@ StoreJob(JobStore(store, "torchrelay/job/"), 3).agree(sys.argv[2], 600, obtain)
 def test_a_leader_that_is_killed_is_replaced(
     rank: Callable[..., StoreJob], server: list[dist.TCPStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOST_SECONDS", 5.0)
+    monkeypatch.setattr(module, "_LOST_SECONDS", 3.0)
     command = [sys.executable, "-c", LEADER, str(server[0].port), KEY]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as leader:
         assert leader.stdout is not None and leader.stdout.readline() == "leads\n"
