@@ -88,9 +88,10 @@ class Intake:
             raise LimitExceeded(f"body has more than {limit} bytes")
         return b"".join(parts)
 
-    async def key_of(self, body: bytes) -> tuple[str, Ask | None]:
-        """The body's key; with the Ask, unless these very bytes were parsed before."""
-        name = await sha256(body)
+    async def key_of(self, body: bytes, *, namespace: str) -> tuple[str, Ask | None]:
+        """The body's key; with the Ask, unless these very bytes were parsed before, for this namespace: how long the
+        answer takes shall not tell one tenant what another has asked."""
+        name = f"{namespace} {await sha256(body)}"
         known = self._known.get(name)
         if known is not None:
             self._known.move_to_end(name)

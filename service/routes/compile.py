@@ -70,7 +70,7 @@ async def compile_graph(
         return reply(wrong, retry_after_seconds=gateway.settings.retry_after_seconds, status=415)
     tenant = await gateway.tenants.of(grant.namespace)
     body = await gateway.intake.read(request)
-    key, ask = await gateway.intake.key_of(body)
+    key, ask = await gateway.intake.key_of(body, namespace=tenant.namespace)
     for _look in range(_LOOKS):
         data = await tenant.cache.lookup(key, "hit")
         if data is not None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Path, Request, Response
 from msgspec import Meta, Struct
 
-from ...compiler.errors import Forbidden, Unavailable
+from ...compiler.errors import Unavailable
 from ...compiler.records import KeysReply
 from ..audit import Event
 from ..auth import Grant, requires
@@ -32,16 +32,8 @@ class RotateRequest(Struct, frozen=True, forbid_unknown_fields=True):
     overlap_seconds: Annotated[int, Meta(ge=0, le=_YEARS_10)] | None = _QUARTER
 
 
-async def owner(grant: Annotated[Grant, Depends(requires("admin"))]) -> Grant:
-    """The keys are every namespace's. Raises Forbidden for an administrator of one."""
-    if not grant.everywhere:
-        raise Forbidden(
-            f"the token of {grant.name!r} administers {grant.namespace} alone", hint="Ask the service's owner"
-        )
-    return grant
-
-
-Owner = Annotated[Grant, Depends(owner)]
+Owner = Annotated[Grant, Depends(requires("admin", everywhere=True))]
+"""The keys are every namespace's."""
 
 
 @router.get(

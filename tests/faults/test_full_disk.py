@@ -7,6 +7,7 @@ runs out, without the right to mount one; and it can be lifted again from outsid
 from __future__ import annotations
 
 import asyncio
+import io
 import resource
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from service_parts import GatewayProcess, compiled, follow, graph, post
 from torchrelay.clients.disk_cache import DiskCache
 from torchrelay.compiler.errors import CompileKilled
+from torchrelay.service.logs import _Lossy
 from torchrelay.workers.actor import CompileSlot
 from torchrelay.workers.messages import Done, Failed, Ready, decode_answer
 from torchrelay.workers.settings import FORMS, Form, JobLimits, SlotSettings
@@ -181,3 +183,12 @@ def test_a_worker_that_cannot_make_a_jobs_folder_says_so_and_works_again_when_it
             await slot.close()
 
     asyncio.run(scenario())
+
+
+def test_a_log_whose_stream_was_closed_costs_its_lines_and_no_more() -> None:
+    stream = io.StringIO()
+    log = _Lossy(stream)
+    log.write("kept")
+    stream.close()
+    assert log.write("lost") == 4
+    log.flush()
