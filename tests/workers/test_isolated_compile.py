@@ -9,19 +9,22 @@ import pytest
 from forms import FORMS_OF_A_JOB, OFFERED, parameter, settings, warm_slot
 from service_parts import graph
 from torchrelay.compiler import artifact, wire
-from torchrelay.workers.messages import Done, Failed, decode_answer
+from torchrelay.workers.messages import Done, Event, Failed, decode_answer
 from torchrelay.workers.settings import ENGINE
 
 KEY = "ab" * 32
 
 
-async def compiled(slot, ready, namespace):
+async def compiled(slot, ready, namespace, told=None):
+    """The artifact's manifest; `told` takes the details of the job's events."""
     request = wire.unpack_request(graph(4096))
     request = msgspec.structs.replace(request, toolchain=ready.toolchain, target=ready.target)
     async for body in slot.compile("j", wire.encode_request(request), KEY, 300, namespace):
         message = decode_answer(body)
         if isinstance(message, Failed):
             raise message.error()
+        if isinstance(message, Event) and told is not None:
+            told.append(message.detail)
         if isinstance(message, Done):
             return artifact.read_manifest(message.artifact)
     raise AssertionError("no answer")
@@ -43,5 +46,24 @@ def test_a_compile_is_verified_and_its_kernels_are_its_namespaces(form, tmp_path
             again = await compiled(slot, ready, "one")
             assert (again.kernels_built, again.kernels_reused) == (0, first.kernels)
             assert (await compiled(slot, ready, "other")).kernels_reused == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_the_worker_makes_a_header_once_and_every_namespaces_jobs_read_it(tmp_path):
+    def headers():
+        return [(path.name, path.stat().st_ino) for path in (tmp_path / "shared").glob("*.gch")]
+
+    async def scenario():
+        events = []
+        async with warm_slot(settings(tmp_path, engine=ENGINE)) as (slot, ready):
+            await compiled(slot, ready, "one", events)
+            made = headers()
+            await compiled(slot, ready, "other", events)
+        assert len(made) == 1
+        assert headers() == made
+        assert events.count("preparing C++ headers") == 1
+        assert list(tmp_path.glob("kernels/*/*.gch")) == []
 
     asyncio.run(scenario())

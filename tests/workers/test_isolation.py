@@ -215,6 +215,20 @@ def test_a_worker_that_must_isolate_and_cannot_does_not_start(tmp_path):
     assert list((tmp_path / "jobs").iterdir()) == []
 
 
+def test_a_form_that_hides_what_compiles_need_is_passed_over_for_a_weaker_one_and_that_is_said(
+    tmp_path, capfd
+):
+    async def scenario():
+        async with warm_slot(settings(tmp_path, engine="needy")) as (slot, ready):
+            assert set(ready.isolation) <= {"seccomp", "none"}
+            assert ready.missing == ""
+            assert await run(slot, "anything") == Path("/etc/hosts").read_bytes()
+
+    asyncio.run(scenario())
+    if OFFERED["namespaces"]:
+        assert "under isolation by 'namespaces': [Errno 2] No such file" in capfd.readouterr().err
+
+
 def test_isolation_can_be_turned_off_and_that_is_said(tmp_path):
     async def scenario():
         async with warm_slot(settings(tmp_path, isolation="off")) as (_, ready):
