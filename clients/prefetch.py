@@ -203,11 +203,13 @@ class Prefetch:
         while True:
             with self._changed:
                 while not self._closing and not self._due():
-                    kept = began + _KEEP_SECONDS - time.monotonic()
-                    if kept <= 0:
+                    now = time.monotonic()
+                    moments = [self._first_used + _TELL_AFTER_SECONDS] if self._used else []
+                    if now < began + _KEEP_SECONDS:
+                        moments.append(began + _KEEP_SECONDS)
+                    else:
                         self._slots = {}
-                    waits = [_TELL_AFTER_SECONDS] if self._used else []
-                    self._changed.wait(min([*waits, *([kept] if kept > 0 else [])], default=None))
+                    self._changed.wait(min(moments) - now if moments else None)
                 batch = dict(list(self._used.items())[:_BATCH])
                 for key in batch:
                     del self._used[key]

@@ -17,6 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from service_parts import TOKEN, ArtifactPool, Running, compiled, graph, wait_until
 from starlette.types import ASGIApp, Receive, Scope, Send
+from torchrelay.clients import prefetch as module
 from torchrelay.clients.prefetch import Prefetch
 from torchrelay.clients.report import process_report
 from torchrelay.clients.settings import ClientSettings
@@ -166,6 +167,21 @@ def test_what_no_trusted_key_signed_is_dropped_and_counted(service: Service, tmp
     wait_until(lambda: process_report().snapshot().prefetch_failures == failures + 2, seconds=20)
     assert [prefetch.take(key) for key in service.keys] == [None, None]
     assert on_disk(tmp_path) == []
+
+
+def test_what_a_run_uses_is_told_long_before_it_ends(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_TELL_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_KEEP_SECONDS", 0.1)
+    script = "2" * 64
+    prefetch = Prefetch(service.settings(tmp_path), [script])
+    prefetch.start()
+    for key in service.keys:
+        prefetch.used(key, early=False)
+    with service.running.http() as http:
+        recalled = f"/v1/prefetch/{script}"
+        wait_until(lambda: len(http.get(recalled).json()["artifacts"]) == 2, seconds=20)
 
 
 def on_disk(folder: Path) -> list[Path]:
