@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,7 +35,7 @@ from ...compiler.errors import (
 from ...compiler.trust import key_text
 from ..http import Gateway
 from ..settings import ClientSettings, child_environment, credentials_path, load_settings
-from ..trust_store import TrustStore
+from ..trust_store import FILE, TrustStore
 
 _TORCH = ((2, 11), (2, 14))
 """The first supported version, and the first that is not."""
@@ -207,6 +209,11 @@ def _signature(gateway: Gateway, settings: ClientSettings) -> str:
 
 def _round_trip(gateway: Gateway, settings: ClientSettings) -> str:
     with tempfile.TemporaryDirectory(prefix="torchrelay-doctor-") as folder:
+        if (
+            settings.state_dir is not None
+        ):  # a folder of its own for its record, but it knows what this user knows
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy(settings.state_dir / FILE, folder)
         environment = child_environment(
             TORCHRELAY_MODE="require", TORCHRELAY_CACHE_DIR=folder, TORCHRELAY_STATE_DIR=folder
         )

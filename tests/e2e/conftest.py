@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parent.parent / "service"))
+sys.path.append(str(Path(__file__).parent))
 
 from torchrelay.examples.private_service import PrivateService
 
