@@ -16,7 +16,10 @@ ROUNDING = 1e-5
 """Relative; float32 rounds at 6e-8, and sums of a gradient may be added in another order."""
 
 
-@pytest.mark.parametrize("architecture", ["llama", "bert", "vit"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "vit"))],
+)
 def test_gradients_are_those_of_local_compilation(
     architecture: str, service: PrivateService, tmp_path: Path
 ) -> None:
