@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from ..compiler.errors import SettingsError
+from .whole_file import write_whole
 
 
 def write_credentials(
@@ -21,17 +19,6 @@ def write_credentials(
     content = msgspec.json.encode(known | ({"namespace": namespace} if namespace else {}))
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
-        draft = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.format(content) + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-            raise
+        write_whole(path, msgspec.json.format(content) + b"\n", synced=True)
     except OSError as error:
         raise SettingsError(f"{path} cannot be written: {error.strerror}", hint="See to the folder") from None

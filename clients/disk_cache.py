@@ -14,12 +14,13 @@ import contextlib
 import fcntl
 import logging
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from .whole_file import write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class DiskCache:
             return False
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._write(path, data)
+            write_whole(path, data, prefix=_TEMPORARY)
         except OSError as error:
             self._complain(error)
             return False
@@ -106,18 +107,6 @@ class DiskCache:
         if len(key) < 8 or not _HEX.issuperset(key):
             raise ValueError(f"not a cache key: {key[:80]!r}")
         return self._root / key[:2] / key
-
-    def _write(self, path: Path, data: bytes) -> None:
-        handle, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            temporary.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
 
     def _trim(self) -> None:
         entries = sorted(self._entries())

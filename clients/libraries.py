@@ -6,8 +6,6 @@ Needs no torch: a prefetch places them before anybody asks.
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -15,6 +13,7 @@ import msgspec
 from ..compiler import members
 from ..compiler.artifact import Artifact
 from ..compiler.errors import ArtifactError
+from .whole_file import write_whole
 
 
 def cpp_libraries(opened: Artifact, folder: Path) -> dict[tuple[tuple[str, ...], str], Path]:
@@ -44,13 +43,5 @@ def place(binary: bytes, folder: Path) -> Path:
     path = folder / f"{hashlib.sha256(binary).hexdigest()}.so"
     if path.is_file() and path.stat().st_size == len(binary) and path.read_bytes() == binary:
         return path
-    handle, temporary = tempfile.mkstemp(dir=folder)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(binary)
-        os.chmod(temporary, 0o700)  # noqa: PTH101 (a file descriptor's temporary name)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole(path, binary, mode=0o700)
     return path

@@ -135,7 +135,7 @@ class Prefetch:
         try:
             if self._fetches:
                 self._fetch_all(gateway)
-        except Exception:
+        except Exception:  # counted; the graphs fetch for themselves
             self._failed()
         finally:
             with self._changed:
@@ -176,7 +176,9 @@ class Prefetch:
                 slot.begun = True
             try:
                 slot.early = self._fetch(gateway, key, store.trust(), disk)
-            except Exception:
+            except (
+                Exception
+            ):  # a network, a disk, a forgery: counted, and the graph that wants this one fetches it
                 self._failed()
             finally:
                 slot.over.set()
@@ -218,7 +220,7 @@ class Prefetch:
                     return
             try:
                 self._tell(gateway, batch)
-            except Exception:
+            except Exception:  # counted; the next start prefetches less
                 self._failed()
 
     def _due(self) -> bool:

@@ -13,7 +13,6 @@ import functools
 import logging
 import os
 import sys
-import tempfile
 import threading
 import time
 import warnings
@@ -27,6 +26,7 @@ from msgspec import Struct
 
 from ..compiler.errors import ClientError, RelayError
 from .settings import Launch
+from .whole_file import write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -238,23 +238,9 @@ class RunReport:
                 RunRecord(program=program, pid=owner, ended=time.time(), graphs=graphs, run=run, rank=rank)
             )
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _replace(path, data)
+            write_whole(path, data)
         except (OSError, ValueError) as error:  # ValueError: a name that is no text
             _log.info("the run's record could not be left in %s: %s", path, error)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """A reader sees the old file or the new one, mode 0600, never half of it."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    draft = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        draft.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
 
 
 def last_run(folder: Path) -> Run | None:

@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from ..compiler.errors import RelayError, SignatureError
 from ..compiler.trust import Trust, read_key
 from ..compiler.trust_document import Known, SignedDocument
 from .settings import ClientSettings
+from .whole_file import write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class TrustStore:
                 held = self._remembered()
                 known = _add(known, held)
                 others = [record for record in held if not _same(record, known)]
-                _replace(self._folder / FILE, msgspec.json.encode([*others, known]))
+                write_whole(self._folder / FILE, msgspec.json.encode([*others, known]), synced=True)
         except OSError as error:
             _log.warning("%s cannot be written: %s; other processes learn this by themselves", FILE, error)
         return known
@@ -156,18 +156,3 @@ def _add(known: Known, held: list[Known]) -> Known:
 def _same(first: Known, second: Known) -> bool:
     """Whether two records are of one installation: they share a key."""
     return not {key.id for key in first.keys}.isdisjoint(key.id for key in second.keys)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
-    draft = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
