@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import BaseError as StoreError
+from obstore.exceptions import GenericError
 from obstore.store import LocalStore, ObjectStore, from_url
 from redis.asyncio import Redis
 
@@ -30,6 +31,13 @@ _TRANSFER = timedelta(minutes=30)
 _RETRIES = 3
 _INLINE_HASH_BYTES = 1 << 20
 """Longer blobs are hashed in a thread: about a millisecond of the event loop."""
+_OUTAGES = (GenericError, OSError)
+"""How obstore reports a store that cannot be reached, is silent, answers 5xx or has no room."""
+
+
+class StoreDown(Unavailable):
+    """The blob store did not take an artifact now and may later, unlike one that is not there or is not ours to
+    write. To a client it is Unavailable."""
 
 
 async def sha256(data: bytes) -> str:
@@ -91,14 +99,17 @@ class Blobs:
         )
 
     async def put(self, key: str, digest: str, data: bytes) -> Place:
-        """Store, before the index offers it. Raises Unavailable when the store refuses (disk full, say)."""
+        """Store, before the index offers it. Raises StoreDown when the same call may succeed later (no connection, disk
+        full), Unavailable when it will not (no such bucket, no permission)."""
         if len(data) <= self._inline_bytes and await self._room(len(data)):
             await self._redis.set(self._keys.blob(digest), data, px=_ORPHAN_AGE)
             return "redis"
         try:
             await obstore.put_async(self._store, self._path(key, digest), data)
         except (StoreError, OSError) as error:
-            raise _unavailable(f"the blob store refused an artifact of {len(data)} bytes", error) from error
+            passing = isinstance(error, _OUTAGES) and not isinstance(error, FileNotFoundError)
+            what = f"the blob store refused an artifact of {len(data)} bytes"
+            raise _unavailable(what, error, StoreDown if passing else Unavailable) from error
         return "store"
 
     async def _room(self, size: int) -> bool:
@@ -157,8 +168,8 @@ class Blobs:
         return f"{self._folder}/{key[:2]}/{key}/{digest}"
 
 
-def _unavailable(what: str, error: Exception) -> Unavailable:
+def _unavailable(what: str, error: Exception, kind: type[Unavailable] = Unavailable) -> Unavailable:
     """One line of the store's many; what follows the first is its source code's."""
-    return Unavailable(
+    return kind(
         f"{what}: {str(error).partition(chr(10))[0].strip()}", hint="See to the store, then ask again"
     )

@@ -202,7 +202,7 @@ class Cache:
         """Offer an artifact under a lease; true once the index holds exactly this one.
 
         False: the lease is not ours any more, or another artifact was first; ours is deleted again.
-        Raises Unavailable (blob store) and RedisError; both leave nothing half-published.
+        Raises StoreDown, Unavailable (blob store) and RedisError; all leave nothing half-published.
         """
         event = Event(
             action="published", key=offer.key, digest=offer.digest, worker=offer.worker, signer=offer.signer

@@ -31,7 +31,7 @@ from ..compiler.errors import (
     Unsupported,
     VerifyFailed,
 )
-from .blobs import sha256
+from .blobs import StoreDown, sha256
 from .cache import Cache, Offer
 from .intake import Ask, Intake
 from .leases import Granted, Leases
@@ -50,6 +50,8 @@ REPEATABLE = (CompileFailed, VerifyFailed, Unsupported, ForbiddenTarget, BadOpti
 _POOL_GRACE_SECONDS = 30.0
 """The pool enforces the deadline; past this much more, the flight stops waiting for it."""
 _RETRY_SECONDS = 0.5
+_RETRY_MOST_SECONDS = 8.0
+"""The pause between two tries to publish doubles up to this."""
 
 
 class CompilePool(Protocol):
@@ -84,6 +86,8 @@ class Flight:
         """Since when a worker has been at it."""
         self.worked = 0.0
         """Seconds that a worker spent on it."""
+        self.made = False
+        """The artifact is there and only has to be published: worth it though nobody waits."""
 
 
 class Dispatcher:
@@ -210,6 +214,8 @@ class Dispatcher:
                 log.warning("lease_not_renewed", key=flight.granted.lease.key, error=str(error))
                 continue
             match renewal:
+                case "abandoned" if flight.made:
+                    continue
                 case "lost" | "published" | "abandoned":
                     return renewal
                 case "retaken":
@@ -300,8 +306,13 @@ class Dispatcher:
         return signed, artifact.read_manifest(signed)
 
     async def _publish(self, flight: Flight, offer: Offer) -> bool:
-        """Publish, waiting out a restart of Redis. False: somebody else's artifact or lease stands."""
+        """Publish, waiting out a restart of Redis and an outage of the blob store, with longer and longer pauses;
+        the lease is kept meanwhile. False: somebody else's artifact or lease stands.
+
+        Raises what the last try met, once `publish_retry_seconds` are over; clients then get a failed event.
+        """
         until = time.monotonic() + self._settings.publish_retry_seconds
+        pause, flight.made = _RETRY_SECONDS, True
         while True:
             try:
                 if await self._cache.publish(flight.granted.lease, offer):
@@ -310,11 +321,15 @@ class Dispatcher:
                 if renewal in ("lost", "published"):
                     log.warning("late_publish_refused", key=offer.key, verdict=renewal)
                     return False
-            except OUTAGES as error:
-                if time.monotonic() > until:
+            except (*OUTAGES, StoreDown) as error:
+                left = until - time.monotonic()
+                if left <= 0:
                     raise
                 log.warning("publish_delayed", key=offer.key, error=str(error))
-            await asyncio.sleep(_RETRY_SECONDS)
+                if isinstance(error, StoreDown):
+                    await self._tell(flight, "publish", f"for {left:.0f} s more: {error.message}")
+            await asyncio.sleep(max(_RETRY_SECONDS, min(pause, until - time.monotonic())))
+            pause = min(2 * pause, _RETRY_MOST_SECONDS)
 
     async def _land(self, flight: Flight, worker: asyncio.Task[None]) -> None:
         """Turn a failed compile into its failed event; a published one needs nothing more."""

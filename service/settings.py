@@ -116,7 +116,7 @@ class ServiceSettings(BaseSettings):
     abandon_seconds: Seconds = 10
     """A compile asked for with `finish=0` is cancelled when nobody has waited for this long."""
     publish_retry_seconds: Seconds = 120
-    """How long a finished artifact waits for Redis to come back."""
+    """How long a finished artifact waits for Redis or the blob store to come back."""
     keepalive_seconds: Seconds = 5
     """Silence on an event stream after which a comment is sent."""
     progress_ttl_seconds: Seconds = 3600

@@ -42,7 +42,8 @@ def start(settings: dict[str, Any]) -> Iterator[Callable[[], GatewayProcess]]:
     started: list[GatewayProcess] = []
 
     def start_one() -> GatewayProcess:
-        started.append(GatewayProcess({**settings, "blob_inline_bytes": 0, "log_level": "info"}, 0.0))
+        changes = {"blob_inline_bytes": 0, "publish_retry_seconds": 0.1, "log_level": "info"}
+        started.append(GatewayProcess({**settings, **changes}, 0.0))
         return started[-1]
 
     yield start_one

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import httpx2
@@ -12,7 +14,17 @@ import obstore
 import pytest
 from conftest import StartGateway
 from moto.server import ThreadedMotoServer
-from service_parts import ArtifactPool, Running, client_of, compiled, follow, free_port, graph, post
+from service_parts import (
+    ArtifactPool,
+    Running,
+    client_of,
+    compiled,
+    follow,
+    free_port,
+    graph,
+    post,
+    wait_until,
+)
 from torchrelay.service import blobs
 
 LARGE = 100_000
@@ -64,8 +76,7 @@ def on_s3(start_gateway: StartGateway, s3: S3, **changes: object) -> Running:
         blob_url=f"s3://{s3.bucket}/team/relay",
         blob_inline_bytes=10_000,
         blob_allow_http=True,
-        blob_timeout_seconds=2,
-        **changes,
+        **{"blob_timeout_seconds": 2, "publish_retry_seconds": 0.5, **changes},
     )
 
 
@@ -158,6 +169,72 @@ def test_s3_that_is_gone_is_a_typed_answer_and_what_it_held_is_served_when_it_is
         assert compiled(http, graph(2))
         assert len(running.pool.calls) == 3
         assert "quarantined" not in http.get("/v1/audit").text
+
+
+def _tries(http: httpx2.Client, key: str) -> Iterator[str]:
+    """What the events say of each try to publish that failed."""
+    for _, stage, data in follow(http, key):
+        if stage == "publish" and data["detail"]:
+            yield data["detail"]
+
+
+def test_a_finished_compile_waits_for_s3_and_everyone_who_waits_gets_it(
+    start_gateway: StartGateway, s3: S3
+) -> None:
+    changes = {"publish_retry_seconds": 60, "lease_seconds": 1, "blob_timeout_seconds": 1}
+    here, there = on_s3(start_gateway, s3, **changes), on_s3(start_gateway, s3, **changes)
+    with here.http() as http, there.http() as other, ThreadPoolExecutor() as threads:
+        s3.stop()
+        waiting = [threads.submit(compiled, each, graph()) for each in (http, other, http)]
+        key = post(http, graph()).json()["key"]
+        for detail in itertools.islice(_tries(http, key), 3):  # longer than a lease lives by itself
+            assert "blob store" in detail and len(detail.splitlines()) == 1
+        s3.start()
+        data = {each.result(60) for each in waiting}
+        assert data == {post(other, graph()).content}
+        stages = [(stage, told["detail"]) for _, stage, told in follow(other, key)]
+        assert stages[-1][0] == "done" and "the lease was taken again" not in dict(stages).values()
+        assert here.pool.calls + there.pool.calls == [key]
+
+
+def test_s3_that_stays_gone_costs_a_typed_answer_and_one_more_compile(
+    start_gateway: StartGateway, s3: S3
+) -> None:
+    running = on_s3(start_gateway, s3, publish_retry_seconds=2)
+    with running.http() as http:
+        s3.stop()
+        key = post(http, graph()).json()["key"]
+        assert len(list(_tries(http, key))) >= 2
+        *_, (_, stage, data) = follow(http, key)
+        assert (stage, data["error"]["code"]) == ("failed", "unavailable")
+        assert data["error"]["hint"]
+        s3.start()
+        assert compiled(http, graph())
+        assert running.pool.calls == [key, key]
+
+
+def test_what_was_compiled_is_published_though_nobody_waits_any_more(
+    start_gateway: StartGateway, s3: S3
+) -> None:
+    running = on_s3(start_gateway, s3, publish_retry_seconds=60, abandon_seconds=0.5, lease_seconds=0.6)
+    with running.http() as http:
+        s3.stop()
+        key = post(http, graph(), finish=0).json()["key"]
+        next(_tries(http, key))
+        time.sleep(2)  # several times what it takes to be abandoned
+        s3.start()
+        wait_until(lambda: http.get(f"/v1/artifacts/{key}").status_code == 200, seconds=30)
+        assert running.pool.calls == [key]
+
+
+def test_a_refusal_that_waiting_does_not_mend_is_told_at_once(start_gateway: StartGateway, s3: S3) -> None:
+    running = on_s3(start_gateway, s3, publish_retry_seconds=600)
+    with running.http() as http, client_of(s3.url, None) as direct:
+        assert direct.delete(f"/{s3.bucket}").status_code == 204
+        key = post(http, graph()).json()["key"]
+        *others, (_, stage, data) = follow(http, key)
+        assert (stage, data["error"]["code"]) == ("failed", "unavailable")
+        assert [told["detail"] for _, stage, told in others if stage == "publish"] == [""]
 
 
 def test_s3_that_says_nothing_is_given_up_in_time(
