@@ -258,8 +258,8 @@ class Cache:
         return outcome
 
     async def trim(self) -> int:
-        """Evict the namespace's least recently used artifacts until it keeps to its quota, then those of all
-        namespaces until the whole cache keeps to its limit; returns how many went."""
+        """Evict the namespace's least recently used artifacts until it keeps to its quota, then those of whichever
+        namespace holds the most until the whole cache keeps to its limit; returns how many went."""
         gone = await self._evict(self._keys.namespace, self._quota_bytes)
         return gone + await self._evict("", self._limit_bytes)
 

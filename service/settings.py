@@ -101,7 +101,7 @@ class ServiceSettings(BaseSettings):
     redis_blob_limit_bytes: Annotated[int, Field(ge=0)] = 1 << 30
     """All artifacts that live in Redis together; past it, small ones go to the blob store too."""
     cache_limit_bytes: Bytes = 20 << 30
-    """All artifacts together; past it the least recently used go."""
+    """All artifacts together; past it the least recently used go, of the namespace that holds the most."""
     import_bytes: Bytes = 1 << 30
     """One imported artifact."""
     audit_entries: Annotated[int, Field(gt=0)] = 1_000_000

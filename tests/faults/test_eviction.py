@@ -42,16 +42,21 @@ class Model:
 
     def trim(self, namespace: str) -> None:
         if self.quota[namespace]:
-            self._evict(lambda entry: entry[0] == namespace, self.quota[namespace])
-        self._evict(lambda entry: True, LIMIT)
+            self._evict({namespace}, self.quota[namespace])
+        self._evict(set(NAMES), LIMIT)
 
-    def _evict(self, whose: Any, limit: int) -> None:
+    def _evict(self, names: set[str], limit: int) -> None:
+        """The least recently used of whoever holds the most, but never the newest of all."""
         while True:
-            there = [entry for entry in self.offered if whose(entry)]
-            loose = [entry for entry in there if entry not in self.pinned]
-            if sum(len(self.offered[entry]) for entry in there) <= limit or len(loose) <= 1:
+            held = {
+                name: sum(len(data) for entry, data in self.offered.items() if entry[0] == name)
+                for name in names
+            }
+            loose = [entry for entry in self.offered if entry[0] in names and entry not in self.pinned]
+            if sum(held.values()) <= limit or len(loose) <= 1:
                 return
-            del self.offered[loose[0]]
+            most = max(held[name] for name, _ in loose[:-1])
+            del self.offered[next(entry for entry in loose[:-1] if held[entry[0]] == most)]
 
 
 def signed(gateway: Gateway, namespace: str, key: str, size: int) -> bytes:

@@ -186,20 +186,53 @@ def _files(gateway: Running) -> list[Any]:
     return [path for path in (gateway.settings.state_dir / "blobs").rglob("*") if path.is_file()]
 
 
-def test_the_whole_cache_evicts_the_least_recently_used_of_all(site: Any) -> None:
-    here = site(ArtifactPool(member_bytes=10_000), cache_limit_bytes=35_000, blob_inline_bytes=0)
+def _cached(http: httpx2.Client, sizes: range) -> list[bool]:
+    return [post(http, graph(size), wait="cache").status_code == 200 for size in sizes]
+
+
+def test_the_whole_cache_evicts_the_least_recently_used_of_who_holds_the_most(site: Any) -> None:
+    here = site(ArtifactPool(member_bytes=10_000), cache_limit_bytes=45_000, blob_inline_bytes=0)
     red, blue = here.tenant("red"), here.tenant("blue")
-    for http, size in ((red, 1), (blue, 1), (red, 2)):
-        compiled(http, graph(size))
+    compiled(blue, graph(1))
+    for size in (1, 2, 3):
         time.sleep(0.01)
-    assert post(red, graph(1)).status_code == 200
+        compiled(red, graph(size))
+    time.sleep(0.01)
+    assert (
+        post(red, graph(1)).status_code == 200
+    )  # 2 is red's least recently used now, though blue's is older
     time.sleep(0.01)
     compiled(blue, graph(2))
-    wait_until(lambda: here.owner.get("/v1/stats").json()["entries"] == 3, seconds=10)
-    assert [post(red, graph(size), wait="cache").status_code for size in (1, 2)] == [200, 200]
-    assert [post(blue, graph(size), wait="cache").status_code for size in (1, 2)] == [404, 200]
-    assert blue.get("/v1/stats").json()["evictions"] == 1
-    wait_until(lambda: len(_files(here.gateway)) == 3, seconds=10)
+    wait_until(lambda: here.owner.get("/v1/stats").json()["entries"] == 4, seconds=10)
+    assert _cached(red, range(1, 4)) == [True, False, True]
+    assert _cached(blue, range(1, 3)) == [True, True]
+    assert red.get("/v1/stats").json()["evictions"] == 1
+    wait_until(lambda: len(_files(here.gateway)) == 4, seconds=10)
+
+
+def test_a_namespace_that_floods_the_cache_evicts_its_own(site: Any) -> None:
+    here = site(ArtifactPool(member_bytes=10_000), cache_limit_bytes=65_000)
+    red, blue = here.tenant("red"), here.tenant("blue")
+    here.allow("red", bytes=40_000)
+    for size in (1, 2):
+        compiled(red, graph(size))  # never used again
+    for size in range(1, 11):
+        compiled(blue, graph(size))
+    wait_until(lambda: here.owner.get("/v1/stats").json()["entries"] == 6, seconds=10)
+    assert _cached(red, range(1, 3)) == [True, True]
+    assert _cached(blue, range(1, 11)) == [False] * 6 + [True] * 4
+    assert red.get("/v1/stats").json()["evictions"] == 0
+
+
+def test_what_was_just_published_stays_though_its_namespace_holds_the_most(site: Any) -> None:
+    here = site(ArtifactPool(member_bytes=10_000), cache_limit_bytes=45_000)
+    red, blue = here.tenant("red"), here.tenant("blue")
+    for size in (1, 2, 3):
+        compiled(red, graph(size))
+    here.pool.member_bytes = 40_000
+    compiled(blue, graph(1))  # fetched by who waited for it
+    wait_until(lambda: here.owner.get("/v1/stats").json()["entries"] == 1, seconds=10)
+    assert _cached(blue, range(1, 2)) == [True]
 
 
 # --- who sets them ---------------------------------------------------------------------------------------
