@@ -1,9 +1,10 @@
 """Which of transformers' architectures go remote: in: names, out: a table with a row for each.
 
-    python benchmarks/architectures.py [--models llama,t5] [--device cuda]
+    python benchmarks/architectures.py [--models llama,t5] [--device cuda] [--check]
 
 Each is built from a config with two small layers and takes one training step, in a process of its own,
-compiled locally and through a private service.
+compiled locally and through a private service. With --check, exits with 1 also when a graph was compiled locally or
+gradients differ by more than rounding.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import verdicts
 from tiny_architectures import ARCHITECTURES
 from torchrelay.examples.machines import FreshMachine
 from torchrelay.examples.private_service import PrivateService
 from torchrelay.examples.table import print_table
 from variants import HERE, ChildFailed, run_child
 
+ROUNDING = 1e-5
+"""Relative; where a compile's noise against itself is more than a tenth of it, ten times that."""
 COLUMNS = ("architecture", "graphs", "remote", "fallback", "largest relative gradient difference", "bits")
 
 
@@ -31,6 +35,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--child-timeout", type=float, default=300.0, help="seconds, for each process")
     parser.add_argument("--out", type=Path, default=Path("out"))
+    verdicts.add_check(parser)
     args = parser.parse_args()
 
     records: list[dict[str, Any]] = []
@@ -51,12 +56,28 @@ def main() -> int:
     print_table(f"Training step, two layers, {args.device}", COLUMNS, [row(record) for record in records])
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "architectures.json").write_text(json.dumps(records, indent=1) + "\n")
+    status = verdicts.conclude([each for record in records for each in judge(record)], check=args.check)
     for record in records:
         for reason in record.get("reasons", ()):
             print(f"{record['model']}: {reason}")
         if "error" in record:
             print(f"{record['model']}: {record['error']}", file=sys.stderr)
-    return 1 if any("error" in record for record in records) else 0
+    return 1 if any("error" in record for record in records) else status
+
+
+def judge(record: dict[str, Any]) -> list[verdicts.Verdict]:
+    """Every graph goes remote, and the gradients are local compilation's but for rounding."""
+    if "error" in record:
+        return [(False, f"{record['model']}: did not finish")]
+    remote, graphs, fallbacks = record["remote"], record["graphs"], record["fallbacks"]
+    limit = max(10 * record["noise"], ROUNDING)
+    return [
+        (remote == graphs > 0 and not fallbacks, f"{record['model']}: {remote} of {graphs} graphs remote"),
+        (
+            record["equal"] or record["difference"] <= limit,
+            f"{record['model']}: gradients differ by {record['difference']:.1e} (<= {limit:.1e})",
+        ),
+    ]
 
 
 def row(record: dict[str, Any]) -> list[str]:

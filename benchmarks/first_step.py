@@ -4,7 +4,8 @@
     python benchmarks/first_step.py --models resnet50 --variants local-warm,relay-hit --rounds 3
 
 Every variant runs in a fresh process, all variants of a round one after another, with a fresh service in
-each round, so that its first compile is a first compile. Writes first_step.json and first_step.png.
+each round, so that its first compile is a first compile. Writes first_step.json and first_step.png. Exits with 1 when a
+process failed; with --check also when a bar was not met.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from types import FrameType
 
 import summary
 import torch
+import verdicts
 from local_redis import RedisDidNotStart, redis_server
 from torchrelay.examples.machines import FreshMachine
 from torchrelay.examples.private_service import PrivateService, ServiceDidNotStart
@@ -84,9 +86,10 @@ def main() -> int:
 
     conclusions = summary.bars(records, steady, models, device)
     report(records, steady, conclusions, models, device, args.out)
+    status = verdicts.conclude([bar.verdict for bar in conclusions], check=args.check)
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
-    return 1 if failures else 0
+    return 1 if failures else status
 
 
 def run_round(
@@ -150,8 +153,6 @@ def report(
     for record in steady:
         times = ", ".join(f"{backend} {ms:.2f} ms" for backend, ms in record["milliseconds"].items())
         print(f"{record['model']}: paired step time: {times}")
-    for bar in conclusions:
-        print(bar)
     out.mkdir(parents=True, exist_ok=True)
     about = {
         "device": torch.cuda.get_device_name() if device != "cpu" else platform.processor() or "cpu",
@@ -218,6 +219,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--child-timeout", type=float, default=600.0, help="seconds, for each process")
     parser.add_argument("--out", type=Path, default=Path("out"))
+    verdicts.add_check(parser)
     return parser.parse_args()
 
 

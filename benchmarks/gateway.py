@@ -7,7 +7,7 @@ hits a second as it gives (`--connections`), in rounds that alternate with redis
 whatever the answers do. All the while a task in the gateway measures how long its event loop was held at a time.
 Ratios travel between machines; milliseconds do not.
 
-    python benchmarks/gateway.py [--requests 300] [--seconds 5] [--out out/gateway.json]
+    python benchmarks/gateway.py [--requests 300] [--seconds 5] [--check] [--out out/gateway.json]
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ import http_load
 import httpx2
 import msgspec
 import redis
+import verdicts
 from local_redis import redis_server
 from torchrelay.compiler import artifact, key, wire
 from torchrelay.service.app import create_server
@@ -308,7 +309,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"results": alone, "loaded": under_load, "loop_held_ms": gateway.held_ms}
 
 
-def judge(found: dict[str, Any]) -> list[tuple[bool, str]]:
+def judge(found: dict[str, Any]) -> list[verdicts.Verdict]:
     """The bars: a share of a hit under 10 ms, half of Redis' rate, p99 at 100 requests a second, a free event loop."""
     big = found["loaded"]["1 MB"]
     share = found["results"]["1 MB"]["POST /v1/compile"]["median_ms"]
@@ -334,6 +335,7 @@ def main() -> int:
     parser.add_argument("--connections", type=int, default=16, help="under load")
     parser.add_argument("--seconds", type=float, default=5.0, help="of load in each round")
     parser.add_argument("--out", type=Path, default=Path("out/gateway.json"))
+    verdicts.add_check(parser)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
@@ -353,13 +355,12 @@ def main() -> int:
         for way, numbers in ways.items():
             rate = numbers.get("per_second", RATE)
             print(f"{label:22} {way:20} {numbers['median_ms']:10.2f} {numbers['p99_ms']:10.2f} {rate:10.1f}")
-    for met, text in judge(found):
-        print(f"{'pass' if met else 'FAIL'}  {text}")
+    status = verdicts.conclude(judge(found), check=arguments.check)
     record = {"python": platform.python_version(), "cpus": os.cpu_count(), **found}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(record, indent=2) + "\n")
     print(f"written to {arguments.out}")
-    return 0
+    return status
 
 
 if __name__ == "__main__":

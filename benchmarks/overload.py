@@ -6,7 +6,7 @@ graphs that nobody has compiled, at 1.2, 0.5 and 0.3 times that capacity, and fo
 compile is followed to its end and fetched. Shares are compared with the max-min fair ones: nobody gets less than an
 equal part unless it asks for less.
 
-    python benchmarks/overload.py [--seconds 1800] [--out out/overload.json]
+    python benchmarks/overload.py [--seconds 1800] [--check] [--out out/overload.json]
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from typing import Any
 import gateway
 import httpx2
 import msgspec
+import verdicts
 from local_redis import redis_server
 from torchrelay.compiler import wire
 from torchrelay.service.app import create_server
@@ -285,18 +286,18 @@ def max_min(demand: dict[str, float], capacity: float) -> dict[str, float]:
     return shares
 
 
-def judge(found: dict[str, Any]) -> list[tuple[bool, str]]:
-    verdicts = []
+def judge(found: dict[str, Any]) -> list[verdicts.Verdict]:
+    judged: list[verdicts.Verdict] = []
     for name, seen in found["namespaces"].items():
         ratio = seen["compiled"] / seen["fair"]
-        verdicts.append((ratio >= FAIR, f"{name} gets {ratio:.2f} of its fair share (at least {FAIR})"))
+        judged.append((ratio >= FAIR, f"{name} gets {ratio:.2f} of its fair share (at least {FAIR})"))
         strange = {status for status in seen["misses"] if status not in MISSES} | (
             set(seen["hits"]) - {"200"}
         )
-        verdicts.append((not strange, f"{name}: misses {seen['misses']}, hits {seen['hits']}"))
-        verdicts.append((set(seen["followed"]) <= {"fetched"}, f"{name}: followed {seen['followed']}"))
+        judged.append((not strange, f"{name}: misses {seen['misses']}, hits {seen['hits']}"))
+        judged.append((set(seen["followed"]) <= {"fetched"}, f"{name}: followed {seen['followed']}"))
         missing = seen["without_retry_after"]
-        verdicts.append((missing == 0, f"{name}: {missing} of its 429 without a Retry-After"))
+        judged.append((missing == 0, f"{name}: {missing} of its 429 without a Retry-After"))
     samples = found["samples"]
     third = len(samples) // 3
     for what, slack in (("resident", SLACK_BYTES), ("files", SLACK_FILES)):
@@ -305,10 +306,10 @@ def judge(found: dict[str, Any]) -> list[tuple[bool, str]]:
         shown = (
             f"{second / 1e6:.1f} MB to {last / 1e6:.1f} MB" if what == "resident" else f"{second} to {last}"
         )
-        verdicts.append(
+        judged.append(
             (last <= max(second * GROWTH, second + slack), f"{what}: {shown}, second to last third")
         )
-    return verdicts
+    return judged
 
 
 def show(found: dict[str, Any]) -> None:
@@ -330,6 +331,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=1800)
     parser.add_argument("--out", type=Path, default=Path("out/overload.json"))
+    verdicts.add_check(parser)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
@@ -343,14 +345,12 @@ def main() -> int:
         _wait(url)
         found = asyncio.run(load(url, pid, arguments.seconds))
     show(found)
-    verdicts = judge(found)
-    for good, text in verdicts:
-        print(f"{'ok  ' if good else 'FAIL'} {text}")
+    status = verdicts.conclude(judge(found), check=arguments.check)
     record = {"python": platform.python_version(), "cpus": os.cpu_count(), **found}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(record, indent=2) + "\n")
     print(f"written to {arguments.out}")
-    return 0 if all(good for good, _ in verdicts) else 1
+    return status
 
 
 def _wait(url: str) -> None:

@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import verdicts
 from torchrelay.compiler import artifact, wire
 from torchrelay.examples.machines import FreshMachine
 from torchrelay.examples.private_service import PrivateService
@@ -33,6 +34,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=MODEL)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("out"))
+    verdicts.add_check(parser)
     args = parser.parse_args()
 
     rounds = [one_round(args.device) for _ in range(args.rounds)]
@@ -49,14 +51,13 @@ def main() -> int:
     columns = ["", "compile s", "first step s", "built", "reused"]
     print_table(f"{MODEL[args.device]} on {args.device}: medians of {args.rounds} round(s)", columns, rows)
     ratio = statistics.median(r["changed"]["compile"] / r["cold"]["compile"] for r in rounds)
-    print(
-        f"{'pass' if ratio <= BAR else 'FAIL'}  {ratio:.3f} (<= {BAR})  compile with one layer changed / cold"
-    )
+    bar = (ratio <= BAR, f"{ratio:.3f} (<= {BAR})  compile with one layer changed / cold")
+    status = verdicts.conclude([bar], check=args.check)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "second_compile.json").write_text(
         json.dumps({"ratio": ratio, "rounds": rounds}, indent=1) + "\n"
     )
-    return 0
+    return status
 
 
 def one_round(device: str) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from variants import VARIANTS
+from verdicts import Verdict
 
 Record = dict[str, Any]
 COLUMNS = ("", "first step s", "from start s", "cold / this", "step ms", "reuse")
@@ -29,9 +30,10 @@ class Bar:
     def passed(self) -> bool:
         return self.ratio >= self.limit if self.at_least else self.ratio <= self.limit
 
-    def __str__(self) -> str:
+    @property
+    def verdict(self) -> Verdict:
         sign = ">=" if self.at_least else "<="
-        return f"{'pass' if self.passed else 'FAIL'}  {self.ratio:.3f} ({sign} {self.limit:g})  {self.text}"
+        return self.passed, f"{self.ratio:.3f} ({sign} {self.limit:g})  {self.text}"
 
 
 def median(records: Sequence[Record], model: str, variant: str, name: str = "first_step") -> float | None:

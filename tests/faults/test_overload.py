@@ -17,7 +17,7 @@ BENCHMARK = Path(torchrelay.__file__).parent / "benchmarks" / "overload.py"
 def test_namespaces_keep_their_share_at_twice_the_capacity(tmp_path: Path) -> None:
     out = tmp_path / "overload.json"
     done = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--seconds", "30", "--out", str(out)],
+        [sys.executable, str(BENCHMARK), "--seconds", "30", "--check", "--out", str(out)],
         capture_output=True,
         text=True,
         timeout=300,

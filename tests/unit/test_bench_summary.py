@@ -64,3 +64,32 @@ def test_a_chosen_variant_brings_what_must_run_before_it(summary: ModuleType) ->
         "relay-hit",
         "relay-disk",
     ]
+
+
+@pytest.mark.usefixtures("summary")
+def test_a_bar_that_is_not_met_is_said_and_fails_a_check(capsys: pytest.CaptureFixture[str]) -> None:
+    import verdicts
+
+    met, missed = (True, "1.0 (<= 2)  fast"), (False, "3.0 (<= 2)  slow")
+    assert [verdicts.conclude([met, missed], check=check) for check in (False, True)] == [0, 1]
+    assert capsys.readouterr().out.splitlines()[:2] == ["pass  1.0 (<= 2)  fast", "FAIL  3.0 (<= 2)  slow"]
+    assert verdicts.conclude([met], check=True) == 0
+    assert [verdicts.conclude([], check=check) for check in (False, True)] == [0, 1]
+
+
+def test_an_architecture_that_goes_another_way_or_computes_something_else_misses_its_bars(
+    summary: ModuleType,
+) -> None:
+    import architectures
+
+    good = {"model": "m", "graphs": 2, "remote": 2, "fallbacks": {}, "equal": False, "noise": 0.0}
+
+    def met(**changes: Any) -> list[bool]:
+        return [passed for passed, _ in architectures.judge({**good, "difference": 1e-7, **changes})]
+
+    assert met() == [True, True]
+    assert met(remote=1, fallbacks={"unsupported": 1}) == [False, True]
+    assert met(graphs=0, remote=0) == [False, True]
+    assert met(difference=1e-3) == [True, False]
+    assert met(difference=1e-3, noise=2e-4) == met(difference=1e-3, equal=True) == [True, True]
+    assert architectures.judge({"model": "m", "error": "died"}) == [(False, "m: did not finish")]
