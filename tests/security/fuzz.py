@@ -1,10 +1,10 @@
 """By hand, with atheris: bytes guided by coverage for one reader of foreign bytes, until something untyped comes out.
 
     pip install atheris
-    python tests/security/fuzz.py request -max_total_time=3600    # or: artifact, size, keys
+    python tests/security/fuzz.py request -max_total_time=3600    # or: damaged, artifact, size, keys
 
 What follows the reader's name are libFuzzer's own options. A crash is an error that is not one of ours; its input
-is written beside where you stand.
+is written beside where you stand. `damaged` wants long inputs: a folder of random files, -len_control=0 -max_len=8192.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import atheris
 
 sys.path.append(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parent.parent / "service"))
+sys.path.append(str(Path(__file__).parent.parent / "unit"))
 
 with atheris.instrument_imports(include=["torchrelay.compiler", "torchrelay.service.intake"]):
     from torchrelay.compiler import artifact, expr, trust_document, wire
@@ -25,7 +26,10 @@ with atheris.instrument_imports(include=["torchrelay.compiler", "torchrelay.serv
     from torchrelay.service.intake import parse
 
 import msgspec
+import strategies
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from service_parts import graph
 from signed import KEY, manifest_of, sealed, signed
 
@@ -44,6 +48,14 @@ KEYS = msgspec.msgpack.encode(
 )
 
 
+TOKENS = [
+    *("s0", "s1", "s9", "0", "1", "2", "64", "65", "1.5", "1e308", "9" * 30, "True", "None"),
+    *("(", ")", ",", ", ", "+", "-", "*", "/", "//", "%", "**", "<", "<=", "==", "!=", ">", "=", "."),
+    *(" and ", " or ", "not ", " if ", " else ", " in ", " is ", "lambda", ":=", " "),
+    *(f"{name}(" for name in sorted(expr.FUNCTIONS)),
+]
+
+
 def spliced(good: bytes, data: bytes) -> bytes:
     """`data` is a program of cuts: position (2 bytes), length and what to put there (1 byte each, then bytes)."""
     out = good
@@ -60,10 +72,28 @@ def spliced(good: bytes, data: bytes) -> bytes:
 
 def request(data: bytes) -> None:
     body = data[1:] if data[:1] == b"\0" else spliced(PLAIN, data)
+    read_request(body)
+
+
+def read_request(body: bytes) -> None:
     try:
         parse(wire.compress(body), LIMITS)
     except RequestError:
         pass
+
+
+@settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def damaged_request(draws: st.DataObject) -> None:
+    """Bytes choose a request of every kind that there is, and what is damaged in it: deeper than splices get."""
+    plain = msgspec.msgpack.decode(wire.encode_request(draws.draw(strategies.requests())))
+    for _ in range(draws.draw(st.integers(0, 3))):
+        plain = draws.draw(strategies.damaged(plain))
+    read_request(msgspec.msgpack.encode(plain))
+
+
+def damaged(data: bytes) -> None:
+    damaged_request.hypothesis.fuzz_one_input(data)
 
 
 def read_artifact(data: bytes) -> None:
@@ -79,7 +109,11 @@ def read_artifact(data: bytes) -> None:
 
 
 def size(data: bytes) -> None:
-    text = data.decode("utf-8", "replace")
+    """After an odd first byte each byte is a token, otherwise the bytes are the text."""
+    if data[:1] and data[0] % 2:
+        text = "".join(TOKENS[byte % len(TOKENS)] for byte in data[1:])
+    else:
+        text = data.decode("utf-8", "replace")
     try:
         expr.check(text, {"s0", "s1"})
         expr.evaluate(text, {"s0": 7, "s1": 0})
@@ -98,7 +132,7 @@ def keys(data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    readers = {"request": request, "artifact": read_artifact, "size": size, "keys": keys}
+    readers = {"request": request, "damaged": damaged, "artifact": read_artifact, "size": size, "keys": keys}
     reader = readers[sys.argv.pop(1)]
     atheris.Setup(sys.argv, reader)
     atheris.Fuzz()
