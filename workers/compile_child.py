@@ -22,6 +22,7 @@ from msgspec import Struct
 from ..compiler import wire
 from ..compiler.errors import MalformedRequest
 from ..compiler.kernel_store import Exchange
+from .frames import with_room
 
 _TRIAL = '#include <cmath>\n#include <Python.h>\nextern "C" double tried(double x) { return std::sqrt(x); }\n'
 _COLLECTIONS = (100_000, 50, 1_000)
@@ -115,8 +116,10 @@ def compile_graph(
     graph_request = _checked(request, limits)
     gc.set_threshold(*_COLLECTIONS)
     with headers.borrowed(shared, workdir / "headers"):
-        return compile_request(
-            graph_request, key=key, worker=worker, workdir=workdir, progress=progress, kernels=kernels
+        return with_room(
+            lambda: compile_request(
+                graph_request, key=key, worker=worker, workdir=workdir, progress=progress, kernels=kernels
+            )
         )
 
 
