@@ -61,15 +61,19 @@ class Administration:
         *,
         namespace: str = "",
         rate: float | None = None,
+        allow_source: bool = False,
     ) -> TokenReply:
-        """`namespace`: '' for the administrator's own, `*` for all. `rate`: requests a second; 0: no limit."""
-        body = {
+        """`namespace`: '' for the administrator's own, `*` for all. `rate`: requests a second; 0: no limit.
+        `allow_source`: it may have graphs with user-written kernels compiled."""
+        body: dict[str, object] = {
             "name": name,
             "roles": list(roles),
             "expires_seconds": expires_seconds,
             "namespace": namespace,
             "rate": rate,
         }
+        if allow_source:  # a service that does not know the permission refuses, and others as before
+            body["allow_source"] = True
         return self._ask("POST", "/v1/tokens", TokenReply, body)
 
     def tokens(self) -> list[TokenRecord]:

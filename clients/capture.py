@@ -18,6 +18,7 @@ from ..compiler import aot, expr, graph, names, table, torch_internals, wire
 from ..compiler.errors import BadExpression, BadOption, Unsupported
 from ..compiler.toolchain import local_target, local_toolchain
 from ..compiler.torch_internals import FakeTensor, ShapeEnv
+from .kernel_sources import KernelSources
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
@@ -43,9 +44,12 @@ def capture(
     values = _placeholder_values(gm, example_inputs)
     symbols = _Symbols(values)
     inputs = _inputs(values, gm, symbols)
-    encoded, constants = graph.encode_graph(gm, symbols=symbols.names)
+    sources = KernelSources()
+    encoded, constants = graph.encode_graph(gm, symbols=symbols.names, kernels=sources.position)
     index = _device_index(gm, values)
     kind: Literal["cpu", "cuda"] = "cpu" if index is None else "cuda"
+    if sources.found and kind == "cpu":
+        raise Unsupported("a user-written Triton kernel in a graph on the CPU")
     request = wire.GraphRequest(
         schema=wire.SCHEMA,
         graph=encoded,
@@ -59,6 +63,7 @@ def capture(
         aot_options=_aot_options(),
         toolchain=local_toolchain(),
         target=local_target(kind, index),
+        kernels=sources.found,
     )
     floats = {
         position: torch_internals.symfloat_name(torch_internals.item_memo(values[position])) or ""

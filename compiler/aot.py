@@ -41,7 +41,13 @@ def rebuild(request: wire.GraphRequest) -> Program:
     for relation in request.relations:
         if not bool(expr.evaluate(relation, symbols)):
             raise MalformedRequest(f"relation {relation} does not hold for the symbols' own hints")
-    gm = graph.decode_graph(request.graph, request.constants, device_index={"cuda": 0}, symbols=symbols)
+    gm = graph.decode_graph(
+        request.graph,
+        request.constants,
+        device_index={"cuda": 0},
+        symbols=symbols,
+        kernels=request.kernels,
+    )
     numbers = {
         position: torch_internals.new_symfloat(env, f"input_{position}", spec.number)
         for position, spec in enumerate(request.inputs)

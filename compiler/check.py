@@ -12,6 +12,7 @@ import keyword
 import math
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from . import expr, names, table, wire
 from .errors import BadOption, ForbiddenTarget, LimitExceeded, MalformedRequest, SchemaMismatch
@@ -21,6 +22,9 @@ MAX_EXPRESSION_TEXT = 1 << 18
 """Characters of all distinct expressions together."""
 MAX_VALUES = 2_000_000
 """Values in the arguments of all nodes together: a few bytes each on the wire, a hundred in memory."""
+
+MAX_CONFIGS = 1024
+"""Of one user-written kernel."""
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _BIG_INT = re.compile(r"-?[1-9][0-9]{0,99}", re.ASCII)
@@ -57,6 +61,7 @@ class _Check:
         self._expression_text = 0
         self._nodes = 0
         self._constants_used = 0
+        self._kernels_used = 0
         self._seen_values = 0
 
     def run(self) -> None:
@@ -72,7 +77,10 @@ class _Check:
         for index, item in enumerate(request.inputs):
             self._input(index, item)
         self._constants(request.constants)
+        self._kernels(request.kernels)
         self._graph(request.graph, 1)
+        if self._kernels_used != len(request.kernels):
+            raise MalformedRequest(f"{len(request.kernels) - self._kernels_used} kernels are not used")
         if self._constants_used != len(request.constants):
             raise MalformedRequest(f"{len(request.constants) - self._constants_used} constants are not used")
         placeholders = sum(node.op == "placeholder" for node in request.graph.nodes)
@@ -157,6 +165,88 @@ class _Check:
             if total > self._limits.constant_bytes:
                 raise LimitExceeded(f"constants of more than {self._limits.constant_bytes} bytes")
 
+    # --- user-written kernels ------------------------------------------------------------------------------
+
+    def _kernels(self, kernels: list[wire.KernelSource]) -> None:
+        """Their sources are only counted here: who reads source is the process that may run it."""
+        if len(kernels) > self._limits.kernels:
+            raise LimitExceeded(f"{len(kernels)} user-written kernels, {self._limits.kernels} allowed")
+        if kernels and self._request.target.kind != "cuda":
+            raise MalformedRequest("user-written kernels are for a GPU")
+        size = 0
+        for index, kernel in enumerate(kernels):
+            where = f"kernel {index}"
+            size += len(kernel.source.encode())
+            if size > self._limits.source_bytes:
+                raise LimitExceeded(f"source of more than {self._limits.source_bytes} bytes")
+            _identifier(kernel.name, where)
+            if kernel in kernels[:index]:
+                raise MalformedRequest(f"{where} is given twice")
+            if len(kernel.configs) > MAX_CONFIGS:
+                raise LimitExceeded(
+                    f"{where} has {len(kernel.configs)} configurations, {MAX_CONFIGS} allowed"
+                )
+            for config in kernel.configs:
+                settings = (config.num_warps, config.num_stages, config.num_ctas, config.maxnreg or 1)
+                if not all(0 <= value <= 1024 for value in settings):
+                    raise MalformedRequest(f"{where} has a configuration out of range")
+                self._kernel_constants(list(config.kwargs), where)
+
+    def _kernel_call(self, node: wire.Node, position: int, modules: set[int]) -> None:
+        where = f"node {position} (a user-written kernel)"
+        match node.args, dict(node.kwargs):
+            case (
+                [],
+                {
+                    "constant_args": wire.DictArg(constants),
+                    "grid": wire.ListArg(grid),
+                    "kernel": wire.UserKernel(index),
+                    "kwargs": wire.DictArg(given),
+                    **rest,
+                },
+            ) if not rest and len(node.kwargs) == 4:
+                pass
+            case _:
+                raise MalformedRequest(f"{where} has other arguments than a call of a kernel")
+        if not 0 <= index <= self._kernels_used or index >= len(self._request.kernels):
+            raise MalformedRequest(f"{where} holds no kernel, or kernels are out of order")
+        self._kernels_used = max(self._kernels_used, index + 1)
+        configs = self._request.kernels[index].configs
+        if len(grid) != max(1, len(configs)):
+            raise MalformedRequest(f"{where} has {len(grid)} grids for {len(configs)} configurations")
+        for triple in grid:
+            if not isinstance(triple, wire.TupleArg) or len(triple.items) != 3:
+                raise MalformedRequest(f"{where} has a grid that is no triple")
+            for size in triple.items:
+                if type(size) is not int and not isinstance(size, wire.Ref | wire.Sym):
+                    raise MalformedRequest(f"{where} has a grid of something else than sizes")
+        self._kernel_constants(constants, where)
+        names_given = [name for name, _ in (*constants, *given)]
+        if len(set(map(str, names_given))) != len(names_given):
+            raise MalformedRequest(f"{where} gives a parameter twice")
+        for name, value in given:
+            _identifier(name, where)
+            if not isinstance(value, wire.Ref | wire.Sym):
+                raise MalformedRequest(f"{where} gives {str(name)[:40]!r} something else than a node's value")
+        values = [value for _, value in given]
+        self._values([*values, wire.ListArg(grid)], where, position, modules, False)
+
+    def _kernel_constants(self, constants: list[tuple[Any, Any]], where: str) -> None:
+        self._seen_values += len(constants)
+        if self._seen_values > MAX_VALUES:
+            raise LimitExceeded(f"arguments of more than {MAX_VALUES} values")
+        for name, value in constants:
+            _identifier(name, where)
+            match value:
+                case None | bool() | int() | float():
+                    pass
+                case str():
+                    _text(value, where, True)
+                case wire.TritonDType(dtype):
+                    _member(dtype, names.TRITON_DTYPES, "Triton dtype")
+                case _:
+                    raise MalformedRequest(f"{where} gives {name[:40]!r} something else than a constant")
+
     # --- graphs -------------------------------------------------------------------------------------------
 
     def _graph(self, graph: wire.Graph, depth: int) -> None:
@@ -203,6 +293,8 @@ class _Check:
             case "output":
                 if node.target or node.kwargs or len(node.args) != 1:
                     raise MalformedRequest(f"{where} must hold one value")
+            case "call_function" if node.target == names.TRITON_CALL and self._request.kernels:
+                self._kernel_call(node, position, modules)
             case "call_function":
                 higher_order = node.target in self._ops.hops
                 if not higher_order and node.target not in self._ops.functions:
@@ -223,9 +315,9 @@ class _Check:
         for name, _ in node.kwargs:
             if not names.IDENTIFIER.fullmatch(name) or keyword.iskeyword(name):
                 raise MalformedRequest(f"{where} has keyword {name[:40]!r}")
-        self._values(
-            [*node.args, *(value for _, value in node.kwargs)], where, position, modules, higher_order
-        )
+        if node.op != "call_function" or node.target != names.TRITON_CALL:
+            values = [*node.args, *(value for _, value in node.kwargs)]
+            self._values(values, where, position, modules, higher_order)
 
     def _values(
         self, values: list[wire.Arg], where: str, position: int, modules: set[int], higher_order: bool
@@ -287,7 +379,9 @@ class _Check:
                     ):
                         raise ForbiddenTarget(f"{where} takes {target[:200]!r} as a value")
                 case _:
-                    raise MalformedRequest(f"{where} has a constant or subgraph outside a get_attr node")
+                    raise MalformedRequest(
+                        f"{where} has a constant or subgraph outside a get_attr node, or a kernel outside its call"
+                    )
 
     # --- surroundings -------------------------------------------------------------------------------------
 
@@ -325,6 +419,11 @@ def _target(target: wire.Target) -> None:
     if len(target.cpu) > 256 or not all(map(names.INSTRUCTION_SET.fullmatch, target.cpu)):
         raise MalformedRequest("target.cpu holds something else than instruction-set names")
     _sorted(target.cpu, "instruction sets")
+
+
+def _identifier(name: object, where: str) -> None:
+    if not isinstance(name, str) or not names.IDENTIFIER.fullmatch(name) or keyword.iskeyword(name):
+        raise MalformedRequest(f"{where} has the name {str(name)[:40]!r}")
 
 
 def _text(value: str, where: str, higher_order: bool) -> None:

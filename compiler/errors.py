@@ -12,6 +12,7 @@ RelayError
   AccessError
     Unauthenticated         unauthenticated      401
     Forbidden               forbidden            403
+      SourceForbidden       source_forbidden     403  nobody with the permission to send source has sent this graph
   NotFound                  not_found            404
   ServiceError            the service could not do it now (5xx); the client compiles locally
     NoWorker                no_worker            503  no live worker for this toolchain and target
@@ -114,6 +115,14 @@ class Unauthenticated(AccessError):
 class Forbidden(AccessError):
     code, status = "forbidden", 403
     hint = "Ask an administrator for a token with this role"
+
+
+class SourceForbidden(Forbidden):
+    code = "source_forbidden"
+    hint = (
+        "Ask an administrator for a token that may send source: "
+        "`torchrelay token create NAME --role compile --allow-source`"
+    )
 
 
 class NotFound(RelayError):

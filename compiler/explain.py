@@ -46,7 +46,7 @@ _NAMES = {
     "ambient.deterministic_warn_only": "deterministic algorithms, warning only",
     "ambient.fill_uninitialized": "filling of uninitialized memory",
 }
-_DETAILED = ("graph", "inputs", "symbols", "relations", "constants")
+_DETAILED = ("graph", "inputs", "symbols", "relations", "constants", "kernels")
 """Parts with a digest, and what they hold beside it."""
 
 
@@ -301,7 +301,7 @@ def _numbers(indices: list[int]) -> str:
     return f"inputs {shown} and {rest} more" if rest > 0 else f"inputs {shown}"
 
 
-# --- symbols, relations, constants -------------------------------------------------------------------------
+# --- symbols, relations, constants, kernels -------------------------------------------------------------------------
 
 
 def _entries(part: str, asked: str | None, found: str | None) -> Iterator[str]:
@@ -338,6 +338,8 @@ def _entry(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(_plain, value[:2]))
     if isinstance(value, dict):
+        if "source" in value:
+            return _plain(value.get("name"))
         return f"{_plain(value.get('name'))} in [{_plain(value.get('lower'))}, {_plain(value.get('upper'))}]"
     return _plain(value)
 

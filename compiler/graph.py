@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 import importlib
 import types
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 import torch.fx
 
-from . import expr, names, table, torch_internals, wire
+from . import expr, names, table, torch_internals, user_kernels, wire
 from .errors import BadExpression, ForbiddenTarget, LimitExceeded, MalformedRequest, Unsupported
 from .torch_internals import HigherOrderOperator, OpOverload, OpOverloadPacket
 
@@ -33,12 +33,14 @@ def encode_graph(
     *,
     symbols: Mapping[Any, str] = _NO_SYMBOLS,
     limits: wire.Limits | None = None,
+    kernels: Callable[[Any], int] | None = None,
 ) -> tuple[wire.Graph, list[wire.Constant]]:
     """A graph and the tensors it holds. `symbols`: sympy symbol -> its wire name, for SymInt arguments.
 
-    Raises Unsupported with the node and the reason; LimitExceeded past `limits`.
+    kernels: a user-written Triton kernel -> its position in the request. Raises Unsupported with the node and the
+    reason; LimitExceeded past `limits`.
     """
-    encoder = _Encoder(symbols, limits or wire.Limits())
+    encoder = _Encoder(symbols, limits or wire.Limits(), kernels)
     return encoder.graph(gm, 1), encoder.constants
 
 
@@ -48,13 +50,16 @@ def decode_graph(
     *,
     device_index: Mapping[str, int],
     symbols: Mapping[str, Any],
+    kernels: Sequence[wire.KernelSource] = (),
 ) -> torch.fx.GraphModule:
     """The GraphModule of a checked graph. `device_index`: device kind -> index, for kinds that have one.
 
-    `symbols`: name -> value (int or SymInt) for Sym arguments. Raises ForbiddenTarget or Unsupported.
+    `symbols`: name -> value (int or SymInt) for Sym arguments. RUNS the source of `kernels`, so only a compile child
+    gives any. Raises ForbiddenTarget, Unsupported or MalformedRequest.
     """
     tensors = [decode_constant(item, device_index) for item in constants]
-    return _Decoder(tensors, device_index, symbols).graph(graph)
+    known = [torch_internals.register_user_kernel(user_kernels.build(kernel)) for kernel in kernels]
+    return _Decoder(tensors, device_index, symbols, known).graph(graph)
 
 
 # --- targets ---------------------------------------------------------------------------------------------
@@ -65,7 +70,7 @@ def target_name(fn: Any) -> str:
     ops = table.load(torch.__version__)
     if isinstance(fn, HigherOrderOperator):
         name = f"torch.ops.higher_order.{fn}"
-        if name in ops.hops:
+        if name in ops.hops or name == names.TRITON_CALL:
             return name
     elif isinstance(fn, (OpOverload, OpOverloadPacket)):
         name = f"torch.ops.{fn}"
@@ -163,10 +168,13 @@ def _torch_value(name: str, allowed: Any) -> Any:
 class _Encoder:
     """One request's walk: what the graphs share (constants, devices seen, node count) is kept here."""
 
-    def __init__(self, symbols: Mapping[Any, str], limits: wire.Limits) -> None:
+    def __init__(
+        self, symbols: Mapping[Any, str], limits: wire.Limits, kernels: Callable[[Any], int] | None
+    ) -> None:
         self.constants: list[wire.Constant] = []
         self._symbols = symbols
         self._limits = limits
+        self._kernels = kernels
         self._positions: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []  # keeps ids in _positions from being reused
         self._bytes = 0
@@ -223,6 +231,8 @@ class _Encoder:
                 return wire.Node(op="output", target="", args=[arg(node.args[0])])
             case "call_function":
                 target = target_name(node.target)
+                if target == names.TRITON_CALL:
+                    return self._kernel_call(node, arg)
             case "call_method":
                 target = str(node.target)
                 if target not in table.load(torch.__version__).methods:
@@ -242,6 +252,32 @@ class _Encoder:
             target=target,
             args=[arg(value) for value in args],
             kwargs=[(name, arg(kwargs[name])) for name in sorted(kwargs)],
+        )
+
+    def _kernel_call(self, node: torch.fx.Node, arg: Callable[[Any], wire.Arg]) -> wire.Node:
+        given = node.kwargs
+        if self._kernels is None:
+            raise Unsupported("a user-written Triton kernel")
+        if given["tma_descriptor_metadata"]:
+            raise Unsupported(
+                "a user-written Triton kernel that takes tensor descriptors (TMA) from the host"
+            )
+        constants = torch_internals.user_kernel_constants(cast(int, given["constant_args_idx"]))
+        try:
+            values = [(name, user_kernels.constant_of(name, value)) for name, value in constants.items()]
+        except user_kernels.BadKernel as error:
+            raise Unsupported(f"an argument of a user-written Triton kernel: {error}") from None
+        kernel = torch_internals.user_kernel(cast(int, given["kernel_idx"]))
+        return wire.Node(
+            op="call_function",
+            target=names.TRITON_CALL,
+            args=[],
+            kwargs=[
+                ("constant_args", wire.DictArg(cast(Any, values))),
+                ("grid", arg(given["grid"])),
+                ("kernel", wire.UserKernel(self._kernels(kernel))),
+                ("kwargs", arg(given["kwargs"])),
+            ],
         )
 
     def _constant(self, value: Any) -> int:
@@ -340,11 +376,16 @@ class _Decoder:
     """One request's way back: the tensors and values that its graphs share."""
 
     def __init__(
-        self, tensors: list[torch.Tensor], device_index: Mapping[str, int], symbols: Mapping[str, Any]
+        self,
+        tensors: list[torch.Tensor],
+        device_index: Mapping[str, int],
+        symbols: Mapping[str, Any],
+        kernels: list[int],
     ) -> None:
         self._tensors = tensors
         self._device_index = device_index
         self._symbols = symbols
+        self._kernels = kernels
 
     def graph(self, encoded: wire.Graph) -> torch.fx.GraphModule:
         held: dict[str, Any] = {
@@ -362,6 +403,10 @@ class _Decoder:
                     inputs += 1
                 case "get_attr":
                     made.append(graph.create_node("get_attr", self._held(node.args[0], held)))
+                case "call_function" if node.target == names.TRITON_CALL:
+                    made.append(
+                        graph.create_node("call_function", _walk(node.target), (), _kernel_call(kwargs))
+                    )
                 case "call_function":
                     made.append(graph.create_node("call_function", resolve_target(node.target), args, kwargs))
                 case "call_method":
@@ -421,5 +466,20 @@ class _Decoder:
                 return expr.evaluate(text, self._symbols)
             case wire.Callee(target):
                 return resolve_target(target)
+            case wire.UserKernel(index):
+                return self._kernels[index]
+            case wire.TritonDType():
+                return user_kernels.value_of(value)
             case wire.Const() | wire.Subgraph():
                 return None  # read by _held; get_attr nodes take no arguments
+
+
+def _kernel_call(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of a user-written kernel as Dynamo writes them, from those on the wire."""
+    return {
+        "kernel_idx": given["kernel"],
+        "constant_args_idx": torch_internals.register_user_kernel_constants(given["constant_args"]),
+        "grid": given["grid"],
+        "tma_descriptor_metadata": {},
+        "kwargs": given["kwargs"],
+    }

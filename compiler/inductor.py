@@ -52,6 +52,7 @@ def options_of(request: wire.GraphRequest, threads: int) -> dict[str, Any]:
         "autotune_remote_cache": False,
         "bundle_triton_into_fx_graph_cache": True,
         "use_static_triton_launcher": True,
+        **torch_internals.STATIC_USER_KERNELS,
         "force_disable_caches": False,
     }
 

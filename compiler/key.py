@@ -56,6 +56,12 @@ def components(request: wire.GraphRequest) -> dict[str, str]:
         ),
         "mode": request.mode,
     }
+    if request.kernels:
+        parts["kernels"] = _digest(request.kernels)
+        parts["kernels.list"] = _list(
+            {"name": item.name, "source": _digest(item.source), "configurations": _digest(item.configs)}
+            for item in request.kernels
+        )
     parts |= _graph_details(request.graph) | _input_details(request.inputs)
     for prefix, struct in (
         ("ambient", request.ambient),

@@ -68,6 +68,17 @@ TEXT_ARGUMENTS: Mapping[str, tuple[int, frozenset[str]]] = {
 }
 """Functions that look up a name: the argument's position (it is the last) and the names allowed."""
 
+TRITON_CALL = "torch.ops.higher_order.triton_kernel_wrapper_mutation"
+"""A call of a user-written Triton kernel: in no table, for its callers need a permission of their own."""
+
+TRITON_DTYPES = frozenset(
+    _words(
+        "bfloat16 float16 float32 float64 float8e4b15 float8e4b8 float8e4nv float8e5 float8e5b16 int1 int16 int32 "
+        "int64 int8 uint16 uint32 uint64 uint8 void"
+    )
+)
+"""Names of triton.language that are dtypes."""
+
 MATMUL_PRECISIONS = frozenset({"highest", "high", "medium"})
 
 AMBIENT_FLAGS = frozenset(

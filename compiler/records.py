@@ -38,6 +38,8 @@ class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """'': the administrator's own; `*`: all of them, which only a token for all may give."""
     rate: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None
     """Requests a second; null: as the settings say; 0: no limit."""
+    allow_source: bool = False
+    """Whether graphs with source that runs at compile time (user-written Triton kernels) are compiled for it."""
 
 
 class TokenRecord(Struct, frozen=True, kw_only=True):
@@ -54,6 +56,8 @@ class TokenRecord(Struct, frozen=True, kw_only=True):
     """Requests a second; None: as the service's settings say; 0: no limit."""
     expires: int | None = None
     revoked: int | None = None
+    allow_source: bool = False
+    """It may send source that runs at compile time."""
 
     def over(self, now: float) -> int | None:
         """When it stopped opening anything; None while it does."""

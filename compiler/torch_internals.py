@@ -57,6 +57,9 @@ AOT_SERIALIZABLE: dict[str, Any] = {
 """torch._functorch.config under which compile_fx returns a callable that can be serialized, backward included
 (as torch/_dynamo/aot_compile.py sets them; the cache key is ours, so theirs may be a nonce)."""
 
+STATIC_USER_KERNELS: dict[str, Any] = {"static_launch_user_defined_triton_kernels": True}
+"""torch._inductor.config under which user-written Triton kernels are saved with their binaries, as its own are."""
+
 
 # --- compile side ----------------------------------------------------------------------------------------
 
@@ -105,6 +108,45 @@ def aot_config(patches: Mapping[str, Any]) -> contextlib.AbstractContextManager[
 def changes_its_inputs(target: Any) -> bool:
     """Whether an operator's schema says that it writes to an argument."""
     return isinstance(target, OpOverload) and bool(target._schema.is_mutable)
+
+
+def user_kernel(index: int) -> Any:
+    """A user-written Triton kernel of this process, by what a call of it in a graph says
+    (torch._higher_order_ops.triton_kernel_wrap.kernel_side_table)."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    return kernel_side_table.get_kernel(index)
+
+
+def user_kernel_constants(index: int) -> dict[str, Any]:
+    """The constant arguments of such a call (kernel_side_table.get_constant_args)."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    return dict(kernel_side_table.get_constant_args(index))
+
+
+def register_user_kernel(kernel: Any) -> int:
+    """Make a Triton kernel one that graphs of this process may call; the same one twice is one
+    (kernel_side_table.add_kernel)."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    return kernel_side_table.add_kernel(kernel)
+
+
+def register_user_kernel_constants(constants: Mapping[str, Any]) -> int:
+    """kernel_side_table.add_constant_args."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    return kernel_side_table.add_constant_args(dict(constants))
+
+
+@contextlib.contextmanager
+def _without_user_kernels() -> Iterator[None]:
+    """Generated code holds user-written kernels as source, so what is saved need not hold (module, name) of each."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    with _replaced(kernel_side_table, "id_to_kernel", {}), _replaced(kernel_side_table, "constant_args", {}):
+        yield
 
 
 def describe_as_dynamo(
@@ -313,7 +355,8 @@ def serialize(compiled: Any) -> bytes:
 
     if getattr(compiled, "serialize", None) is None:
         raise TypeError("the compiled graph has no serialized form")
-    return Serializable.serialize_compile_artifacts(Serializable(compiled))
+    with _without_user_kernels():
+        return Serializable.serialize_compile_artifacts(Serializable(compiled))
 
 
 @contextlib.contextmanager
@@ -572,6 +615,8 @@ def start_kernel_processes(count: int) -> None:
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
 
+    for name, value in STATIC_USER_KERNELS.items():  # what is set later does not reach the pool
+        setattr(config, name, value)
     config.compile_threads = count
     config.worker_start_method = "fork"
     AsyncCompile.process_pool.cache_clear()

@@ -77,7 +77,13 @@ def verify(
         return skipped(runnable)
     if need > (limit := settings.limit(request.target.kind)):
         return skipped(f"inputs need {need} bytes, limit {limit}")
-    gm = graph.decode_graph(request.graph, request.constants, device_index={"cuda": 0}, symbols=symbols)
+    gm = graph.decode_graph(
+        request.graph,
+        request.constants,
+        device_index={"cuda": 0},
+        symbols=symbols,
+        kernels=request.kernels,
+    )
     if name := _random_node(gm):
         unknown = next(filter(None, map(replay.cannot_draw, (halves or {}).values())), "")
         if request.target.kind != "cpu" or not halves or unknown:

@@ -2,6 +2,7 @@
 
 Evolution: SCHEMA names the exact format and is part of every key. A change of meaning raises it; a gateway
 answers another schema with `schema_mismatch`. Structs forbid unknown fields, so nothing is ignored silently.
+A field that came later has a default and is left out while it has it: who does not use it keeps his keys.
 
 A GraphRequest is canonical by construction: it holds no names of nodes, files, users or devices' indices,
 nodes refer to each other by position, and tables are sorted. Its bytes are `encode_request`'s, and the key
@@ -124,6 +125,18 @@ class Callee(_Arg, frozen=True, tag="f"):
     target: str
 
 
+class UserKernel(_Arg, frozen=True, tag="uk"):
+    """A user-written Triton kernel, by position in `GraphRequest.kernels`; only a call of one holds it."""
+
+    index: int
+
+
+class TritonDType(_Arg, frozen=True, tag="td"):
+    """triton.language.<name>, as a constant that a user-written kernel is given."""
+
+    name: str
+
+
 Arg = (
     None
     | bool
@@ -146,6 +159,8 @@ Arg = (
     | BigInt
     | Sym
     | Callee
+    | UserKernel
+    | TritonDType
 )
 
 # --- the graph -------------------------------------------------------------------------------------------
@@ -154,7 +169,9 @@ Arg = (
 class Node(_Wire, frozen=True):
     """One FX node. `target`: closed-table name (call_function), method name (call_method), '' otherwise.
 
-    placeholder: args empty. get_attr: one Const or Subgraph in args. output: one value in args.
+    placeholder: args empty. get_attr: one Const or Subgraph in args. output: one value in args. names.TRITON_CALL
+    has four keyword arguments: constant_args and kwargs (dicts by parameter), grid (a list of triples, one for each of
+    the kernel's configurations), kernel (UserKernel).
     """
 
     op: Literal["placeholder", "get_attr", "call_function", "call_method", "output"]
@@ -176,6 +193,28 @@ class Constant(_Wire, frozen=True):
     device: str
     data: bytes
     requires_grad: bool = False
+
+
+KernelConstant = bool | int | float | str | TritonDType | None
+
+
+class KernelConfig(_Wire, frozen=True):
+    """One candidate of `@triton.autotune`, and what the kernel's parameters are in it."""
+
+    kwargs: list[tuple[str, KernelConstant]]
+    num_warps: int
+    num_stages: int
+    num_ctas: int
+    maxnreg: int | None
+
+
+class KernelSource(_Wire, frozen=True):
+    """A user-written Triton kernel: source that runs at compile time. `source`: a module that holds the kernel,
+    its helpers and constants, in the form that compiler/user_kernels.py describes. `configs`: [] if it is not tuned."""
+
+    name: str
+    source: str
+    configs: list[KernelConfig]
 
 
 # --- inputs ----------------------------------------------------------------------------------------------
@@ -281,7 +320,7 @@ class Target(_Wire, frozen=True):
 OptionValue = bool | int | float | str | None
 
 
-class GraphRequest(_Wire, frozen=True):
+class GraphRequest(_Wire, frozen=True, omit_defaults=True):
     schema: int
     graph: Graph
     inputs: list[Input]
@@ -296,6 +335,8 @@ class GraphRequest(_Wire, frozen=True):
     """Sorted torch._functorch.config entries that differ from the defaults."""
     toolchain: Toolchain
     target: Target
+    kernels: list[KernelSource] = []
+    """In order of first use."""
 
 
 # --- artifact --------------------------------------------------------------------------------------------
@@ -448,6 +489,10 @@ class Limits(Struct, frozen=True, kw_only=True):
     constant_bytes: int = 16 << 20
     """All constants together, bytes."""
     inputs: int = 20_000
+    kernels: int = 64
+    """User-written Triton kernels."""
+    source_bytes: int = 1 << 20
+    """Their sources together, bytes."""
 
 
 _PIECE = 1 << 20
@@ -530,6 +575,18 @@ def unpack_request(body: bytes, limits: Limits = Limits()) -> GraphRequest:  # n
     if request.schema != SCHEMA:
         raise SchemaMismatch(f"request has schema {request.schema}, this side speaks {SCHEMA}")
     return request
+
+
+class _KernelsOnly(Struct):
+    kernels: list[msgspec.Raw] = []
+
+
+def holds_source(canonical: bytes) -> bool:
+    """Whether a request's canonical bytes hold source of user-written kernels."""
+    try:
+        return bool(msgspec.msgpack.decode(canonical, type=_KernelsOnly).kernels)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False  # not a request: nothing of it will be run
 
 
 class _SchemaOnly(Struct):

@@ -53,6 +53,8 @@ class Grant(Struct, frozen=True):
     id: str
     namespace: str = DEFAULT
     everywhere: bool = False
+    source: bool = False
+    """Whether a graph with source that runs at compile time is compiled for it. No role includes this."""
 
     def within(self, namespace: str) -> Grant:
         """The same grant in a namespace that the request names. Raises Forbidden."""
@@ -91,6 +93,7 @@ class Tokens:
         self._audit = audit
         self._namespaces = Namespaces(redis, keys)
         self._owner = digest(settings.token.get_secret_value()) if settings.token else None
+        self._owner_source = bool(settings.token_allow_source)
 
     async def check(self, token: str) -> Grant:
         """Raises Unauthenticated, RateLimited, or RedisError for a token that only Redis knows."""
@@ -98,7 +101,7 @@ class Tokens:
             raise Unauthenticated("the token is too long to be one")
         found = digest(token)
         if self._owner is not None and hmac.compare_digest(found, self._owner):
-            return Grant("owner", frozenset({"admin"}), OWNER_ID, everywhere=True)
+            return Grant("owner", frozenset({"admin"}), OWNER_ID, everywhere=True, source=self._owner_source)
         admitted = await self._scripts.admit(
             keys=[self._keys.tokens, self._keys.bucket(found)],
             args=[found, self._rate, self._burst_seconds, self._keys.installation, DEFAULT],
@@ -119,7 +122,7 @@ class Tokens:
             )
         everywhere = record.namespace == EVERY
         home = DEFAULT if everywhere else record.namespace
-        return Grant(record.name, record.roles, record.id, home, everywhere)
+        return Grant(record.name, record.roles, record.id, home, everywhere, record.allow_source)
 
     async def issue(
         self,
@@ -130,6 +133,7 @@ class Tokens:
         namespace: str = DEFAULT,
         rate: float | None = None,
         lifetime_seconds: int | None = None,
+        allow_source: bool = False,
     ) -> Issued:
         """A new token for `name`; it is shown once and cannot be read back. None: it does not expire."""
         secret, now = new_token(), int(time.time())
@@ -141,6 +145,7 @@ class Tokens:
             created=now,
             rate=rate,
             expires=None if lifetime_seconds is None else now + lifetime_seconds,
+            allow_source=allow_source,
         )
         await self._keep(digest(secret), record, "token_created", by)
         await self._forget(now - _REMEMBERED_SECONDS)
@@ -165,7 +170,7 @@ class Tokens:
     async def _keep(
         self, field: str, record: TokenRecord, action: Literal["token_created", "token_revoked"], by: Grant
     ) -> None:
-        roles = ", ".join(sorted(record.roles))
+        roles = ", ".join([*sorted(record.roles), *(["source"] if record.allow_source else [])])
         audit = self._audit.of(DEFAULT if record.namespace == EVERY else record.namespace)
         event = Event(
             action=action, name=by.name, token=by.id, detail=f"{record.id} for {record.name}: {roles}"

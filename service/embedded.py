@@ -86,6 +86,8 @@ async def _parts(
         if not embedded:
             yield settings, WorkerPool(_pool_settings(settings, None))
             return
+        if settings.token_allow_source is None:
+            settings = settings.model_copy(update={"token_allow_source": True})
         with state.runtime_directory(settings.state_dir) as runtime:
             redis = RedisProcess(
                 settings.state_dir / "redis", runtime / "redis.sock", settings.state_dir / "redis.log", lock

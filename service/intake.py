@@ -34,6 +34,8 @@ class Ask(Struct, frozen=True):
     toolchain: wire.Toolchain
     target: wire.Target
     components: dict[str, str]
+    kernels: list[str]
+    """Names of the user-written kernels whose source it holds."""
 
 
 class ChildInput(Struct, frozen=True):
@@ -47,7 +49,12 @@ def parse(body: bytes, limits: wire.Limits) -> Ask:
     check.check(request, limits)
     canonical = wire.encode_request(request)
     return Ask(
-        key.key_of_bytes(canonical), canonical, request.toolchain, request.target, key.components(request)
+        key.key_of_bytes(canonical),
+        canonical,
+        request.toolchain,
+        request.target,
+        key.components(request),
+        [kernel.name for kernel in request.kernels],
     )
 
 

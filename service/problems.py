@@ -40,7 +40,7 @@ _LATER = frozenset({429, 503})
 _TEXTS = {
     400: "The request cannot be read",
     401: "No token, or one that is not known",
-    403: "The token lacks the role",
+    403: "The token lacks the role, or may not send source",
     404: "Not there",
     413: "Over a limit",
     415: "Another content type",

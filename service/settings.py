@@ -69,6 +69,9 @@ class ServiceSettings(BaseSettings):
     # who
     token: SecretStr | None = Field(default=None, min_length=32)
     """A token with every role. Other tokens are records in Redis (service/auth.py)."""
+    token_allow_source: bool | None = None
+    """Whether that token may send source that runs at compile time; default: it may where `up` starts the whole
+    service, whose compiles then run as the very user who has the token."""
 
     trusted_public_keys: str = ""
     """Other sites' signing keys, base64, separated by commas: their artifacts may be imported here."""
@@ -82,6 +85,10 @@ class ServiceSettings(BaseSettings):
     request_depth: Annotated[int, Field(gt=0)] = wire.Limits().depth
     request_constant_bytes: Bytes = wire.Limits().constant_bytes
     request_inputs: Annotated[int, Field(gt=0)] = wire.Limits().inputs
+    request_kernels: Annotated[int, Field(gt=0)] = wire.Limits().kernels
+    """User-written Triton kernels of one graph."""
+    request_source_bytes: Bytes = wire.Limits().source_bytes
+    """Their sources together."""
     max_queued: Annotated[int, Field(gt=0)] = 256
     """Distinct compiles that run or wait, over all gateways; past it a request gets 429."""
     namespace_compiles: Annotated[int, Field(ge=0)] = 0
@@ -161,6 +168,8 @@ class ServiceSettings(BaseSettings):
             depth=self.request_depth,
             constant_bytes=self.request_constant_bytes,
             inputs=self.request_inputs,
+            kernels=self.request_kernels,
+            source_bytes=self.request_source_bytes,
         )
 
     @property

@@ -22,6 +22,7 @@ from types import ModuleType
 
 from msgspec import Struct
 
+from ..compiler import wire
 from ..compiler.errors import CompileKilled, CompileTimeout, RelayError
 from ..compiler.kernel_store import KernelStore, NamespaceStore
 from . import child
@@ -71,6 +72,8 @@ def run(job: Job, around: Surroundings, owner: Owner) -> Done | Failed:
     """Run `job` to its end, shut in. Raises Cancelled, and whatever `cancelled` raises, after the kill as well."""
     began = time.monotonic()
     kept = None if around.kernels is None else around.kernels.of(job.namespace)
+    # What a job built that runs its caller's source is not what its name says: nobody else gets it.
+    trusted = None if wire.holds_source(job.request) else kept
     with _folder(around) as work:
         log = work / "log"
         try:
@@ -91,7 +94,7 @@ def run(job: Job, around: Surroundings, owner: Owner) -> Done | Failed:
             )
             shown = [folder for folder in (kept and kept.folder, around.shared) if folder is not None]
             enclosure = Enclosure(around.form, around.view, work, shown)
-            take_in = functools.partial(_take_in, kept, work / child.OFFERS)
+            take_in = functools.partial(_take_in, trusted, work / child.OFFERS)
             with _started(lambda pipe: body(pipe=pipe), log, enclosure) as started:
                 watch = _Watch(job, left, started, around.settings, owner, take_in)
                 answer = watch.to_the_end()

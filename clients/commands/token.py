@@ -34,6 +34,13 @@ def create(
         float | None,
         typer.Option(min=0, help="Requests a second; 0: no limit. Default: the service's setting."),
     ] = None,
+    allow_source: Annotated[
+        bool,
+        typer.Option(
+            "--allow-source",
+            help="It may send source that runs at compile time: user-written Triton kernels. See docs/security.md.",
+        ),
+    ] = False,
     expires: Annotated[str, typer.Option(help="Its life: 45m, 12h, 30d, or never.")] = "90d",
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
@@ -46,13 +53,14 @@ def create(
             lifetime,
             namespace=output.checked_namespace(namespace, every=True),
             rate=rate,
+            allow_source=allow_source,
         )
     if json:
         output.print_json(made)
         return
     record = made.record
     until = "never expires" if record.expires is None else f"expires {output.moment(record.expires)} UTC"
-    roles = ", ".join(sorted(record.roles))
+    roles = _roles(record)
     print(
         f"token {record.id} for {record.name} in namespace {record.namespace}: {roles}; {until}",
         file=sys.stderr,
@@ -96,5 +104,9 @@ def _row(record: TokenRecord) -> tuple[str, ...]:
     else:
         state = "expired" if record.expires is not None and record.expires <= now else "active"
     until = "never" if record.expires is None else output.moment(record.expires)
-    roles = ", ".join(sorted(record.roles))
+    roles = _roles(record)
     return record.id, record.name, record.namespace, roles, output.moment(record.created), until, state
+
+
+def _roles(record: TokenRecord) -> str:
+    return ", ".join([*sorted(record.roles), *(["source"] if record.allow_source else [])])

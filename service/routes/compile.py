@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 import structlog
 from fastapi import APIRouter, Depends, Query, Request, Response
 from redis.exceptions import RedisError
 
 from ...compiler import wire
-from ...compiler.errors import MalformedRequest, NotFound, Unavailable
+from ...compiler.errors import MalformedRequest, NotFound, SourceForbidden, Unavailable
 from ..audit import Event
 from ..auth import Grant, requires
 from ..gateway import Gateway, gateway_of
+from ..intake import Ask
 from ..problems import documented, reply
 from ..tenants import Tenant
 from .progress import status_of
@@ -24,6 +26,7 @@ router = APIRouter(tags=["compile"])
 KEY_HEADER = "X-Torchrelay-Key"
 CACHE_HEADER = "X-Torchrelay-Cache"
 _LOOKS = 3
+_DETAIL = 200
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _HEADERS = {
     KEY_HEADER: {"description": "The request's cache key, 64 hex digits", "schema": {"type": "string"}},
@@ -84,9 +87,15 @@ async def compile_graph(
             await tenant.stats.count_miss()
             raise NotFound("nobody has compiled this graph yet", hint="Ask without wait=cache")
         ask = ask or await gateway.intake.parse(body)
+        if ask.kernels and not grant.source:
+            log.warning("source_refused", key=key, name=grant.name, token=grant.id)
+            raise SourceForbidden(
+                f"nobody has compiled this graph yet, and the token of {grant.name!r} may not send source: "
+                f"the user-written Triton kernel {ask.kernels[0]!r}"
+            )
         answer = await tenant.dispatcher.ask(ask, body, finish=finish)
         if answer == "start":
-            await _log_cause(tenant, grant, key)
+            await _log_cause(tenant, grant, ask)
         if answer != "hit":
             return Response(
                 wire.to_json(await status_of(tenant, key)),
@@ -101,11 +110,11 @@ async def compile_graph(
     raise Unavailable("the cache offers this artifact but does not hold it", hint="Ask again")
 
 
-async def _log_cause(tenant: Tenant, grant: Grant, key: str) -> None:
+async def _log_cause(tenant: Tenant, grant: Grant, ask: Ask) -> None:
     """The compile runs already: an entry that Redis did not take is in the gateway's own log."""
+    detail = f"source: {', '.join(ask.kernels)}"[:_DETAIL] if ask.kernels else ""
+    event = Event(action="compile", name=grant.name, token=grant.id, key=ask.key, detail=detail)
     try:
-        await tenant.audit.append(Event(action="compile", name=grant.name, token=grant.id, key=key))
+        await tenant.audit.append(event)
     except RedisError as error:
-        log.error(
-            "audit_entry_lost", action="compile", key=key, name=grant.name, token=grant.id, error=str(error)
-        )
+        log.error("audit_entry_lost", error=str(error), **msgspec.structs.asdict(event))

@@ -43,6 +43,11 @@ async def issue(request: Request, gateway: Annotated[Gateway, Depends(gateway_of
         raise Forbidden(
             f"the token of {admin.name!r} may give rates up to {most:g}", hint="Ask the service's owner"
         )
+    if asked.allow_source and not (admin.everywhere or admin.source):
+        raise Forbidden(
+            f"the token of {admin.name!r} may not send source, so it gives nobody the permission",
+            hint="Ask the service's owner",
+        )
     issued = await gateway.tokens.issue(
         asked.name,
         asked.roles,
@@ -50,6 +55,7 @@ async def issue(request: Request, gateway: Annotated[Gateway, Depends(gateway_of
         namespace=namespace,
         rate=asked.rate,
         lifetime_seconds=asked.expires_seconds,
+        allow_source=asked.allow_source,
     )
     return json_answer(TokenReply(issued.secret, issued.record), 201)
 

@@ -100,6 +100,8 @@ def test_the_key_covers_every_field() -> None:
         request.target,
         *request.inputs,
         *request.constants,
+        *request.kernels,
+        *request.kernels[0].configs,
     ):
         for field in struct.__struct_fields__:
             assert any(True for _ in changes(getattr(struct, field))), f"{type(struct).__name__}.{field}"
@@ -154,6 +156,7 @@ def full_request() -> wire.GraphRequest:
         aot_options=[("donated_buffer", True)],
         toolchain=wire.Toolchain(python="cp311", torch="2.13.0", triton="", cuda="", platform="linux-x86_64"),
         target=wire.Target(kind="cpu", name="", capability="", units=0, cpu=["avx2"]),
+        kernels=[wire.KernelSource("k", "import triton\n", [wire.KernelConfig([("B", 8)], 4, 3, 1, None)])],
     )
 
 

@@ -1,0 +1,457 @@
+"""Stage 2, for user-written Triton kernels: functions' texts in, one module's text out; and in the compile child, back.
+
+The module is closed: imports of Triton, constants, and functions decorated with `triton.jit`, in this order and each
+sorted by name. It has no comments, docstrings, empty lines, file names or line numbers, so that two checkouts of one
+kernel give the same bytes.
+
+`check` finds mistakes. It is not what keeps hostile source out: that is the permission to send any (service/auth.py)
+and the isolation of the process in which `build` runs (docs/security.md).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import io
+import keyword
+import linecache
+import math
+import re
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from . import names, wire
+from .errors import MalformedRequest, RelayError
+
+BUILTINS = frozenset(
+    {"bool", "float", "int", "isinstance", "len", "list", "max", "min", "print", "range", "tuple"}
+)
+"""Of Python's own names, what a kernel may use: what Triton's compiler knows."""
+
+IMPORTS = ("import triton", "import triton.language as tl")
+"""Every module's first lines; Inductor's generated code has them too."""
+
+_MODULE = re.compile(
+    r"triton(\.language(\.(core|math|random|standard|extra(\.(cuda\.)?libdevice)?))?)?", re.ASCII
+)
+_MODULES = frozenset({"core", "cuda", "extra", "language", "libdevice", "math", "random", "standard"})
+"""Names below triton and triton.language that are modules."""
+_OF_TRITON = frozenset({"cdiv", "jit", "language", "next_power_of_2"})
+"""What may be used of the module `triton` itself."""
+
+_INT64 = range(-(1 << 63), 1 << 63)
+
+_BODY = (
+    ast.Assign,
+    ast.AugAssign,
+    ast.AnnAssign,
+    ast.Expr,
+    ast.If,
+    ast.For,
+    ast.While,
+    ast.Return,
+    ast.Pass,
+    ast.Break,
+    ast.Continue,
+    ast.Assert,
+    ast.Name,
+    ast.Attribute,
+    ast.Call,
+    ast.keyword,
+    ast.Starred,
+    ast.Constant,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.BoolOp,
+    ast.Compare,
+    ast.IfExp,
+    ast.Tuple,
+    ast.List,
+    ast.ListComp,
+    ast.comprehension,
+    ast.Subscript,
+    ast.Slice,
+    ast.JoinedStr,
+    ast.FormattedValue,
+    ast.expr_context,
+    ast.operator,
+    ast.unaryop,
+    ast.boolop,
+    ast.cmpop,
+)
+"""What a kernel is made of."""
+
+
+class BadKernel(Exception):
+    """A kernel that has no canonical form, or a text that is not in it; the message says why."""
+
+
+# --- texts -----------------------------------------------------------------------------------------------
+
+
+def function_text(source: str) -> str:
+    """A function without decorators, as `def ...`, in canonical form. Raises BadKernel."""
+    first, *more = _definition(source).body
+    if more and _is_text(first):
+        lines = source.split("\n")
+        begin, end = first.lineno - 1, first.end_lineno or first.lineno
+        if not lines[begin][: first.col_offset].strip() and more[0].lineno > end:
+            source = "\n".join([*lines[:begin], *lines[end:]])
+    return _without_comments(source)
+
+
+def _definition(source: str) -> ast.FunctionDef:
+    tree = _parsed(source)
+    if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):
+        raise BadKernel("its source is not one function")
+    return tree.body[0]
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+def _parsed(source: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise BadKernel(f"its source cannot be parsed: {type(error).__name__}") from None
+
+
+def _without_comments(source: str) -> str:
+    """The lines of a source that are not empty, without comments and spaces at their ends; texts stay as they are."""
+    lines = source.split("\n")
+    within: set[int] = set()
+    """Lines that end inside a text."""
+    middles: list[int] = []
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            (row, column), (last, _) = token.start, token.end
+            kind = tokenize.tok_name[token.type]
+            if kind == "COMMENT":
+                lines[row - 1] = lines[row - 1][:column]
+            elif kind == "FSTRING_START":
+                middles.append(row)
+            elif kind == "FSTRING_END":
+                within.update(range(middles.pop(), last))
+            elif kind == "STRING":
+                within.update(range(row, last))
+    except (tokenize.TokenError, SyntaxError) as error:
+        raise BadKernel(f"its source cannot be read: {error}") from None
+    kept = []
+    for number, line in enumerate(lines, 1):
+        if number in within:
+            kept.append(line)
+        elif line.strip() or number - 1 in within:
+            kept.append(line.rstrip())
+    return "\n".join(kept) + "\n"
+
+
+def constant_text(name: str, value: object, *, constexpr: bool) -> str:
+    """An assignment. `value`: bool, int, float, str, None or wire.TritonDType."""
+    if isinstance(value, wire.TritonDType):
+        text = f"tl.{value.name}"
+    elif isinstance(value, float) and not math.isfinite(value):
+        text = f"float({str(value)!r})"
+    else:
+        text = repr(value)
+    return f"{name} = tl.constexpr({text})\n" if constexpr else f"{name} = {text}\n"
+
+
+def module_text(imports: Iterable[str], constants: Iterable[str], functions: Mapping[str, str]) -> str:
+    """The canonical module: `functions` are canonical texts by name."""
+    lines = [*IMPORTS, *sorted(set(imports) - set(IMPORTS))]
+    defined = [f"@triton.jit\n{functions[name]}" for name in sorted(functions)]
+    return "".join([f"{line}\n" for line in lines] + sorted(constants) + defined)
+
+
+def names_used(function: ast.FunctionDef) -> set[str]:
+    """The names that a function takes from its module or from Python."""
+    arguments = function.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    every += [extra for extra in (arguments.vararg, arguments.kwarg) if extra is not None]
+    body = [node for statement in function.body for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    local = {argument.arg for argument in every}
+    local |= {node.id for node in body if not isinstance(node.ctx, ast.Load)}
+    head = [node for part in _head(function) for node in ast.walk(part) if isinstance(node, ast.Name)]
+    return ({node.id for node in body} - local) | {node.id for node in head}
+
+
+def _head(function: ast.FunctionDef) -> Iterator[ast.expr]:
+    """Defaults and annotations: what Python evaluates when it defines the function."""
+    arguments = function.args
+    yield from arguments.defaults
+    yield from (value for value in arguments.kw_defaults if value is not None)
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        if argument.annotation is not None:
+            yield argument.annotation
+    if function.returns is not None:
+        yield function.returns
+
+
+# --- the closed form -------------------------------------------------------------------------------------
+
+
+def check(kernel: wire.KernelSource) -> None:
+    """Raise BadKernel unless the source is a module in canonical form that defines the kernel."""
+    _Module(kernel.source).check(kernel.name)
+
+
+class _Module:
+    """One module's check: `roots` are names that stand for modules of Triton, `known` all that it defines."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._tree = _parsed(source)
+        self._roots: set[str] = set()
+        self._known: set[str] = set()
+        self._functions: dict[str, ast.FunctionDef] = {}
+
+    def check(self, name: str) -> None:
+        imports: list[str] = []
+        constants: list[str] = []
+        for statement in self._tree.body:
+            text = ast.get_source_segment(self._source, statement) or ""
+            match statement:
+                case ast.Import(names=[alias]):
+                    self._import(alias.name, alias.asname)
+                    imports.append(text)
+                case ast.ImportFrom(module=str(module), names=[alias], level=0):
+                    self._import_from(module, alias)
+                    imports.append(text)
+                case ast.Assign(targets=[ast.Name(id=target)], value=value):
+                    self._define(target)
+                    if not _is_constant(value):
+                        raise BadKernel(f"line {statement.lineno}: {target} is no constant")
+                    constants.append(f"{text}\n")
+                case ast.FunctionDef(name=target):
+                    self._define(target)
+                    self._functions[target] = statement
+                case _:
+                    raise BadKernel(
+                        f"line {statement.lineno}: {type(statement).__name__} is neither an import of Triton, "
+                        "a constant, nor a function decorated with triton.jit"
+                    )
+        for function in self._functions.values():
+            self._function(function)
+        if name not in self._functions:
+            raise BadKernel("it does not define the kernel")
+        texts = {
+            found.name: function_text(ast.get_source_segment(self._source, found) or "")
+            for found in self._functions.values()
+        }
+        if module_text(imports, constants, texts) != self._source:
+            raise BadKernel("it is not in canonical form")
+
+    def _define(self, name: str) -> None:
+        if name in self._known or not names.IDENTIFIER.fullmatch(name) or keyword.iskeyword(name):
+            raise BadKernel(f"the name {name[:60]!r} is defined twice, or is none")
+        if name.startswith("__") or name == "triton":
+            raise BadKernel(f"the name {name[:60]!r} is Python's or Triton's own")
+        self._known.add(name)
+
+    def _import(self, module: str, alias: str | None) -> None:
+        if not _MODULE.fullmatch(module) or (alias is None and module != "triton"):
+            raise BadKernel(f"it imports {module[:60]!r}")
+        if alias is None:
+            self._known.add("triton")
+            self._roots.add("triton")
+        else:
+            self._define(alias)
+            self._roots.add(alias)
+
+    def _import_from(self, module: str, alias: ast.alias) -> None:
+        name = alias.name
+        if not _MODULE.fullmatch(module) or name.startswith("_") or name == "*":
+            raise BadKernel(f"it imports {name[:60]!r} from {module[:60]!r}")
+        if module == "triton" and name not in _OF_TRITON:
+            raise BadKernel(f"it imports {name[:60]!r} from triton")
+        known = alias.asname or name
+        self._define(known)
+        if name in _MODULES:
+            self._roots.add(known)
+
+    def _function(self, function: ast.FunctionDef) -> None:
+        where = f"function {function.name[:60]!r}"
+        if [ast.unparse(decorator) for decorator in function.decorator_list] != ["triton.jit"]:
+            raise BadKernel(f"{where} is not decorated with triton.jit alone")
+        for part in _head(function):
+            if not (_is_literal(part) or _is_path(part)):
+                raise BadKernel(f"{where} has a default or an annotation that is no constant")
+        for statement in function.body:
+            for node in ast.walk(statement):
+                self._node(node, where)
+        for written in (*function.body, *_head(function)):
+            self._paths(written, where)
+        if unknown := sorted(names_used(function) - self._known - BUILTINS):
+            raise BadKernel(f"{where} uses {unknown[0][:60]!r}, which is not defined")
+
+    def _node(self, node: ast.AST, where: str) -> None:
+        if not isinstance(node, _BODY):
+            raise BadKernel(f"{where} has a {type(node).__name__}")
+        if isinstance(node, ast.Name) and node.id.startswith("__"):
+            raise BadKernel(f"{where} uses {node.id[:60]!r}")
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            raise BadKernel(f"{where} uses the attribute {node.attr[:60]!r}")
+        if isinstance(node, ast.Constant) and not isinstance(node.value, bool | int | float | str | None):
+            raise BadKernel(f"{where} has a constant of type {type(node.value).__name__}")
+
+    def _paths(self, part: ast.AST, where: str) -> None:
+        """Of an imported module, functions and dtypes are used, and not what these modules have imported."""
+        for node in ast.walk(part):
+            path = _path(node)
+            if not path or path[0] not in self._roots:
+                continue
+            rest = path[1:]
+            if path[0] == "triton" and rest and rest[0] not in _OF_TRITON:
+                raise BadKernel(f"{where} uses {'.'.join(path)[:80]}")
+            while rest and rest[0] in _MODULES:
+                rest = rest[1:]
+            if len(rest) > 1 and rest[0] not in names.TRITON_DTYPES:
+                raise BadKernel(f"{where} uses {'.'.join(path)[:80]}")
+
+
+def _path(node: ast.AST) -> list[str]:
+    """['tl', 'math', 'exp'] for tl.math.exp; [] for what is no such path."""
+    match node:
+        case ast.Name(id=name):
+            return [name]
+        case ast.Attribute(value=value, attr=name) if path := _path(value):
+            return [*path, name]
+    return []
+
+
+def _is_path(node: ast.expr) -> bool:
+    return bool(_path(node))
+
+
+def _is_literal(node: ast.expr) -> bool:
+    match node:
+        case ast.Constant(value=value):
+            return isinstance(value, bool | int | float | str | None)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)):
+            return isinstance(value, int | float) and not isinstance(value, bool)
+    return False
+
+
+def _is_plain(node: ast.expr) -> bool:
+    """A literal, float('inf') and the like, or tl.<dtype>."""
+    match node:
+        case ast.Call(
+            func=ast.Name(id="float"), args=[ast.Constant(value="inf" | "-inf" | "nan")], keywords=[]
+        ):
+            return True
+        case ast.Attribute(value=ast.Name(id="tl"), attr=name):
+            return name in names.TRITON_DTYPES
+    return _is_literal(node)
+
+
+def _is_constant(node: ast.expr) -> bool:
+    match node:
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="tl"), attr="constexpr"), args=[value], keywords=[]
+        ):
+            return _is_plain(value)
+    return _is_plain(node)
+
+
+# --- back to kernels -------------------------------------------------------------------------------------
+
+
+def build(kernel: wire.KernelSource) -> Any:
+    """The Triton kernel of a checked source: a JITFunction, or an Autotuner of one. RUNS the source.
+
+    Only a compile child calls it. The same kernel is the same object within one process. Raises MalformedRequest.
+    """
+    return _built(msgspec.msgpack.encode(kernel))
+
+
+@functools.lru_cache(maxsize=256)
+def _built(encoded: bytes) -> Any:
+    import triton
+
+    kernel = msgspec.msgpack.decode(encoded, type=wire.KernelSource)
+    try:
+        check(kernel)
+    except BadKernel as error:
+        raise MalformedRequest(f"the source of kernel {kernel.name!r} is refused: {error}") from None
+    module = f"torchrelay_kernel_{hashlib.sha256(kernel.source.encode()).hexdigest()[:16]}"
+    file = f"<{module}>"
+    # Triton and Inductor read a function's source by its file's name; without a time, linecache keeps it.
+    lines = kernel.source.splitlines(keepends=True)
+    linecache.cache[file] = (len(kernel.source), None, lines, file)
+    namespace: dict[str, Any] = {"__name__": module}
+    try:
+        exec(compile(kernel.source, file, "exec"), namespace)
+        made = namespace[kernel.name]
+        if kernel.configs:
+            made = triton.autotune(configs=[_config(config) for config in kernel.configs], key=[])(made)
+    except RelayError:
+        raise
+    except Exception as error:
+        raise MalformedRequest(
+            f"kernel {kernel.name!r} cannot be defined: {type(error).__name__}: {str(error)[:300]}"
+        ) from error
+    return made
+
+
+def _config(config: wire.KernelConfig) -> Any:
+    import triton
+
+    return triton.Config(
+        {name: value_of(value) for name, value in config.kwargs},
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        num_ctas=config.num_ctas,
+        maxnreg=config.maxnreg,
+    )
+
+
+def constant_of(name: str, value: Any) -> wire.KernelConstant:
+    """A parameter's constant as the wire has it. Raises BadKernel."""
+    if not names.IDENTIFIER.fullmatch(name):
+        raise BadKernel(f"the name {name[:80]!r} is too long")
+    if isinstance(value, str) and not names.OPTION_TEXT.fullmatch(value):
+        raise BadKernel(f"the text of {name} is too long, or has characters that could end a literal")
+    return plain_of(name, value)
+
+
+def plain_of(name: str, value: Any) -> wire.KernelConstant:
+    """A constant of a module, which may be any text. Raises BadKernel."""
+    dtype = dtype_of(value)
+    if dtype is not None:
+        return dtype
+    if value is None or type(value) in (bool, float, str) or (type(value) is int and value in _INT64):
+        plain: wire.KernelConstant = value
+        return plain
+    raise BadKernel(f"{name} is a {type(value).__name__}, which cannot be sent")
+
+
+def value_of(value: Any) -> Any:
+    """A constant as Triton takes it."""
+    if not isinstance(value, wire.TritonDType):
+        return value
+    import triton.language
+
+    if value.name not in names.TRITON_DTYPES or not hasattr(triton.language, value.name):
+        raise MalformedRequest(f"Triton has no dtype {value.name[:40]!r}")
+    return getattr(triton.language, value.name)
+
+
+def dtype_of(value: object) -> wire.TritonDType | None:
+    """triton.language's dtype as the wire has it; None for anything else."""
+    if type(value).__module__ != "triton.language.core" or type(value).__name__ != "dtype":
+        return None
+    import triton.language
+
+    found = (name for name in sorted(names.TRITON_DTYPES) if getattr(triton.language, name, None) == value)
+    name = next(found, None)
+    return None if name is None else wire.TritonDType(name)
