@@ -390,7 +390,7 @@ def _built(encoded: bytes) -> Any:
     linecache.cache[file] = (len(kernel.source), None, lines, file)
     namespace: dict[str, Any] = {"__name__": module}
     try:
-        exec(compile(kernel.source, file, "exec"), namespace)
+        exec(compile(kernel.source, file, "exec", dont_inherit=True), namespace)
         made = namespace[kernel.name]
         if kernel.configs:
             made = triton.autotune(configs=[_config(config) for config in kernel.configs], key=[])(made)

@@ -36,7 +36,7 @@ def preparation(request):
 
 
 def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, shared):
-    order = msgspec.json.decode(request)
+    order = msgspec.json.decode(request) if request[:1] == b"{" else msgspec.msgpack.decode(request)
     if order["do"] in ("build", "fetch"):
         order["kernels"] = kernels
     return globals()[order.pop("do")](workdir=workdir, progress=progress, **order)

@@ -49,10 +49,12 @@ async def warm_slot(tmp_path, kernels=None, **limits):
         assert list(tmp_path.glob("torchrelay-jobs-*")) == []
 
 
-async def run(slot, do, seconds=20.0, job_id="j", **order):
-    """The events of a job, and its artifact; raises its error."""
+async def run(slot, do, seconds=20.0, job_id="j", source=None, **order):
+    """The events of a job, and its artifact; raises its error. `source`: of the kernels that its request holds."""
     events = []
     request = msgspec.json.encode({"do": do, **order})
+    if source is not None:
+        request = msgspec.msgpack.encode({"do": do, **order, "kernels": source})
     async for body in slot.compile(job_id, request, "key", seconds):
         message = decode_answer(body)
         if isinstance(message, Event):
@@ -89,6 +91,20 @@ def test_what_a_job_builds_is_found_by_another_slot_while_the_job_still_runs(tmp
         assert (tmp_path / "kernels" / "default" / library).read_text() == "binary"
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("source", [[], [{"name": "k", "source": "", "configs": []}]])
+def test_what_a_job_with_its_callers_source_builds_is_for_nobody_else(tmp_path, source):
+    library = f"c{'b' * 51}.main.so"
+    kept = tmp_path / "kernels" / "default" / library
+
+    async def scenario():
+        async with warm_slot(tmp_path, kernels=tmp_path / "kernels") as (slot, _):
+            await run(slot, "build", name=library, text="binary", sleep=1, source=source)
+            assert (await run(slot, "fetch", name=library))[1] == (b"" if source else b"binary")
+
+    asyncio.run(scenario())
+    assert kept.exists() == (not source)
 
 
 async def still_works(slot):
