@@ -81,6 +81,8 @@ class ArtifactPool:
         """Whose each call was."""
         self.cancelled: list[str] = []
         self.corrupt = False
+        self.toolchain = TOOLCHAIN
+        """What its one worker says it has; any request is taken all the same."""
 
     async def start(self) -> None:
         return
@@ -92,7 +94,7 @@ class ArtifactPool:
         return True
 
     def workers(self) -> list[wire.WorkerInfo]:
-        return [wire.WorkerInfo("w0", TOOLCHAIN, TARGET, "idle", len(self.calls))]
+        return [wire.WorkerInfo("w0", self.toolchain, TARGET, "idle", len(self.calls))]
 
     async def compile(
         self,

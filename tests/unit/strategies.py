@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 import string
 from typing import Any
@@ -10,7 +11,8 @@ import hypothesis.strategies as st
 import msgspec
 from torchrelay.compiler import names, table, wire
 
-TORCH = "2.13.0+cpu"
+TORCH = importlib.metadata.version("torch")
+"""The installed one: what is made here is also decoded to its functions."""
 OPS = table.load(TORCH)
 
 # FX writes these as signs with two operands, so they get two.
