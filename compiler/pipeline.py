@@ -73,6 +73,10 @@ def compile_request(
             progress=clock.enter,
             keep_halves=verify.draws_random_numbers(program.gm),
         )
+        if any(kernel.configs for kernel in request.kernels):
+            # Measuring runs a kernel many times on the memory that it may change: not while results are compared.
+            clock.enter("autotune", "")
+            verify.exercise(request, compiled.run, settings.verify)
         clock.enter("verify", "")
         verification = verify.verify(
             request,

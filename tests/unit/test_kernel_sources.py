@@ -136,6 +136,29 @@ def test_a_rebuilt_kernel_is_the_same_kernel(load: Load) -> None:
         assert len(function.cache_key) == 64  # Triton reads the source, and what it refers to
 
 
+def test_a_reference_runs_in_the_first_configuration_that_fits(load: Load) -> None:
+    built = user_kernels.build(describe(load().tuned))
+    ran: list[int] = []
+
+    def bench(size: int, *, fits: bool) -> float:
+        def run() -> None:
+            ran.append(size)
+            if not fits:
+                raise MemoryError
+
+        try:
+            return float(built.do_bench(run, quantiles=(0.5, 0.2, 0.8))[0])
+        except MemoryError:
+            return float("inf")
+
+    sizes = (128, 256, 512)
+    for _ in range(2):
+        ran.clear()
+        times = {size: bench(size, fits=size != 128) for size in sizes}
+        assert min(times, key=lambda size: times[size]) == 256
+        assert ran == [128, 256]
+
+
 def test_inductor_reads_the_source_of_a_rebuilt_kernel(load: Load) -> None:
     import inspect
 
