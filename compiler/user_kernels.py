@@ -202,7 +202,10 @@ def _head(function: ast.FunctionDef) -> Iterator[ast.expr]:
 
 def check(kernel: wire.KernelSource) -> None:
     """Raise BadKernel unless the source is a module in canonical form that defines the kernel."""
-    _Module(kernel.source).check(kernel.name)
+    try:
+        _Module(kernel.source).check(kernel.name)
+    except RecursionError:
+        raise BadKernel("it is nested too deep") from None
 
 
 class _Module:
@@ -252,8 +255,10 @@ class _Module:
             raise BadKernel("it is not in canonical form")
 
     def _define(self, name: str) -> None:
-        if name in self._known or not names.IDENTIFIER.fullmatch(name) or keyword.iskeyword(name):
-            raise BadKernel(f"the name {name[:60]!r} is defined twice, or is none")
+        if name in self._known:
+            raise BadKernel(f"the name {name[:60]!r} is defined twice")
+        if not names.IDENTIFIER.fullmatch(name) or keyword.iskeyword(name):
+            raise BadKernel(f"the name {name[:60]!r} is not one of up to 64 ASCII letters, digits and _")
         if name.startswith("__") or name == "triton":
             raise BadKernel(f"the name {name[:60]!r} is Python's or Triton's own")
         self._known.add(name)
@@ -306,8 +311,10 @@ class _Module:
 
     def _paths(self, part: ast.AST, where: str) -> None:
         """Of an imported module, functions and dtypes are used, and not what these modules have imported."""
-        for node in ast.walk(part):
-            path = _path(node)
+        nodes = list(ast.walk(part))
+        inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+        for node in nodes:
+            path = [] if id(node) in inner else _path(node)
             if not path or path[0] not in self._roots:
                 continue
             rest = path[1:]
@@ -321,12 +328,12 @@ class _Module:
 
 def _path(node: ast.AST) -> list[str]:
     """['tl', 'math', 'exp'] for tl.math.exp; [] for what is no such path."""
-    match node:
-        case ast.Name(id=name):
-            return [name]
-        case ast.Attribute(value=value, attr=name) if path := _path(value):
-            return [*path, name]
-    return []
+    parts: list[str] = []
+    at: ast.AST = node
+    while isinstance(at, ast.Attribute):
+        parts.append(at.attr)
+        at = at.value
+    return [at.id, *reversed(parts)] if isinstance(at, ast.Name) else []
 
 
 def _is_path(node: ast.expr) -> bool:
@@ -376,13 +383,13 @@ def build(kernel: wire.KernelSource) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _built(encoded: bytes) -> Any:
-    import triton
-
     kernel = msgspec.msgpack.decode(encoded, type=wire.KernelSource)
     try:
         check(kernel)
     except BadKernel as error:
         raise MalformedRequest(f"the source of kernel {kernel.name!r} is refused: {error}") from None
+    import triton
+
     module = f"torchrelay_kernel_{hashlib.sha256(kernel.source.encode()).hexdigest()[:16]}"
     file = f"<{module}>"
     # Triton and Inductor read a function's source by its file's name; without a time, linecache keeps it.

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from torchrelay.compiler import key, user_kernels, wire
-from torchrelay.compiler.errors import MalformedRequest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import strategies
+from torchrelay.compiler import key, names, user_kernels, wire
+from torchrelay.compiler.check import check
+from torchrelay.compiler.errors import MalformedRequest, RelayError
 from torchrelay.compiler.user_kernels import BadKernel
 
 KERNEL = '''\
@@ -248,6 +256,10 @@ def test_these_modules_have_the_form() -> None:
         ("def k(:", "cannot be parsed: SyntaxError"),
         ("x = \0", "cannot be parsed"),
         ("(" * 5000 + ")" * 5000, "cannot be parsed"),
+        (module("pass", head=f"{'a' * 65} = 1\n"), "not one of up to 64"),
+        (module("pass", decorator=f"@a{'.a' * 5000}"), ""),
+        (module(f"n{'.a' * 200_000}"), ""),
+        (module(f"x = {'-' * 5000}n"), ""),
     ],
 )
 def test_everything_else_is_refused_with_its_reason(text: str, reason: str) -> None:
@@ -256,12 +268,76 @@ def test_everything_else_is_refused_with_its_reason(text: str, reason: str) -> N
     assert reason in str(caught.value)
 
 
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_damaged_module_raises_nothing_but_what_it_says(data: st.DataObject) -> None:
+    text = source()
+    for _ in range(data.draw(st.integers(1, 3))):
+        at, length = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 12))
+        piece = data.draw(st.one_of(st.text(max_size=4), st.sampled_from(PIECES)))
+        text = text[:at] + piece + text[at + length :]
+    try:
+        user_kernels.check(kernel(text))
+    except BadKernel:
+        pass
+
+
+PIECES = [
+    "\n",
+    "    ",
+    "@",
+    "tl.",
+    "__",
+    "import os\n",
+    "(",
+    "'",
+    '"""',
+    "#",
+    "\\",
+    ":",
+    "\0",
+    "\x0c",
+    "\r",
+    "f'{",
+]
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_damaged_request_with_kernels_raises_nothing_but_relay_errors(data: st.DataObject) -> None:
+    call = wire.Node(
+        "call_function",
+        names.TRITON_CALL,
+        [],
+        [
+            ("constant_args", wire.DictArg([("BLOCK", 64), ("KIND", wire.TritonDType("float16"))])),
+            ("grid", wire.ListArg([wire.TupleArg([1, wire.Sym("s0"), 1])])),
+            ("kernel", wire.UserKernel(0)),
+            ("kwargs", wire.DictArg([("x_ptr", wire.Ref(0))])),
+        ],
+    )
+    whole = msgspec.structs.replace(
+        PLAIN,
+        graph=wire.Graph([wire.Node("placeholder", "", []), call, wire.Node("output", "", [wire.Ref(0)])]),
+        inputs=[wire.TensorInput(["s0"], [1], "float32", "cuda", requires_grad=False)],
+        symbols=[wire.Symbol("s0", 8, 2, None)],
+        kernels=[kernel()],
+    )
+    check(whole, wire.Limits())
+    plain = msgspec.msgpack.decode(wire.encode_request(whole))
+    for _ in range(data.draw(st.integers(1, 3))):
+        plain = data.draw(strategies.damaged(plain))
+    try:
+        check(wire.unpack_request(wire.compress(msgspec.msgpack.encode(plain))), wire.Limits())
+    except RelayError:
+        pass
+
+
 def test_a_refused_module_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
     probe = types.ModuleType("torchrelay_test_probe")
     probe.hit = lambda: ran.append(1)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torchrelay_test_probe", probe)
-    monkeypatch.setitem(sys.modules, "triton", sys.modules.get("triton") or types.ModuleType("triton"))
     text = module("pass", head="import torchrelay_test_probe as p\np.hit()\n")
     with pytest.raises(MalformedRequest, match="imports 'torchrelay_test_probe'"):
         user_kernels.build(wire.KernelSource("k", text, []))
