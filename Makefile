@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # A CPU build where the platform's index has one; set TORCH= to any requirement, e.g. TORCH=torch for CUDA.
+# Other versions beside it: make test PYTHON=python3.13 TORCH=torch==2.12.1 VENV=.venv-3.13
 TORCH ?= torch==2.13.0
 
 .PHONY: demo test test-slow test-gpu check flow bench clean
