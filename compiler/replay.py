@@ -4,17 +4,17 @@ Eager draws its random numbers in another order than compiled code, so their out
 be: each graph that AOTAutograd hands to Inductor (forward, backward) against the same graph run node by node with
 ATen, on the very inputs of the compiled run and from the same generator state. Random values come from the same
 counter-based generator that the kernels use, Philox-4x32-10 at (seed, position), worked out here with tensors
-(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011; ATen/core/PhiloxRNGEngine.h).
-
-CPU graphs only: Triton spells its generator differently.
+(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011; ATen/core/PhiloxRNGEngine.h,
+triton/language/random.py). Attention with dropout draws inside ATen's own kernel, the same on both sides.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -23,7 +23,12 @@ from . import torch_internals
 _ROUND_A, _ROUND_B = 0xD2511F53, 0xCD9E8D57
 _KEY_A, _KEY_B = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
-_PIECE = 1 << 15
+_PIECE = {"cpu": 1 << 15, "cuda": 1 << 24}
+"""Positions worked out at once: on a CPU what stays in its cache, on a GPU what leaves its memory to others."""
+
+Spelling = Literal["cpu", "triton", "triton4x"]
+"""How a kernel turns (seed, position) into a number: C++; tl.rand, whose key has the whole seed; and
+triton_helpers.rand4x (torch 2.13), where four positions share a counter and take a word each."""
 
 Compare = Callable[[str, Any, Any, float, Callable[[], float]], None]
 """(name, what ATen gives, what compiled code gives, the largest magnitude among the graph's outputs, how far ATen's own
@@ -32,6 +37,23 @@ value moves when the inputs change by a few units in the last place); raises Ver
 
 class CannotReplay(Exception):
     """ATen itself refused the graph on these inputs; nothing can be said of the compiled form."""
+
+
+class _Generators(NamedTuple):
+    """The state of the generators that a graph may draw from."""
+
+    cpu: torch.Tensor
+    cuda: torch.Tensor | None
+
+    @classmethod
+    def now(cls) -> _Generators:
+        on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return cls(torch.get_rng_state(), torch.cuda.get_rng_state(0) if on_gpu else None)
+
+    def put_back(self) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, 0)
 
 
 class Replay:
@@ -46,25 +68,27 @@ class Replay:
         self.graphs += 1
         given = list(inputs)  # compiled code empties the list it is given
         before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
-        state = torch.get_rng_state()
+        state = _Generators.now()
         try:
             want, changed = _reference(gm, before)
+        except CannotReplay:
+            raise
         except Exception as error:  # indices out of range and the like: the inputs are random
             raise CannotReplay(f"{type(error).__name__}: {str(error)[:200]}") from error
-        torch.set_rng_state(state)
+        state.put_back()
         have = _listed(run(inputs))
         have += [given[position] for position in changed]
         want += changed.values()
         names = [f"output {p}" for p in range(len(want) - len(changed))]
         names += [f"input {p} after the call" for p in changed]
         scale = max((_magnitude(value) for value in want), default=0.0)
-        after = torch.get_rng_state()
+        after = _Generators.now()
         noise = _Noise(gm, before, state, want)
         for position, (name, a, b) in enumerate(zip(names, want, have, strict=True)):
             self._compare(
                 f"{name} of graph {self.graphs}", a, b, scale, functools.partial(noise.of, position)
             )
-        torch.set_rng_state(after)
+        after.put_back()
         return have[: len(have) - len(changed)]
 
 
@@ -72,7 +96,7 @@ class _Noise:
     """How far ATen's own values move when the inputs change by four units in the last place, found when asked for."""
 
     def __init__(
-        self, gm: torch.fx.GraphModule, inputs: list[Any], state: torch.Tensor, want: list[Any]
+        self, gm: torch.fx.GraphModule, inputs: list[Any], state: _Generators, want: list[Any]
     ) -> None:
         self._gm, self._inputs, self._state, self._want = gm, inputs, state, want
         self._moved: list[float] | None = None
@@ -81,7 +105,7 @@ class _Noise:
         if self._moved is None:
             self._moved = [0.0] * len(self._want)
             for sign in (4.0, -4.0):
-                torch.set_rng_state(self._state)
+                self._state.put_back()
                 outputs, changed = _reference(self._gm, [_nudged(x, sign) for x in self._inputs])
                 for index, (a, b) in enumerate(zip(self._want, [*outputs, *changed.values()], strict=True)):
                     if isinstance(a, torch.Tensor) and a.dtype.is_floating_point and a.numel():
@@ -115,15 +139,20 @@ def _reference(gm: torch.fx.GraphModule, inputs: list[Any]) -> tuple[list[Any], 
 class _Drawing(torch.fx.Interpreter):
     """Interprets a graph with ATen, but draws Inductor's random numbers."""
 
+    def __init__(self, gm: torch.fx.GraphModule) -> None:
+        super().__init__(gm)
+        self._spelling = spelling(gm)
+
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is torch.ops.prims.inductor_seeds.default:
             limits = torch.iinfo(
                 torch.int64
             )  # as generated code draws seeds; the operator's own range differs
-            return torch.randint(limits.min, limits.max, [args[0]])
+            return torch.randint(limits.min, limits.max, [args[0]], device=args[1])
         if target is torch.ops.prims.inductor_random.default:
             size, seed, mode = args[:3]
-            return uniform(size, seed) if mode == "rand" else normal(size, seed)
+            spelled = "cpu" if seed.device.type == "cpu" else self._spelling
+            return (uniform if mode == "rand" else normal)(size, seed, spelled)
         return super().call_function(target, args, kwargs)
 
 
@@ -138,58 +167,125 @@ def _changed_inputs(gm: torch.fx.GraphModule) -> list[int]:
     return [position for position, node in enumerate(placeholders) if node in changed]
 
 
+def spelling(gm: torch.fx.GraphModule) -> Spelling:
+    """How the Triton kernels compiled from `gm` draw. Raises CannotReplay if they do it in more than one way."""
+    code = torch_internals.generated_code(gm)
+    four, one = (word in code for word in ("triton_helpers.rand", "tl.rand"))
+    if four and one:
+        raise CannotReplay("its kernels number their random values in two ways")
+    return "triton4x" if four else "triton"
+
+
 def cannot_draw(gm: torch.fx.GraphModule) -> str:
-    """The name of a node that draws in a way not worked out here (random integers), '' if there is none."""
-    known = ("inductor_seeds", "inductor_lookup_seed", "inductor_random")
+    """Why the graph's random numbers cannot be drawn again here; '' if they can."""
+    drawing = []
     for node in gm.graph.nodes:
         name = str(node.target)
-        drawing = name.startswith("prims.inductor_") and any(word in name for word in ("rand", "seed"))
-        if drawing and name.split(".")[1] in known:
-            continue
-        if drawing:
-            return str(node)
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            return str(node)
+        if name.startswith("prims.inductor_") and any(word in name for word in ("rand", "seed")):
+            if name.split(".")[1] not in _WORKED_OUT:
+                return str(node)
+            if "seeds" in name:
+                drawing.append(node)
+        elif torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            if name.split(".")[1] not in _ATTENTION:
+                return str(node)
+            if torch_internals.argument(node, "dropout_p"):
+                drawing.append(node)
+    for first, second in itertools.pairwise(drawing):  # compiled code runs what is independent in any order
+        if not _leads_to(first, second):
+            return f"{first} and {second} in either order"
     return ""
+
+
+_WORKED_OUT = ("inductor_seeds", "inductor_lookup_seed", "inductor_random")
+_ATTENTION = (
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+"""What draws from the device's generator inside ATen's own kernel, which compiled code calls too."""
+
+
+def _leads_to(first: torch.fx.Node, second: torch.fx.Node) -> bool:
+    seen: set[torch.fx.Node] = set()
+    open_ends = [second]
+    while open_ends:
+        for node in open_ends.pop().all_input_nodes:
+            if node is first:
+                return True
+            if node not in seen:
+                seen.add(node)
+                open_ends.append(node)
+    return False
 
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, tuple | list) else [value]
 
 
-def uniform(size: Sequence[int], seed: torch.Tensor) -> torch.Tensor:
-    """float32 in [0, 1) of shape `size`: what a CPU kernel draws for `prims.inductor_random(size, seed, "rand")`."""
-    return _to_float(_philox(size, seed)[0])
+def uniform(size: Sequence[int], seed: torch.Tensor, spelled: Spelling = "cpu") -> torch.Tensor:
+    """float32 in [0, 1) of shape `size`: what a kernel draws for `prims.inductor_random(size, seed, "rand")`."""
+    words = _words(size, seed, spelled, 1)
+    return _to_float(words[0], spelled).reshape(tuple(size))
 
 
-def normal(size: Sequence[int], seed: torch.Tensor) -> torch.Tensor:
-    """float32 standard normal of shape `size`, by Box-Muller, as CPU kernels do it."""
-    first, second = _philox(size, seed)
-    u1, u2 = 1 - _to_float(first), 1 - _to_float(second)
-    return torch.sqrt(-2.0 * torch.log(u1.double())).mul(torch.cos(2.0 * math.pi * u2.double())).float()
+def normal(size: Sequence[int], seed: torch.Tensor, spelled: Spelling = "cpu") -> torch.Tensor:
+    """float32 standard normal of shape `size`, by Box-Muller, as kernels do it."""
+    first, second = (_to_float(word, spelled).double() for word in _words(size, seed, spelled, 2))
+    if spelled == "cpu":
+        first, second = 1 - first, 1 - second
+    else:
+        first = first.clamp_(min=1e-7)
+    angle = second.mul_(2.0 * math.pi)
+    if spelled == "triton4x":  # a pair of words makes a pair of values
+        odd = torch.arange(len(angle), device=angle.device) % 2 == 1
+        direction = torch.where(odd, torch.sin(angle), torch.cos(angle))
+    else:
+        direction = torch.cos(angle)
+    return torch.sqrt(-2.0 * torch.log(first)).mul(direction).float().reshape(tuple(size))
 
 
-def _to_float(word: torch.Tensor) -> torch.Tensor:
-    return (word & 0x7FFFFFFF).float() * 4.6566127342e-10
+def _to_float(word: torch.Tensor, spelled: Spelling) -> torch.Tensor:
+    if spelled == "cpu":
+        return (word & 0x7FFFFFFF).float() * 4.6566127342e-10
+    negative = word > 0x7FFFFFFF  # as a signed word x, of which Triton takes -x - 1
+    return torch.where(negative, _MASK - word, word).float() * 4.6566127342e-10
 
 
-def _philox(size: Sequence[int], seed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first two 32-bit words (in int64) for each position: Philox-4x32-10 of counter (position, 0, 0, 0), key
-    (seed, 0). In pieces that stay in a processor's cache, or memory would be what takes the time."""
-    key = int(seed) & _MASK
-    first, second = (torch.empty(math.prod(size), dtype=torch.int64) for _ in range(2))
-    for start in range(0, len(first), _PIECE):
-        positions = torch.arange(start, min(start + _PIECE, len(first)), dtype=torch.int64)
-        first[start : start + _PIECE], second[start : start + _PIECE] = _rounds(
-            positions.bitwise_and_(_MASK), key
-        )
-    return first.reshape(tuple(size)), second.reshape(tuple(size))
+def _words(size: Sequence[int], seed: torch.Tensor, spelled: Spelling, count: int) -> list[torch.Tensor]:
+    """For each position the 32-bit words (as int64, flat) that make its number: `count` of them."""
+    total = math.prod(size)
+    if spelled != "triton4x":
+        return _philox(total, seed, spelled, count)
+    if 1 < total < 4:  # the block may be too small for four at once
+        raise CannotReplay(f"a kernel may draw {total} random values in either of two ways")
+    four = _philox((total + 3) // 4, seed, spelled, 4)
+    if count == 1:
+        return [torch.stack(four, dim=1).reshape(-1)[:total]]
+    a, b, c, d = four
+    return [torch.stack(pair, dim=1).reshape(-1)[:total] for pair in ((a, a, c, c), (b, b, d, d))]
 
 
-def _rounds(positions: torch.Tensor, key: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _philox(total: int, seed: torch.Tensor, spelled: Spelling, count: int) -> list[torch.Tensor]:
+    """The first `count` 32-bit words (in int64) for each counter below `total`: Philox-4x32-10 of counter
+    (position, 0, 0, 0) and key (seed, 0), Triton's with the seed's upper half in it. In pieces, or memory would be
+    what takes the time."""
+    whole = int(seed)
+    key = (whole & _MASK, 0 if spelled == "cpu" else (whole >> 32) & _MASK)
+    words = [torch.empty(total, dtype=torch.int64, device=seed.device) for _ in range(count)]
+    piece = _PIECE[seed.device.type]
+    for start in range(0, total, piece):
+        positions = torch.arange(
+            start, min(start + piece, total), dtype=torch.int64, device=seed.device
+        ).bitwise_and_(_MASK)
+        for word, value in zip(words, _rounds(positions, key), strict=False):
+            word[start : start + piece] = value
+    return words
+
+
+def _rounds(positions: torch.Tensor, keys: tuple[int, int]) -> tuple[torch.Tensor, ...]:
     """Philox' ten rounds. A 64-bit product keeps its bits in int64, whose sign then stands for the highest."""
     a, b, c, d = positions, *(torch.zeros_like(positions) for _ in range(3))
-    keys = (key, 0)
     for _ in range(10):
         left, right = a.mul_(_ROUND_A), c.mul_(_ROUND_B)
         low_left, low_right = left & _MASK, right & _MASK
@@ -197,4 +293,4 @@ def _rounds(positions: torch.Tensor, key: int) -> tuple[torch.Tensor, torch.Tens
         c = left.bitwise_right_shift_(32).bitwise_and_(_MASK).bitwise_xor_(d).bitwise_xor_(keys[1])
         b, d = low_right, low_left
         keys = ((keys[0] + _KEY_A) & _MASK, (keys[1] + _KEY_B) & _MASK)
-    return a, b
+    return a, b, c, d

@@ -297,12 +297,31 @@ def inductor_compile(
             before = None if kept is None else _graph_copy(args[0])
             lowered = compile_fx_inner(*args, **kwargs)
             if kept is not None and before is not None:
+                before.meta[_GENERATED] = getattr(lowered, "source_code", "")
                 kept[id(lowered)] = before
             return lowered
 
         compiled = compile_fx(gm, list(inputs), inner_compile=inner, config_patches=dict(patches))
     assert callable(compiled)
     return compiled
+
+
+_GENERATED = "torchrelay_generated"
+
+
+def generated_code(gm: torch.fx.GraphModule) -> str:
+    """What Inductor generated for a graph that `inductor_compile` kept (CompiledFxGraph.source_code)."""
+    code: str = gm.meta.get(_GENERATED, "")
+    return code
+
+
+def argument(node: torch.fx.Node, name: str) -> Any:
+    """An operator call's argument by its name in the schema, its default where the call has none."""
+    for position, declared in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if declared.name == name:
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(name)
+            return declared.default_value if given is None else given
+    return None
 
 
 def _graph_copy(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:

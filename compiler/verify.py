@@ -3,9 +3,9 @@
 Forward outputs, in-place changes of inputs, and gradients are compared, once, on inputs of the request's own
 shapes (symbols at their example values). The measure is the largest difference of a tensor relative to its
 largest magnitude; the tolerance follows the lowest precision at work, and a value that is rounding noise in eager too
-may differ by a multiple of that noise. What cannot be compared is skipped, and the manifest says why: graphs that
-draw random numbers on a GPU (on a CPU, replay.py compares them), graphs past the memory limit, and graphs that
-eager itself refuses on random inputs.
+may differ by a multiple of that noise. Graphs that draw random numbers are compared half by half (replay.py). What
+cannot be compared is skipped, and the manifest says why: graphs past the memory limit, graphs that eager itself
+refuses on random inputs, and random numbers that cannot be drawn again.
 """
 
 from __future__ import annotations
@@ -86,12 +86,14 @@ def verify(
     )
     if name := _random_node(gm):
         unknown = next(filter(None, map(replay.cannot_draw, (halves or {}).values())), "")
-        if request.target.kind != "cpu" or not halves or unknown:
+        if not halves or unknown:
             return skipped(f"the graph draws random numbers ({unknown or name})")
         try:
             worst = _replayed(request, gm, compiled, symbols, halves)
         except replay.CannotReplay as error:
-            return skipped(f"eager cannot run on random inputs: {error}")
+            return skipped(f"the graph draws random numbers, and cannot be run with ATen: {error}")
+        except torch.OutOfMemoryError as error:
+            return skipped(f"the GPU has too little memory for both: {str(error)[:200]}")
         return wire.Verification("passed", "", worst, time.perf_counter() - start)
     try:
         expected = _run(request, gm, symbols)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torchrelay.compiler import replay, torch_internals
@@ -89,3 +93,103 @@ def test_inputs_that_aten_refuses_say_nothing_of_the_compiled_form():
     judge = replay.Replay(lambda *values: None)
     with pytest.raises(replay.CannotReplay, match=r"IndexError|RuntimeError"):
         judge(graph, [torch.zeros(2, 2), torch.tensor([9])], lambda inputs: None)
+
+
+TRITON_DRAWS = """
+import torch, triton, triton.language as tl
+from torch._inductor.runtime import triton_helpers
+
+
+@triton.jit
+def one(seeds, out, count, SIZE: tl.constexpr, NORMAL: tl.constexpr):
+    seed = tl.load(seeds)
+    offset = (tl.program_id(0) * SIZE + tl.arange(0, SIZE)).to(tl.uint32)
+    value = tl.randn(seed, offset) if NORMAL else tl.rand(seed, offset)
+    tl.store(out + offset, value, offset < count)
+
+
+@triton.jit
+def four(seeds, out, count, SIZE: tl.constexpr, NORMAL: tl.constexpr):
+    seed = tl.load(seeds)
+    offset = (tl.program_id(0) * SIZE + tl.arange(0, SIZE)).to(tl.uint32)
+    if NORMAL:
+        value = triton_helpers.randn4x(seed, offset, SIZE)
+    else:
+        value = triton_helpers.rand4x(seed, offset, SIZE)
+    tl.store(out + offset, value, offset < count)
+
+
+def draw(kernel, seed, mode):
+    out = torch.empty(7 * 33)
+    (one if kernel == "triton" else four)[(4,)](torch.tensor([seed]), out, out.numel(), 64, mode == "randn")
+    return out.reshape(7, 33)
+
+
+kinds = ["triton"] + ["triton4x"] * hasattr(triton_helpers, "rand4x")
+cases = [(kind, seed, mode) for kind in kinds for seed in SEEDS for mode in ("rand", "randn")]
+torch.save({case: draw(*case) for case in cases}, FILE)
+"""
+
+
+def test_numbers_are_those_that_triton_draws(tmp_path):
+    """Triton's own interpreter runs its kernels on a CPU."""
+    pytest.importorskip("triton")
+    script, file = tmp_path / "draws.py", tmp_path / "draws.pt"
+    script.write_text(f"SEEDS = {SEEDS}\nFILE = {str(file)!r}\n{TRITON_DRAWS}")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, str(script)], env=environment, check=True, timeout=200)
+    for (kind, seed, mode), drawn in torch.load(file).items():
+        if mode == "rand":
+            assert torch.equal(replay.uniform([7, 33], torch.tensor(seed), kind), drawn), (kind, seed)
+        else:
+            found = replay.normal([7, 33], torch.tensor(seed), kind)
+            torch.testing.assert_close(found, drawn, rtol=1e-5, atol=4e-6)
+
+
+def attention_graph(*, after_dropout: bool, dropout: float) -> torch.fx.GraphModule:
+    """Seeds, and attention that draws in ATen, the one before the other or beside it."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    seeds = graph.call_function(torch.ops.prims.inductor_seeds.default, (1, torch.device("cuda")))
+    seed = graph.call_function(torch.ops.prims.inductor_lookup_seed.default, (seeds, 0))
+    mask = graph.call_function(torch.ops.prims.inductor_random.default, ([1, 1, 8, 8], seed, "rand"))
+    dropped = graph.call_function(torch.ops.aten.mul.Tensor, (x, mask))
+    query = dropped if after_dropout else x
+    attention = torch.ops.aten._scaled_dot_product_flash_attention.default
+    graph.output((dropped, graph.call_function(attention, (query, x, x, dropout))))
+    return torch.fx.GraphModule({}, graph)
+
+
+def test_draws_whose_order_is_open_are_not_repeated():
+    assert replay.cannot_draw(attention_graph(after_dropout=True, dropout=0.1)) == ""
+    assert replay.cannot_draw(attention_graph(after_dropout=False, dropout=0.0)) == ""
+    assert "either order" in replay.cannot_draw(attention_graph(after_dropout=False, dropout=0.1))
+
+
+def test_other_draws_are_not_worked_out():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(torch.ops.aten.bernoulli.default, (x,)))
+    assert replay.cannot_draw(torch.fx.GraphModule({}, graph)) == "bernoulli_default"
+
+
+@pytest.mark.parametrize(
+    ("code", "spelled"),
+    [("tmp = tl.rand(a, b)", "triton"), ("tmp = triton_helpers.rand4x(a, b, XBLOCK)", "triton4x")],
+)
+def test_generated_code_tells_how_it_draws(code, spelled):
+    gm = attention_graph(after_dropout=True, dropout=0.0)
+    gm.meta["torchrelay_generated"] = code
+    assert replay.spelling(gm) == spelled
+
+
+def test_kernels_that_draw_in_two_ways_are_not_repeated():
+    gm = attention_graph(after_dropout=True, dropout=0.0)
+    gm.meta["torchrelay_generated"] = "tl.randn(a, b) triton_helpers.rand4x(a, b, XBLOCK)"
+    with pytest.raises(replay.CannotReplay):
+        replay.spelling(gm)
+
+
+def test_three_values_may_come_from_small_blocks():
+    with pytest.raises(replay.CannotReplay):
+        replay.uniform([3], torch.tensor(1), "triton4x")

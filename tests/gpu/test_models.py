@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torchrelay.compiler import artifact, wire
 from torchrelay.examples.machines import FreshMachine
 from torchrelay.examples.private_service import PrivateService
 
@@ -37,6 +38,16 @@ def child(script: str, *flags: str, machine: FreshMachine, service: PrivateServi
     return record
 
 
+def manifests(machine: Path) -> list[wire.Manifest]:
+    """Of the artifacts in a machine's own cache."""
+    found = [
+        artifact.read_manifest(path.read_bytes())
+        for path in machine.glob("home/.cache/torchrelay/**/*.artifact")
+    ]
+    assert found
+    return found
+
+
 MODELS = [("gpt2", "transformers"), ("gpt2-12x768", "transformers"), ("resnet50", "timm")]
 
 
@@ -55,6 +66,9 @@ def test_gradients_are_those_of_local_compilation(
     assert record["fallbacks"] == {}
     assert record["measured"] == 0
     assert record["equal"] or record["difference"] <= max(10 * record["noise"], ROUNDING)
+    for manifest in manifests(tmp_path):
+        print(manifest.verification, manifest.stages, manifest.kernels_built, manifest.kernels_reused)
+        assert manifest.verification.status == "passed", manifest.verification
 
 
 def test_a_machine_without_a_compiler_trains_on_a_hit(service: PrivateService, tmp_path: Path) -> None:
