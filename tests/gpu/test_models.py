@@ -40,10 +40,8 @@ def child(script: str, *flags: str, machine: FreshMachine, service: PrivateServi
 
 def manifests(machine: Path) -> list[wire.Manifest]:
     """Of the artifacts in a machine's own cache."""
-    found = [
-        artifact.read_manifest(path.read_bytes())
-        for path in machine.glob("home/.cache/torchrelay/**/*.artifact")
-    ]
+    files = (path for path in machine.glob("home/.cache/torchrelay/artifacts/*/*") if len(path.name) == 64)
+    found = [artifact.read_manifest(path.read_bytes()) for path in files]
     assert found
     return found
 
