@@ -18,7 +18,12 @@ def fix_winners(
         return bundle, []
     kept = torch_internals.keep_winners(bundle, kernels)
     tuning = [
-        wire.Measurement(problem=name, winner=winner, milliseconds=milliseconds, candidates=candidates)
-        for name, winner, milliseconds, candidates in torch_internals.measurements(kernels)
+        wire.Measurement(
+            problem=name,
+            winner=winner.configuration,
+            milliseconds=winner.milliseconds,
+            candidates=winner.candidates,
+        )
+        for name, winner in torch_internals.measurements(kernels)
     ]
     return kept, tuning

@@ -79,7 +79,7 @@ def compile_program(
                 targets.vector_sets(cpu), targets.compiler_flags(cpu), "avx512_bf16" in cpu
             )
         )
-        stack.enter_context(torch_internals.short_kernel_names())
+        stack.enter_context(torch_internals.steady_kernel_names())
         stack.enter_context(torch_internals.lean_interpreters())
         building = stack.enter_context(torch_internals.recording_libraries())
         stack.enter_context(torch_internals.tracing(program.fake_mode))

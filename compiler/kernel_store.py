@@ -1,7 +1,8 @@
-"""C++ libraries that earlier compiles built, kept on a worker's disk: a library's name in; its file out.
+"""Kernels that earlier compiles built, kept on a worker's disk: a kernel's name in; its file out.
 
-Inductor names a library by a digest of its source, the compiler's whole command line and its version: who asks for
-the same name wants the same binary. A job only reads the store and lays what it built beside it (`Exchange`); the
+Inductor names a C++ library by a digest of its source, the compiler's whole command line and its version: who asks
+for the same name wants the same binary. Triton's binaries and winners have names of the same kind
+(triton_store.py). A job only reads the store and lays what it built beside it (`Exchange`); the
 process that watches the job takes that in, so that other jobs find a library as soon as it is built. Namespaces
 share nothing: what a job offers is loaded by later ones.
 """
@@ -20,8 +21,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-NAME = re.compile(r"c[a-z2-7]{51}(\.main)?\.so")
-"""How torch._inductor.codecache names a library."""
+NAME = re.compile(r"c[a-z2-7]{51}(\.main)?\.so|t[a-z2-7]{52}\.triton|w[a-z2-7]{52}\.json")
+"""A library as torch._inductor.codecache names it; one Triton kernel's binaries; a winner."""
 LIBRARY_LIMIT = 64 << 20
 """Bytes; a larger file is no kernel."""
 DEFAULT_LIMIT = 2 << 30
@@ -51,6 +52,27 @@ class Exchange(Struct, frozen=True):
             temporary.replace(target)
         (self.offers / name).touch()  # empty: it was used
         return True
+
+    def read(self, name: str) -> bytes | None:
+        """The stored file; None if there is none."""
+        if NAME.fullmatch(name) is None:
+            return None
+        try:
+            data = (self.store / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        (self.offers / name).touch()
+        return data
+
+    def offer_bytes(self, name: str, data: bytes) -> None:
+        """Lay a file out for the store, whole or not at all."""
+        handle, whole = tempfile.mkstemp(dir=self.offers.parent)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+        if NAME.fullmatch(name) is not None:
+            with contextlib.suppress(FileExistsError):
+                os.link(whole, self.offers / name)
+        Path(whole).unlink()
 
     def offer(self, built: Path) -> None:
         """Lay a finished library out for the store."""

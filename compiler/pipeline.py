@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from . import aot, artifact, autotune, inductor, members, torch_internals, verify, wire
+from . import aot, artifact, autotune, inductor, members, torch_internals, triton_store, verify, wire
 from . import target as targets
 from .kernel_store import Exchange
 from .toolchain import local_target
@@ -49,7 +49,7 @@ def compile_request(
     """Compile a request that check.check has passed; returns an unsigned artifact file (artifact.pack).
 
     workdir: a folder of this job alone. progress: told each stage as it begins, with a detail. kernels: where
-    libraries that earlier compiles built are found, and new ones laid.
+    what earlier compiles built and measured is found, and what is new laid.
     Raises CompileFailed, Unsupported, VerifyFailed.
     """
     clock = _Clock(progress)
@@ -60,9 +60,10 @@ def compile_request(
     }
     with (
         torch_internals.environment(**caches),
+        triton_store.sharing_binaries(kernels),
         _kernel_processes(request, threads),
         torch_internals.sharing_libraries(kernels) as builds,
-        torch_internals.recording_kernels() as triton,
+        torch_internals.recording_kernels(kernels) as triton,
     ):
         clock.enter("aot", "")
         program = aot.rebuild(request)
@@ -112,8 +113,8 @@ def compile_request(
         verification=verification,
         tuning=tuning,
         kernels=len(binaries) + len(triton.live),
-        kernels_built=builds.built + len(triton.live),
-        kernels_reused=builds.reused,
+        kernels_built=builds.built + len(triton.live) - triton.reused,
+        kernels_reused=builds.reused + triton.reused,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         worker=worker,
     )

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib.util
+import math
 import os
 import pickle
 import re
@@ -31,8 +32,10 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from . import triton_store
 from .errors import Unsupported
 from .kernel_store import Exchange
+from .triton_store import Winner
 
 __all__ = [
     "FakeTensor",
@@ -464,22 +467,40 @@ client."""
 
 
 @contextlib.contextmanager
-def short_kernel_names() -> Iterator[None]:
-    """Cap torch._inductor.utils.get_fused_kernel_name wherever it was imported; a suffix keeps names unique."""
+def steady_kernel_names() -> Iterator[None]:
+    """Name Triton kernels by what they are and not by where in a graph they stand: Triton's key has the name in it.
+
+    Caps torch._inductor.utils.get_fused_kernel_name wherever it was imported. In
+    torch._inductor.codegen.triton.TritonScheduling.define_kernel, the number at a name's end becomes a digest of the
+    source; of two sources with one digest, the second keeps its number.
+    """
     from torch._inductor import utils
+    from torch._inductor.codegen.triton import TritonScheduling
+    from torch._inductor.virtualized import V
 
-    original = utils.get_fused_kernel_name
+    fused_name = utils.get_fused_kernel_name
+    define: Callable[..., Any] = TritonScheduling.define_kernel
+    sources: dict[str, str] = {}
 
-    @functools.wraps(original)
+    @functools.wraps(fused_name)
     def get_fused_kernel_name(*args: Any, **kwargs: Any) -> str:
-        return original(*args, **kwargs)[:NAME_LENGTH].rstrip("_")
+        return fused_name(*args, **kwargs)[:NAME_LENGTH].rstrip("_")
+
+    @functools.wraps(define)
+    def define_kernel(self: Any, src_code: str, *args: Any, **kwargs: Any) -> Any:
+        digest = hashlib.sha256(src_code.encode()).hexdigest()[:8]
+        if sources.setdefault(digest, src_code) != src_code:
+            return define(self, src_code, *args, **kwargs)
+        with _replaced(V.graph.wrapper_code, "next_kernel_suffix", lambda: digest):
+            return define(self, src_code, *args, **kwargs)
 
     holders = [
         module
         for name, module in list(sys.modules.items())
-        if name.startswith("torch._inductor") and vars(module).get("get_fused_kernel_name") is original
+        if name.startswith("torch._inductor") and vars(module).get("get_fused_kernel_name") is fused_name
     ]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_replaced(TritonScheduling, "define_kernel", define_kernel))
         for module in holders:
             stack.enter_context(_replaced(module, "get_fused_kernel_name", get_fused_kernel_name))
         yield
@@ -669,14 +690,16 @@ class TritonKernels:
     """The Triton kernels that a compile made: live autotuners by bundle key, late candidates, timings.
 
     modules: C extensions that Triton built or used on the way (its driver's, launchers'), by triton_module_id.
+    reused: kernels whose binaries all came from earlier compiles, once the winners are kept.
     """
 
     def __init__(self) -> None:
         self.modules: dict[str, Path] = {}
+        self.reused = 0
         self.live: dict[str, Any] = {}
         """Bundle key -> CachingAutotuner."""
         self.late: dict[int, list[Any]] = {}
-        self.timings: dict[int, tuple[str, float, int]] = {}
+        self.timings: dict[int, Winner] = {}
 
     def undecided(self) -> bool:
         """Whether any kernel has several candidates left: none has run yet, so none was measured."""
@@ -690,8 +713,9 @@ def kernel_key(source: str) -> str:
 
 
 @contextlib.contextmanager
-def recording_kernels() -> Iterator[TritonKernels]:
-    """Record every statically launchable Triton kernel compiled inside the block.
+def recording_kernels(exchange: Exchange | None = None) -> Iterator[TritonKernels]:
+    """Record every statically launchable Triton kernel compiled inside the block; those that an earlier compile
+    measured are not measured again.
 
     Wraps torch._inductor.triton_bundler.TritonBundler.put_static_autotuner, and CachingAutotuner's
     _precompile_config (candidates added after the bundle was made: scaled reductions, coordinate descent) and
@@ -702,12 +726,14 @@ def recording_kernels() -> Iterator[TritonKernels]:
     from torch._inductor.triton_bundler import TritonBundler
 
     kernels = TritonKernels()
+    keys: dict[int, str] = {}
     put = TritonBundler.put_static_autotuner
     precompile = CachingAutotuner._precompile_config
     benchmark = CachingAutotuner.benchmark_all_configs
 
     def put_static_autotuner(cls: Any, key: str, kernel: Any) -> None:
         kernels.live[key] = kernel
+        keys[id(kernel)] = key
         put(key, kernel)
 
     def precompile_config(self: Any, cfg: Any) -> Any:
@@ -716,9 +742,19 @@ def recording_kernels() -> Iterator[TritonKernels]:
         return result
 
     def benchmark_all_configs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        source = keys.get(id(self))
+        problem = None if source is None else _problem(source, self.launchers, args)
+        known = None if problem is None else triton_store.find_winner(exchange, problem)
+        for launcher in self.launchers:
+            if known is not None and str(launcher.config) == known.configuration:
+                kernels.timings[id(self)] = known
+                return {launcher: known.milliseconds}
         timings = benchmark(self, *args, **kwargs)  # type: ignore[no-untyped-call]
         best = min(timings, key=timings.get)
-        kernels.timings[id(self)] = (str(best.config), float(timings[best]), len(timings))
+        winner = triton_store.Winner(str(best.config), float(timings[best]), len(timings))
+        kernels.timings[id(self)] = winner
+        if problem is not None and math.isfinite(winner.milliseconds):
+            triton_store.keep_winner(exchange, problem, winner)
         return timings
 
     with (
@@ -729,6 +765,15 @@ def recording_kernels() -> Iterator[TritonKernels]:
         _replaced(CachingAutotuner, "benchmark_all_configs", benchmark_all_configs),
     ):
         yield kernels
+
+
+def _problem(source: str, launchers: Sequence[Any], args: Sequence[Any]) -> bytes:
+    """What a measurement of a kernel's candidates is good for."""
+    import triton
+
+    made_by = [torch.cuda.get_device_name(), torch.__version__, triton.__version__]
+    sizes = [value for value in args if isinstance(value, int)]
+    return triton_store.winner_key(source, sizes, [str(each.config) for each in launchers], made_by)
 
 
 @contextlib.contextmanager
@@ -791,6 +836,9 @@ def keep_winners(bundle: bytes, kernels: TritonKernels) -> bytes:
         inside: set[str] = set()
         for static in triton_bundle.static_autotuners:
             live = kernels.live.get(static.cache_key)
+            kernels.reused += all(
+                triton_store.was_reused(_binaries(result)) for result in static.kernel.compile_results
+            )
             _keep_winner(static.kernel, live, kernels.late.get(id(live), []))
             inside |= _embed_binaries(static.kernel)
         rest = [a for a in triton_bundle.kernel_artifacts if a.kernel_hash not in inside]
@@ -814,25 +862,29 @@ def _keep_winner(stored: Any, live: Any, late: Sequence[Any]) -> None:
 
 def _embed_binaries(stored: Any) -> set[str]:
     """Put each candidate's binary into the pickle itself; the Triton hashes (as paths) that are now inside."""
-    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
-    from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
-
     inside: set[str] = set()
     for result in stored.compile_results:
-        path_key = triton_hash_to_path_key(result.kernel.hash)
-        folder = Path(triton_cache_dir(result.compile_meta.get("device", 0) or 0)) / path_key
-        binary = folder / f"{result.kernel.name}.cubin"
-        result.kernel.cubin_raw = binary.read_bytes()
+        folder = _binaries(result)
+        result.kernel.cubin_raw = (folder / f"{result.kernel.name}.cubin").read_bytes()
         result.kernel.cubin_path = None
         result.kernel.function = None
-        inside.add(path_key)
+        inside.add(folder.name)
     return inside
 
 
-def measurements(kernels: TritonKernels) -> list[tuple[str, str, float, int]]:
-    """(kernel, winning configuration, milliseconds, candidates) of each kernel that was measured."""
+def _binaries(result: Any) -> Path:
+    """Where Triton's cache holds a compile result."""
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+    from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
+
+    folder = triton_cache_dir(result.compile_meta.get("device", 0) or 0)
+    return Path(folder) / triton_hash_to_path_key(result.kernel.hash)
+
+
+def measurements(kernels: TritonKernels) -> list[tuple[str, Winner]]:
+    """(kernel, winner) of each kernel that was measured, in this compile or an earlier one."""
     return [
-        (str(live.inductor_meta.get("kernel_name", "")), *kernels.timings[id(live)])
+        (str(live.inductor_meta.get("kernel_name", "")), kernels.timings[id(live)])
         for live in kernels.live.values()
         if id(live) in kernels.timings
     ]
