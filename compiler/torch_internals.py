@@ -771,7 +771,7 @@ def _problem(source: str, launchers: Sequence[Any], args: Sequence[Any]) -> byte
     """What a measurement of a kernel's candidates is good for."""
     import triton
 
-    made_by = [torch.cuda.get_device_name(), torch.__version__, triton.__version__]
+    made_by = [torch.cuda.get_device_name(), str(torch.__version__), triton.__version__]
     sizes = [value for value in args if isinstance(value, int)]
     return triton_store.winner_key(source, sizes, [str(each.config) for each in launchers], made_by)
 
