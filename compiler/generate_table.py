@@ -78,7 +78,9 @@ def functions(aten: dict[str, list[str]]) -> list[str]:
     names |= {f"torch.{base}" for base in aten if hasattr(torch, base)}
     found = {name: resolve(name) for name in names}
     return _canonical(
-        name for name, value in found.items() if callable(value) and not isinstance(value, type)
+        name
+        for name, value in found.items()
+        if callable(value) and (name in rules.OTHER_FUNCTIONS or not isinstance(value, type))
     )
 
 

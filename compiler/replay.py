@@ -187,9 +187,9 @@ def cannot_draw(gm: torch.fx.GraphModule) -> str:
             if "seeds" in name:
                 drawing.append(node)
         elif torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            if name.split(".")[1] not in _ATTENTION:
+            if name.split(".")[1].removesuffix("_backward") not in _ATTENTION:
                 return str(node)
-            if torch_internals.argument(node, "dropout_p"):
+            if "_backward" not in name and torch_internals.argument(node, "dropout_p"):
                 drawing.append(node)
     for first, second in itertools.pairwise(drawing):  # compiled code runs what is independent in any order
         if not _leads_to(first, second):
@@ -203,7 +203,8 @@ _ATTENTION = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
-"""What draws from the device's generator inside ATen's own kernel, which compiled code calls too."""
+"""What draws from the device's generator inside ATen's own kernel, which compiled code calls too; its backward takes
+the generator's state from it."""
 
 
 def _leads_to(first: torch.fx.Node, second: torch.fx.Node) -> bool:

@@ -91,6 +91,7 @@ OTHER_FUNCTIONS = (
     "torch._check_type",
     "torch._check_tensor_all",
     "torch._assert",
+    "torch.Size",
     "torch.as_tensor",
     "torch.asarray",
     "torch.tensor",

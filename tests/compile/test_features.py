@@ -45,6 +45,10 @@ def test_inference_is_the_same(around: Callable[[], Any]) -> None:
     agree(lambda: nn.Sequential(nn.Linear(8, 4), nn.GELU()), rows(4, 8), around=around)
 
 
+def test_a_size_made_of_symbolic_sizes() -> None:
+    agree(of(lambda x: F.layer_norm(x.sin(), x.shape[-1:])), rows(4, 8, grad=True), dynamic=True)
+
+
 def test_batch_norm_updates_its_buffers() -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
