@@ -148,9 +148,9 @@ def _replayed(
     def compare(name: str, want: Any, have: Any, scale: float, noise: Callable[[], float]) -> None:
         nonlocal worst
         relative, absolute = _difference(name, want, have, max(1e-3, 1e-3 * scale))
-        worst = max(worst, absolute)
         if not relative <= tolerance and not absolute <= NOISE_MULTIPLE * noise():
             raise _disagreement(name, relative, tolerance)
+        worst = max(worst, absolute)
 
     with torch_internals.replaying(halves, replay.Replay(compare)):
         _run(request, compiled, symbols)

@@ -69,6 +69,14 @@ def test_dropout_and_rand_draw_the_same_stream() -> None:
     agree(Noisy, rows(4, 8), steps=3)
 
 
+def test_dropout_in_half_precision() -> None:
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.dropout(x @ x, 0.1) * 2
+
+    agree(of(noisy), rows(600, 600, grad=True))
+
+
 def test_fallback_random_draws_eagers_stream() -> None:
     def noisy(x: torch.Tensor) -> torch.Tensor:
         return F.dropout(x, 0.5) + torch.rand(8)

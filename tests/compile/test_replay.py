@@ -73,6 +73,41 @@ def test_forward_backward_and_changed_inputs_are_compared(compiled):
     assert {name.split()[0] for name in seen} == {"output", "input"}
 
 
+@pytest.mark.parametrize("rounds", [False, True], ids=["as kernels do", "as the graph says"])
+def test_a_mask_in_half_precision_may_be_rounded_or_not(rounds):
+    """A number within rounding of the threshold falls on either side of it."""
+
+    def dropped(x):
+        return torch.nn.functional.dropout(x.bfloat16(), 0.1).float() * x
+
+    kept: dict[int, torch.fx.GraphModule] = {}
+
+    def backend(gm, inputs):
+        options = {"force_disable_caches": True, "emulate_precision_casts": rounds}
+        return torch_internals.inductor_compile(gm, inputs, options, on_lowering=lambda _: None, kept=kept)
+
+    torch._dynamo.reset()
+    call, x = torch.compile(dropped, backend=backend), torch.randn(300, 1000)
+    call(x)
+
+    def compare(name, want, have, scale, noise):
+        if not torch.allclose(want, have, rtol=0.1, atol=1e-3):
+            raise VerifyFailed(name)
+
+    for wrong in (False, True):
+        (graph,) = kept.values()
+        if wrong:
+            threshold = next(node for node in graph.graph.nodes if node.target is torch.ops.aten.gt.Scalar)
+            threshold.args = (threshold.args[0], 0.2)
+            graph.recompile()
+        with torch_internals.replaying(kept, replay.Replay(compare)):
+            if wrong:
+                with pytest.raises(VerifyFailed):
+                    call(x)
+            else:
+                call(x)
+
+
 def test_a_graph_that_differs_is_found_out(compiled):
     _, kept = compiled
     forward = next(gm for gm in kept.values() if "inductor_random" in gm.code)
