@@ -32,6 +32,9 @@ BUILTINS = frozenset(
 )
 """Of Python's own names, what a kernel may use: what Triton's compiler knows."""
 
+MAX_DEPTH = 200
+"""Of a source's syntax tree. Python's parser has limits of its own, other ones in each version."""
+
 IMPORTS = ("import triton", "import triton.language as tl")
 """Every module's first lines; Inductor's generated code has them too."""
 
@@ -121,9 +124,15 @@ def _is_text(statement: ast.stmt) -> bool:
 
 def _parsed(source: str) -> ast.Module:
     try:
-        return ast.parse(source)
+        tree = ast.parse(source)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise BadKernel(f"its source cannot be parsed: {type(error).__name__}") from None
+    level: list[ast.AST] = [tree]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    if level:
+        raise BadKernel(f"its source is nested deeper than {MAX_DEPTH}")
+    return tree
 
 
 def _without_comments(source: str) -> str:
@@ -202,10 +211,7 @@ def _head(function: ast.FunctionDef) -> Iterator[ast.expr]:
 
 def check(kernel: wire.KernelSource) -> None:
     """Raise BadKernel unless the source is a module in canonical form that defines the kernel."""
-    try:
-        _Module(kernel.source).check(kernel.name)
-    except RecursionError:
-        raise BadKernel("it is nested too deep") from None
+    _Module(kernel.source).check(kernel.name)
 
 
 class _Module:

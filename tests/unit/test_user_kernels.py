@@ -260,6 +260,8 @@ def test_these_modules_have_the_form() -> None:
         (module("pass", decorator=f"@a{'.a' * 5000}"), ""),
         (module(f"n{'.a' * 200_000}"), ""),
         (module(f"x = {'-' * 5000}n"), ""),
+        (module(f"x = {'-' * 200}n"), "nested deeper than 200"),
+        (module(f"x = n{'.a' * 200}"), "nested deeper than 200"),
     ],
 )
 def test_everything_else_is_refused_with_its_reason(text: str, reason: str) -> None:
