@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -231,22 +232,31 @@ def spelling(gm: torch.fx.GraphModule) -> Spelling:
 
 def cannot_draw(gm: torch.fx.GraphModule) -> str:
     """Why the graph's random numbers cannot be drawn again here; '' if they can."""
-    drawing = []
+    drawing: dict[str, list[torch.fx.Node]] = {}
+    order = []
     for node in gm.graph.nodes:
         name = str(node.target)
         if name.startswith("prims.inductor_") and any(word in name for word in ("rand", "seed")):
             if name.split(".")[1] not in _WORKED_OUT:
                 return str(node)
-            if "seeds" in name:
-                drawing.append(node)
+            call = "aten.randint.low_out" if "seeds" in name else ""
         elif torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             if name.split(".")[1].removesuffix("_backward") not in _ATTENTION:
                 return str(node)
-            if "_backward" not in name and torch_internals.argument(node, "dropout_p"):
-                drawing.append(node)
-    for first, second in itertools.pairwise(drawing):  # compiled code runs what is independent in any order
-        if not _leads_to(first, second):
-            return f"{first} and {second} in either order"
+            call = "" if "_backward" in name else name
+        else:
+            continue
+        if call:
+            drawing.setdefault(call, []).append(node)
+            order.append(call)
+    if len(order) > 1:
+        # Compiled code runs what is independent in any order, and then draws other numbers.
+        calls = re.compile("|".join(rf"\b{re.escape(call)}\(" for call in drawing))
+        if [found[:-1] for found in calls.findall(torch_internals.generated_code(gm))] != order:
+            return f"{', '.join(order)} in another order"
+        for first, second in itertools.chain(*map(itertools.pairwise, drawing.values())):
+            if not _leads_to(first, second):
+                return f"{first} and {second} in either order"
     return ""
 
 

@@ -318,15 +318,6 @@ def generated_code(gm: torch.fx.GraphModule) -> str:
     return code
 
 
-def argument(node: torch.fx.Node, name: str) -> Any:
-    """An operator call's argument by its name in the schema, its default where the call has none."""
-    for position, declared in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if declared.name == name:
-            given = node.args[position] if position < len(node.args) else node.kwargs.get(name)
-            return declared.default_value if given is None else given
-    return None
-
-
 def _graph_copy(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     copied = torch.fx.Graph()
     copied.output(copied.graph_copy(gm.graph, {}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import subprocess
 import sys
@@ -181,24 +182,39 @@ def test_numbers_are_those_that_triton_draws(tmp_path):
             torch.testing.assert_close(found, drawn, rtol=1e-5, atol=4e-6)
 
 
-def attention_graph(*, after_dropout: bool, dropout: float) -> torch.fx.GraphModule:
-    """Seeds, and attention that draws in ATen, the one before the other or beside it."""
+ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention.default
+
+
+def attention_graph(*, chained: bool) -> torch.fx.GraphModule:
+    """Seeds, and two calls of attention that draw in ATen, the second of the first's result or beside it."""
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     seeds = graph.call_function(torch.ops.prims.inductor_seeds.default, (1, torch.device("cuda")))
-    seed = graph.call_function(torch.ops.prims.inductor_lookup_seed.default, (seeds, 0))
-    mask = graph.call_function(torch.ops.prims.inductor_random.default, ([1, 1, 8, 8], seed, "rand"))
-    dropped = graph.call_function(torch.ops.aten.mul.Tensor, (x, mask))
-    query = dropped if after_dropout else x
-    attention = torch.ops.aten._scaled_dot_product_flash_attention.default
-    graph.output((dropped, graph.call_function(attention, (query, x, x, dropout))))
+    first = graph.call_function(operator.getitem, (graph.call_function(ATTENTION, (x, x, x, 0.1)), 0))
+    query = first if chained else x
+    second = graph.call_function(operator.getitem, (graph.call_function(ATTENTION, (query, x, x, 0.1)), 0))
+    graph.output((seeds, first, second))
     return torch.fx.GraphModule({}, graph)
 
 
-def test_draws_whose_order_is_open_are_not_repeated():
-    assert replay.cannot_draw(attention_graph(after_dropout=True, dropout=0.1)) == ""
-    assert replay.cannot_draw(attention_graph(after_dropout=False, dropout=0.0)) == ""
-    assert "either order" in replay.cannot_draw(attention_graph(after_dropout=False, dropout=0.1))
+SEED_CALL = "aten.randint.low_out(-9223372036854775808, 9223372036854775807, [1], out=buf0)"
+ATTENTION_CALL = "buf1 = torch.ops.aten._scaled_dot_product_flash_attention.default(a, b, c, 0.1)"
+
+
+@pytest.mark.parametrize(
+    ("chained", "code", "reason"),
+    [
+        (True, [SEED_CALL, ATTENTION_CALL, ATTENTION_CALL], ""),
+        (False, [SEED_CALL, ATTENTION_CALL, ATTENTION_CALL], "either order"),
+        (True, [ATTENTION_CALL, SEED_CALL, ATTENTION_CALL], "another order"),
+        (True, [SEED_CALL, ATTENTION_CALL], "another order"),
+    ],
+)
+def test_draws_in_an_open_order_are_not_repeated(chained, code, reason):
+    gm = attention_graph(chained=chained)
+    gm.meta["torchrelay_generated"] = "\n".join(code)
+    found = replay.cannot_draw(gm)
+    assert found.endswith(reason) if reason else found == ""
 
 
 def test_other_draws_are_not_worked_out():
@@ -213,13 +229,13 @@ def test_other_draws_are_not_worked_out():
     [("tmp = tl.rand(a, b)", "triton"), ("tmp = triton_helpers.rand4x(a, b, XBLOCK)", "triton4x")],
 )
 def test_generated_code_tells_how_it_draws(code, spelled):
-    gm = attention_graph(after_dropout=True, dropout=0.0)
+    gm = attention_graph(chained=True)
     gm.meta["torchrelay_generated"] = code
     assert replay.spelling(gm) == spelled
 
 
 def test_kernels_that_draw_in_two_ways_are_not_repeated():
-    gm = attention_graph(after_dropout=True, dropout=0.0)
+    gm = attention_graph(chained=True)
     gm.meta["torchrelay_generated"] = "tl.randn(a, b) triton_helpers.rand4x(a, b, XBLOCK)"
     with pytest.raises(replay.CannotReplay):
         replay.spelling(gm)
