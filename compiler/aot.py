@@ -198,7 +198,8 @@ def ambient(state: wire.Ambient) -> Iterator[None]:
     torch.set_default_dtype(getattr(torch, state.default_dtype))
     torch.use_deterministic_algorithms(state.deterministic, warn_only=state.deterministic_warn_only)
     torch.utils.deterministic.fill_uninitialized_memory = state.fill_uninitialized  # type: ignore[attr-defined]
-    torch.set_num_threads(state.threads)
+    if torch.get_num_threads() != state.threads:  # to set it starts a thread, which a fork server must not
+        torch.set_num_threads(state.threads)
     for name, value in state.flags:
         if name in _FLAG_OWNERS:
             owner, attribute = _FLAG_OWNERS[name]

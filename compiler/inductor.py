@@ -80,7 +80,7 @@ def compile_program(
             )
         )
         stack.enter_context(torch_internals.steady_kernel_names())
-        stack.enter_context(torch_internals.lean_interpreters())
+        stack.enter_context(torch_internals.lean_lowering())
         building = stack.enter_context(torch_internals.recording_libraries())
         stack.enter_context(torch_internals.tracing(program.fake_mode))
         stack.enter_context(ambient(request.ambient))
@@ -92,6 +92,7 @@ def compile_program(
                 options,
                 on_lowering=lambda backward: progress("inductor", "backward" if backward else "forward"),
                 kept=halves if keep_halves else None,
+                backward_ahead=threads > 1 and _may_go_ahead(program, request),
             )
             bundle = torch_internals.serialize(run)
         except TypeError as error:
@@ -106,6 +107,13 @@ def compile_program(
                 ) from None
             raise CompileFailed(f"{type(error).__name__}: {error}") from error
     return Compiled(run, bundle, building, guards_of(program, request.relations), halves)
+
+
+def _may_go_ahead(program: Program, request: wire.GraphRequest) -> bool:
+    """Whether lowering the backward depends on nothing that lowering the forward leaves behind: no sizes that either
+    could make assumptions about, no kernels that either measures, no GPU (it cannot be used in two processes)."""
+    symbolic = program.symbols or program.numbers or torch_internals.has_symbols(program.fake_mode)
+    return request.target.kind == "cpu" and request.mode == "default" and not request.options and not symbolic
 
 
 def libraries(compiled: Compiled) -> list[Library]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from . import aot, artifact, autotune, inductor, members, torch_internals, triton_store, verify, wire
+from . import aot, artifact, autotune, inductor, members, torch_internals, triton_store, verify, warm, wire
 from . import target as targets
 from .kernel_store import Exchange
 from .toolchain import local_target
@@ -32,8 +33,12 @@ DEFAULTS = PipelineSettings()
 
 
 def preload() -> None:
-    """Import all that a compile needs; never touches a GPU. What a fork server calls before it forks."""
+    """Import all that a compile needs, and compile once; never touches a GPU. A fork server does it before it forks."""
     torch_internals.preload_compiler()
+    try:
+        warm.warm_up()
+    except Exception:  # jobs do without: each works it out for itself, and says what is wrong
+        traceback.print_exc()
 
 
 def compile_request(

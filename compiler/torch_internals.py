@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib.util
+import itertools
 import math
 import os
 import pickle
@@ -33,6 +34,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from . import triton_store
+from .ahead import Copy
 from .errors import Unsupported
 from .kernel_store import Exchange
 from .triton_store import Winner
@@ -270,6 +272,11 @@ def guard_expressions(env: ShapeEnv) -> list[sympy.Expr]:
     return [guard.expr for guard in env.guards]
 
 
+def has_symbols(mode: FakeTensorMode) -> bool:
+    """Whether a mode's shape environment has any symbol (ShapeEnv.var_to_range), made from data or given."""
+    return mode.shape_env is not None and bool(mode.shape_env.var_to_range)
+
+
 def set_item_memo(tensor: torch.Tensor, value: Any) -> None:
     """FakeTensor.item_memo: what `.item()` of a fake scalar answers."""
     tensor.item_memo = value  # type: ignore[attr-defined]
@@ -282,23 +289,30 @@ def inductor_compile(
     *,
     on_lowering: Callable[[bool], None] | None = None,
     kept: dict[int, torch.fx.GraphModule] | None = None,
+    backward_ahead: bool = False,
 ) -> Callable[..., Any]:
     """torch._inductor.compile_fx.compile_fx: AOTAutograd, lowering and code generation.
 
     on_lowering(is_backward) is called as each half leaves AOTAutograd and enters Inductor. kept: receives a copy of
-    each half as it was then, by the id of its compiled form (see `replaying`).
+    each half as it was then, by the id of its compiled form (see `replaying`). backward_ahead: lower the backward in
+    a copy of this process while this one lowers the forward.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     if on_lowering is None:
         compiled = compile_fx(gm, list(inputs), config_patches=dict(patches))
-    else:
+        assert callable(compiled)
+        return compiled
+    with contextlib.ExitStack() as stack:
+        lower = stack.enter_context(_BackwardAhead(compile_fx_inner)) if backward_ahead else compile_fx_inner
 
         @functools.wraps(compile_fx_inner)
         def inner(*args: Any, **kwargs: Any) -> Any:
+            if getattr(lower, "inside_copy", False):
+                return lower(*args, **kwargs)
             on_lowering(bool(kwargs.get("is_backward")))
             before = None if kept is None else _graph_copy(args[0])
-            lowered = compile_fx_inner(*args, **kwargs)
+            lowered = lower(*args, **kwargs)
             if kept is not None and before is not None:
                 before.meta[_GENERATED] = getattr(lowered, "source_code", "")
                 kept[id(lowered)] = before
@@ -318,10 +332,125 @@ def generated_code(gm: torch.fx.GraphModule) -> str:
     return code
 
 
+class _BackwardAhead:
+    """torch._inductor.compile_fx.compile_fx_inner, with the backward lowered while the forward is.
+
+    A copy of this process is told that the forward is done; AOTAutograd then hands it the backward, which it lowers
+    (fx_codegen_and_compile) without building anything. This process takes that as Inductor takes a graph from its own
+    cache (CompiledFxGraph.after_deserialization), if it comes to the very same backward: the strides of what the
+    forward saves, which only its lowering decides, were a guess. Otherwise it lowers the backward itself.
+    """
+
+    def __init__(self, lower: Callable[..., Any]) -> None:
+        self._lower = lower
+        self._copy: Copy | None = None
+
+    def __enter__(self) -> _BackwardAhead:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._copy is not None:
+            self._copy.close()
+
+    @property
+    def inside_copy(self) -> bool:
+        return self._copy is not None and self._copy.inside
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from torch._inductor import compile_fx
+
+        if kwargs.get("is_backward"):
+            with _replaced(compile_fx, "fx_codegen_and_compile", self._codegen(compile_fx)):
+                return self._lower(*args, **kwargs)
+        if not kwargs.get("is_inference"):
+            with contextlib.suppress(OSError):
+                self._copy = Copy()
+            if self.inside_copy:
+                torch.set_num_threads(1)  # a pool of threads does not survive a fork
+                return _forward_elsewhere
+        return self._lower(*args, **kwargs)
+
+    def _codegen(self, compile_fx: Any) -> Callable[..., Any]:
+        original = compile_fx.fx_codegen_and_compile
+
+        @functools.wraps(original)
+        def fx_codegen_and_compile(gm: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._copy is None:
+                return original(gm, inputs, *args, **kwargs)
+            task = _task(gm, inputs, args, kwargs)
+            if self._copy.inside:
+                with building_nothing():
+                    lowered = original(gm, inputs, *args, **kwargs)
+                lowered.prepare_for_serialization()
+                self._copy.answer(pickle.dumps((task, lowered)))
+            data = self._copy.result()
+            self._copy = None
+            done, lowered = pickle.loads(data) if data else ((), None)
+            if lowered is None or done != task:
+                return original(gm, inputs, *args, **kwargs)
+            lowered.after_deserialization(compile_fx.CompiledFxGraphConstantsWithGm(gm))
+            return lowered
+
+        return fx_codegen_and_compile
+
+
+@contextlib.contextmanager
+def numbering_afresh() -> Iterator[None]:
+    """After the block, graphs are numbered as if it had not been (AOT_COUNTER, _graph_counter and their like)."""
+    import torch._functorch.aot_autograd as aot_autograd
+    from torch._inductor import compile_fx, graph
+
+    counters = (
+        (aot_autograd, "AOT_COUNTER"),
+        (compile_fx, "_graph_counter"),
+        (graph, "_post_grad_graph_counter"),
+    )
+    with contextlib.ExitStack() as stack:
+        for owner, name in counters:
+            if hasattr(owner, name):
+                stack.enter_context(_replaced(owner, name, itertools.count()))
+        yield
+
+
+def _forward_elsewhere(inputs: Any) -> Any:
+    """What a copy that lowers the backward has in the forward's place."""
+    raise AssertionError("the forward was not compiled in this process")
+
+
+_forward_elsewhere._boxed_call = True  # type: ignore[attr-defined]
+
+
+def _task(gm: torch.fx.GraphModule, inputs: Sequence[Any], args: Any, kwargs: Mapping[str, Any]) -> list[str]:
+    """All that a lowering is given, as text."""
+    given = [
+        f"{x.dtype} {x.device} {tuple(x.shape)} {x.stride()} {x.storage_offset()}"
+        if isinstance(x, torch.Tensor)
+        else repr(x)
+        for x in inputs
+    ]
+    settings = {name: getattr(value, "value", value) for name, value in kwargs.items()}
+    return [str(gm.graph), *given, repr(args), repr(sorted(settings.items()))]
+
+
+@contextlib.contextmanager
+def building_nothing() -> Iterator[None]:
+    """Inside the block, generated code loads without its C++ kernels (AsyncCompile.cpp_pybinding)."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    def cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
+        return _forward_elsewhere
+
+    with _replaced(AsyncCompile, "cpp_pybinding", cpp_pybinding):
+        yield
+
+
 def _graph_copy(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy to be interpreted: _LazyGraphModule makes no Python of it unless asked."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
     copied = torch.fx.Graph()
     copied.output(copied.graph_copy(gm.graph, {}))
-    return torch.fx.GraphModule(gm, copied)
+    return _LazyGraphModule(gm, copied)
 
 
 @contextlib.contextmanager
@@ -415,14 +544,21 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def lean_interpreters() -> Iterator[None]:
-    """Spare two costs of each of the ten thousand small graphs that Inductor interprets for a large one.
+def lean_lowering() -> Iterator[None]:
+    """Spare what Inductor works out again and again for a large graph, and what only its logs would show.
 
-    torch.fx.interpreter makes a progress bar that it does not show (torch.fx.config.disable_progress), and
-    torch._inductor.dtype_propagation fills its one DtypePropagationOpsHandler again from tables that stay the same.
+    For each of ten thousand small graphs, torch.fx.interpreter makes a progress bar that it does not show
+    (torch.fx.config.disable_progress), and torch._inductor.dtype_propagation fills its one handler again from tables
+    that stay the same. For each kernel, CppVecOverrides wraps all of its methods anew, and has no state. Where there
+    are no symbols, get_scheduler_node_symbol_uses looks for them all the same. stride_at_vec_range simplifies each
+    index, though that of a sum of integers times symbols can be read off. Graphs are printed, and turned into scripts
+    with the worker's environment (print_readable, save_graph_repro), which made up half of an artifact.
     """
-    from torch._inductor.codegen import common
+    from torch._dynamo.repro import after_aot
+    from torch._inductor import scheduler, sizevars
+    from torch._inductor.codegen import common, cpp
     from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
+    from torch._inductor.virtualized import V
     from torch.fx import interpreter
 
     fill = DtypePropagationOpsHandler.__init__
@@ -436,11 +572,52 @@ def lean_interpreters() -> Iterator[None]:
             fill(self)
             sizes = now
 
+    wrap: Any = cpp.CppVecOverrides.__new__
+    wrapped: dict[type, Any] = {}
+
+    def wrap_once(cls: type) -> Any:
+        if cls not in wrapped:
+            wrapped[cls] = wrap(cls)
+        return wrapped[cls]
+
+    uses = scheduler.get_scheduler_node_symbol_uses
+
+    def symbol_uses(node: Any) -> Any:
+        return (
+            uses(node) if V.graph.sizevars.shape_env.var_to_range else torch.utils._ordered_set.OrderedSet()
+        )
+
+    stride = sizevars.stride_at_vec_range
+
+    @functools.cache
+    def stride_at_vec_range(index: Any, var: Any, vec_length: int | None = None) -> Any:
+        found = linear_stride(index, var)
+        return stride(index, var, vec_length) if found is None else found
+
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_replaced(DtypePropagationOpsHandler, "__init__", fill_once))
+        for owner, name, value in (
+            (DtypePropagationOpsHandler, "__init__", fill_once),
+            (cpp.CppVecOverrides, "__new__", wrap_once),
+            (scheduler, "get_scheduler_node_symbol_uses", symbol_uses),
+            (cpp, "stride_at_vec_range", stride_at_vec_range),
+            (torch.fx.GraphModule, "print_readable", lambda self, *args, **kwargs: ""),
+            (after_aot, "save_graph_repro", lambda *args, **kwargs: None),
+        ):
+            stack.enter_context(_replaced(owner, name, value))
         if torch.fx.config.disable_progress:
             stack.enter_context(_replaced(interpreter, "tqdm", _NoProgress))
         yield
+
+
+def linear_stride(index: sympy.Expr, var: sympy.Symbol) -> sympy.Integer | None:
+    """How far a sum of integers times symbols moves with `var`; None of any other expression."""
+    stride = 0
+    for term in sympy.Add.make_args(index):
+        factor, symbol = term.as_coeff_Mul()
+        if not (factor.is_Integer and (symbol.is_Symbol or symbol is sympy.S.One)):
+            return None
+        stride += int(factor) if symbol == var else 0
+    return sympy.Integer(stride)
 
 
 class _NoProgress:
@@ -634,7 +811,9 @@ def preload_compiler() -> None:
         import torch._inductor.kernel.conv
         import torch._inductor.kernel.mm
         import torch._inductor.lowering
-        import torch._inductor.scheduler  # noqa: F401
+        import torch._inductor.scheduler
+        import torch.utils.cpp_extension
+        import torch.utils.file_baton  # noqa: F401
 
     from torch._inductor.decomposition import select_decomp_table
 

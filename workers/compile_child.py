@@ -25,9 +25,9 @@ from ..compiler.kernel_store import Exchange
 from .frames import with_room
 
 _TRIAL = '#include <cmath>\n#include <Python.h>\nextern "C" double tried(double x) { return std::sqrt(x); }\n'
-_COLLECTIONS = (100_000, 50, 1_000)
-"""gc.set_threshold for one compile: graphs and expressions live on to its end, and looking through all of them again
-and again took a seventh of its time. What dies young is still collected."""
+_COLLECTIONS = (2_000_000, 50, 1_000)
+"""gc.set_threshold for one compile. A graph of a dozen layers leaves 1.4 million objects, two thirds of them garbage of
+100 MB; to look through them as they come took a tenth of its time. A larger graph's are still collected."""
 
 
 def preload() -> None:
