@@ -1,4 +1,4 @@
-"""One rank of a small DDP job; torchrun starts it: FOLDER [LATE] [CUDA] in; FOLDER/<rank>.json out.
+"""One rank of a small DDP job; torchrun or Ray Train starts it: FOLDER [LATE] [CUDA] in; FOLDER/<rank>.json out.
 
 It trains twice from the same start, through torchrelay and compiled locally. With LATE, only rank 0 begins at once; the
 others when FOLDER/go appears. With CUDA, each rank has a GPU. Each rank has a disk cache of its own.
@@ -53,12 +53,17 @@ def train(backend: str, rank: int, folder: Path, device: torch.device, *, waits:
 
 
 def main() -> None:
-    folder, late = Path(sys.argv[1]), "LATE" in sys.argv[2:]
     device = torch.device("cpu")
     if "CUDA" in sys.argv[2:]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
+    run(Path(sys.argv[1]), device, late="LATE" in sys.argv[2:])
+    dist.destroy_process_group()
+
+
+def run(folder: Path, device: torch.device, *, late: bool = False) -> None:
+    """What a rank does inside a process group."""
     rank = dist.get_rank()
     cache = folder / f"cache-{rank}"
     os.environ["TORCHRELAY_CACHE_DIR"] = str(cache)
@@ -77,7 +82,6 @@ def main() -> None:
     }
     (folder / f"{rank}.json").write_text(json.dumps(told))
     dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

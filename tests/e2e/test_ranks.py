@@ -126,3 +126,21 @@ def test_what_one_rank_could_not_have_no_rank_has(tmp_path: Path) -> None:
     with torchrun(tmp_path / "job", 4, TORCHRELAY_URL="http://127.0.0.1:1") as agent:
         found = results(tmp_path / "job", 4, agent)
     assert {outcome for rank in found for outcome in rank["outcomes"]} == {"fallbackgateway_unreachable"}
+
+
+@pytest.mark.slow
+def test_workers_of_ray_train_agree(service: PrivateService, tmp_path: Path) -> None:
+    pytest.importorskip("ray.train.torch", reason="needs ray[train]", exc_type=ImportError)
+    (folder := tmp_path / "job").mkdir()
+    before = service.stats()["requests"]
+    environment = {**os.environ, **service.environment, "XDG_STATE_HOME": str(folder / "state")}
+    command = [sys.executable, str(SCRIPT.with_name("ray_train.py")), str(folder), "2"]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as trainer:
+        found = results(folder, 2, trainer)
+    graphs = len(found[0]["keys"])
+    assert sorted(set(rank["outcomes"]) == {"shared"} for rank in found) == [False, True]
+    assert (
+        service.stats()["requests"] == before + graphs
+    )  # one worker asked; another test may have had it compiled
