@@ -75,6 +75,7 @@ class Apart:
             .replace("0.0.0.0", "127.0.0.1")
             .replace("8642", str(self.port))
             .replace("--dir /data", f"--dir {self.home}")
+            .replace(" /redis-users.acl", f" {ROOT / 'deploy' / 'redis-users.acl'}")
         )
 
     def start(self, name, entrypoint, *more):

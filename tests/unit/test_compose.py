@@ -67,8 +67,16 @@ def test_every_secret_is_required_from_outside_and_listed_in_the_example():
 def test_redis_asks_for_a_password_and_keeps_its_data(compose):
     redis = compose["services"]["redis"]
     script = redis["command"][-1]
-    assert "requirepass" in script and "--appendonly yes" in script and "--dir /data" in script
-    assert redis["volumes"] == ["redis:/data"]
+    assert "CHANGE-ME/$$TORCHRELAY_REDIS_PASSWORD" in script
+    assert "--appendonly yes" in script and "--dir /data" in script
+    data, users = redis["volumes"]
+    assert data == "redis:/data"
+    source, target, mode = users.split(":")
+    assert (ROOT / source).read_text().startswith("user default off\nuser torchrelay on >CHANGE-ME ")
+    assert target in script and mode == "ro"
+    assert (
+        "redis://torchrelay:" in compose["services"]["gateway"]["environment"]["TORCHRELAY_SERVICE_REDIS_URL"]
+    )
 
 
 def test_ray_asks_for_a_token_on_every_node(compose):
