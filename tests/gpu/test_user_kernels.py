@@ -19,7 +19,7 @@ from torchrelay.examples.private_service import PrivateService
 SCRIPT = Path(__file__).parent / "user_kernels.py"
 ROUNDING = 1e-5
 """Relative; the same kernels run on both sides, and only GEMMs around them may round otherwise."""
-RUNS = ["add", "tuned", "dynamic", "step"]
+RUNS = ["add", "tuned", "dynamic", "step", "rich"]
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
