@@ -77,6 +77,8 @@ class Audit:
 
     async def page(self, *, before: str, limit: int) -> list[AuditEntry]:
         """At most `limit` entries, newest first, older than the entry `before` ('': from the newest)."""
+        if before and _order(before) == (0, 0):
+            return []  # Redis takes an interval that ends before its first id for an error
         found = await self._redis.xrevrange(self.stream, f"({before}" if before else "+", "-", count=limit)
         return [_entry(name, fields, self._keys.namespace) for name, fields in found]
 

@@ -121,3 +121,11 @@ def test_the_command_prints_the_log(gateway: Running, http: httpx2.Client, tmp_p
     shown = run()
     assert "owner (owner)" in shown
     assert gateway.pool.calls[0][:12] in shown
+
+
+@pytest.mark.parametrize("before", ["0-0", "000-00"])
+def test_nothing_is_older_than_the_first_id_there_can_be(before: str, http: httpx2.Client) -> None:
+    assert http.post("/v1/tokens", json={"name": "ada", "roles": ["read"]}).status_code == 201
+    assert _entries(http, before=before) == []
+    assert len(_entries(http, before="0-1")) == 0
+    assert len(_entries(http)) == 1
