@@ -11,7 +11,13 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from source_parts import kernel, request
+from torchrelay.clients.administration import Administration
+from torchrelay.clients.http import Gateway
+from torchrelay.clients.settings import load_settings
+from torchrelay.compiler import errors, key, wire
 from torchrelay.examples.private_service import PrivateService
 
 STATS = ("requests", "hits", "misses", "compiles", "coalesced", "failures", "seconds_saved")
@@ -154,3 +160,28 @@ def test_ctrl_c_ends_a_wait_for_the_service_at_once(service: PrivateService, tmp
         assert child.communicate(timeout=120)[0] == "interrupted\n"
     after = json.loads(torchrelay(service, "stats", "--json").stdout)
     assert (after["misses"] - before["misses"], after["fetches"] - before["fetches"]) == (1, 0)
+
+
+def test_the_user_who_started_the_service_may_send_source_and_others_only_when_told_so(
+    service: PrivateService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No worker has this torch, so what passes the gate ends there."""
+    asked = request(kernel())
+    nowhere = msgspec.structs.replace(asked.toolchain, torch="2.11.0+nowhere")
+    asked = msgspec.structs.replace(asked, toolchain=nowhere)
+    for name, value in service.environment.items():
+        monkeypatch.setenv(name, value)
+    with Administration(load_settings()) as administration:
+        plain, allowed = (
+            administration.create_token("ada", ["compile"], 60, allow_source=source).token
+            for source in (False, True)
+        )
+    for token, refusal in (
+        ("", errors.NoWorker),
+        (plain, errors.SourceForbidden),
+        (allowed, errors.NoWorker),
+    ):
+        if token:
+            monkeypatch.setenv("TORCHRELAY_TOKEN", token)
+        with Gateway(load_settings()) as gateway, pytest.raises(refusal):
+            gateway.compile(wire.pack_request(asked), key.key_of(asked), cache_only=False, deadline=60.0)
