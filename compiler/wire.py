@@ -585,7 +585,7 @@ def holds_source(canonical: bytes) -> bool:
     """Whether a request's canonical bytes hold source of user-written kernels."""
     try:
         return bool(msgspec.msgpack.decode(canonical, type=_KernelsOnly).kernels)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False  # not a request: nothing of it will be run
 
 

@@ -152,6 +152,25 @@ def test_a_difference_in_words(changes: dict[str, Any], told: list[str]) -> None
     assert words(replace(REQUEST, **changes)) == told
 
 
+def test_kernels_differ_in_source_or_configurations_without_showing_either() -> None:
+    config = wire.KernelConfig([("BLOCK", 64)], 4, 3, 1, None)
+    one = wire.KernelSource("scale", "secret = 1\n", [config])
+    other = replace(one, source="secret = 2\n")
+    tuned = replace(one, configs=[config, config])
+
+    def told(asked: list[wire.KernelSource], found: list[wire.KernelSource]) -> list[str]:
+        sides = (key.components(replace(REQUEST, kernels=kernels)) for kernels in (asked, found))
+        return [difference.text for difference in explain.compare(*sides).differences]
+
+    assert told([one], [one]) == []
+    (words,) = told([one], [other])
+    assert words.startswith("kernel scale: source ") and "secret" not in words
+    (words,) = told([one], [tuned])
+    assert words.startswith("kernel scale: configurations ")
+    assert told([one, other], [one]) == ["kernel 1: scale against none"]
+    assert told([one], []) == ["kernels differ"]
+
+
 def test_an_inserted_node_is_found_where_it_stands() -> None:
     longer = wire.Graph([*NODES[:2], node("torch.sin", wire.Ref(1)), *NODES[2:]])
     assert words(replace(REQUEST, graph=longer)) == [
