@@ -243,7 +243,8 @@ def cannot_draw(gm: torch.fx.GraphModule) -> str:
         elif torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             if name.split(".")[1].removesuffix("_backward") not in _ATTENTION:
                 return str(node)
-            call = "" if "_backward" in name else name
+            draws = "_backward" not in name and torch_internals.argument(node, "dropout_p")
+            call = name if draws else ""
         else:
             continue
         if call:
@@ -265,6 +266,7 @@ _ATTENTION = (
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
 )
 """What draws from the device's generator inside ATen's own kernel, which compiled code calls too; its backward takes
 the generator's state from it."""

@@ -332,6 +332,14 @@ def generated_code(gm: torch.fx.GraphModule) -> str:
     return code
 
 
+def argument(node: torch.fx.Node, name: str) -> Any:
+    """An operator call's argument by its name in the schema, its default where the call has none."""
+    for position, declared in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if declared.name == name:
+            return node.args[position] if position < len(node.args) else declared.default_value
+    return None
+
+
 class _BackwardAhead:
     """torch._inductor.compile_fx.compile_fx_inner, with the backward lowered while the forward is.
 

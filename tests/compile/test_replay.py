@@ -185,14 +185,16 @@ def test_numbers_are_those_that_triton_draws(tmp_path):
 ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention.default
 
 
-def attention_graph(*, chained: bool) -> torch.fx.GraphModule:
+def attention_graph(*, chained: bool, dropout: float = 0.1) -> torch.fx.GraphModule:
     """Seeds, and two calls of attention that draw in ATen, the second of the first's result or beside it."""
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     seeds = graph.call_function(torch.ops.prims.inductor_seeds.default, (1, torch.device("cuda")))
-    first = graph.call_function(operator.getitem, (graph.call_function(ATTENTION, (x, x, x, 0.1)), 0))
+    first = graph.call_function(operator.getitem, (graph.call_function(ATTENTION, (x, x, x, dropout)), 0))
     query = first if chained else x
-    second = graph.call_function(operator.getitem, (graph.call_function(ATTENTION, (query, x, x, 0.1)), 0))
+    second = graph.call_function(
+        operator.getitem, (graph.call_function(ATTENTION, (query, x, x, dropout)), 0)
+    )
     graph.output((seeds, first, second))
     return torch.fx.GraphModule({}, graph)
 
@@ -215,6 +217,10 @@ def test_draws_in_an_open_order_are_not_repeated(chained, code, reason):
     gm.meta["torchrelay_generated"] = "\n".join(code)
     found = replay.cannot_draw(gm)
     assert found.endswith(reason) if reason else found == ""
+
+
+def test_attention_without_dropout_draws_nothing():
+    assert replay.cannot_draw(attention_graph(chained=False, dropout=0.0)) == ""
 
 
 def test_other_draws_are_not_worked_out():
