@@ -270,7 +270,7 @@ class _Module:
         self._known.add(name)
 
     def _import(self, module: str, alias: str | None) -> None:
-        if not _MODULE.fullmatch(module) or (alias is None and module != "triton"):
+        if not _MODULE.fullmatch(module) or (alias is None) != (module == "triton"):
             raise BadKernel(f"it imports {module[:60]!r}")
         if alias is None:
             self._known.add("triton")

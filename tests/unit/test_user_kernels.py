@@ -212,6 +212,8 @@ def test_these_modules_have_the_form() -> None:
     ("text", "reason"),
     [
         (module("pass", head="import os\n"), "imports 'os'"),
+        (module("pass", head="import triton as t\n"), "imports 'triton'"),
+        (module("pass", head="import triton.runtime as t\n"), "imports 'triton.runtime'"),
         (module("pass", head="from os import system as system\n"), "imports 'system'"),
         (module("pass", head="from triton.runtime import driver as driver\n"), "imports 'driver'"),
         (module("pass", head="from triton import knobs as knobs\n"), "imports 'knobs'"),
