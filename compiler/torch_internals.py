@@ -18,6 +18,7 @@ import math
 import os
 import pickle
 import re
+import resource
 import sys
 import threading
 import time
@@ -340,6 +341,10 @@ def argument(node: torch.fx.Node, name: str) -> Any:
     return None
 
 
+LARGEST_COPIED = 2 << 30
+"""Bytes up to which a job copies itself: whoever watches its memory counts what the two share twice."""
+
+
 class _BackwardAhead:
     """torch._inductor.compile_fx.compile_fx_inner, with the backward lowered while the forward is.
 
@@ -370,7 +375,8 @@ class _BackwardAhead:
         if kwargs.get("is_backward"):
             with _replaced(compile_fx, "fx_codegen_and_compile", self._codegen(compile_fx)):
                 return self._lower(*args, **kwargs)
-        if not kwargs.get("is_inference"):
+        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        if not kwargs.get("is_inference") and held <= LARGEST_COPIED:
             with contextlib.suppress(OSError):
                 self._copy = Copy()
             if self.inside_copy:
@@ -560,9 +566,11 @@ def lean_lowering() -> Iterator[None]:
     that stay the same. For each kernel, CppVecOverrides wraps all of its methods anew, and has no state. Where there
     are no symbols, get_scheduler_node_symbol_uses looks for them all the same. stride_at_vec_range simplifies each
     index, though that of a sum of integers times symbols can be read off. Graphs are printed, and turned into scripts
-    with the worker's environment (print_readable, save_graph_repro), which made up half of an artifact.
+    with the worker's environment (print_readable, save_graph_repro), which made up half of an artifact. A key for a
+    cache that is always empty digests every source file of PyTorch (autograd_cache_key).
     """
     from torch._dynamo.repro import after_aot
+    from torch._functorch._aot_autograd import autograd_cache
     from torch._inductor import scheduler, sizevars
     from torch._inductor.codegen import common, cpp
     from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
@@ -595,6 +603,7 @@ def lean_lowering() -> Iterator[None]:
             uses(node) if V.graph.sizevars.shape_env.var_to_range else torch.utils._ordered_set.OrderedSet()
         )
 
+    graphs = itertools.count()
     stride = sizevars.stride_at_vec_range
 
     @functools.cache
@@ -610,6 +619,7 @@ def lean_lowering() -> Iterator[None]:
             (cpp, "stride_at_vec_range", stride_at_vec_range),
             (torch.fx.GraphModule, "print_readable", lambda self, *args, **kwargs: ""),
             (after_aot, "save_graph_repro", lambda *args, **kwargs: None),
+            (autograd_cache, "autograd_cache_key", lambda *args, **kwargs: (f"graph{next(graphs)}", [])),
         ):
             stack.enter_context(_replaced(owner, name, value))
         if torch.fx.config.disable_progress:

@@ -46,6 +46,9 @@ COMPILE = """
     torch_internals._task = lambda *given: [*task(*given), str(os.getpid())]
     found["another task"] = compiled("another", 2)
     torch_internals._task = task
+    largest, torch_internals.LARGEST_COPIED = torch_internals.LARGEST_COPIED, 0
+    found["too large"] = compiled("large", 2)
+    torch_internals.LARGEST_COPIED = largest
     Copy.answer = lambda self, data: os._exit(9)
     found["no answer"] = compiled("none", 2)
     print(json.dumps(found))
@@ -84,7 +87,9 @@ def test_the_copys_backward_is_what_this_process_makes(found: dict[str, Any]) ->
     assert ahead["status"] == "passed"
 
 
-@pytest.mark.parametrize(("how", "answers"), [("another task", [True]), ("no answer", [False])])
+@pytest.mark.parametrize(
+    ("how", "answers"), [("another task", [True]), ("no answer", [False]), ("too large", [])]
+)
 def test_a_copy_that_is_of_no_use_costs_nothing_but_time(
     found: dict[str, Any], how: str, answers: list[bool]
 ) -> None:
