@@ -21,7 +21,8 @@ FORMS: tuple[Form, ...] = ("bubblewrap", "namespaces", "landlock", "seccomp", "n
 class JobLimits(Struct, frozen=True, kw_only=True):
     """Bounds on one job, all of its processes together unless said otherwise.
 
-    Memory is watched four times a second and the job is killed past the limit. Kernel limits do not fit:
+    Memory is watched four times a second and the job is killed past the limit; pages that a job shares with a copy of
+    itself count for both. Kernel limits do not fit:
     RLIMIT_AS and RLIMIT_DATA count address space, of which CUDA and torch reserve far more than they use, and
     hold for each process alone. A jump between two looks can overshoot; the child's out-of-memory score is
     the worst possible, so that the kernel picks it before anything else on the machine. RLIMIT_NPROC counts
