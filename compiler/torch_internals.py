@@ -409,6 +409,18 @@ class _BackwardAhead:
 
 
 @contextlib.contextmanager
+def without_fake_gpus() -> Iterator[None]:
+    """Inside the block, FakeTensorMode leaves a CUDA build on a machine without a GPU as it is.
+
+    FakeTensorMode.__enter__ calls torch._C._ensureCUDADeviceGuardSet, whose guard says that there are eight devices;
+    autograd's engine starts a thread for each at its first backward, and no child that is forked after that can run
+    a backward (Engine::initialize_device_threads_pool).
+    """
+    with _replaced(torch._C, "_ensureCUDADeviceGuardSet", lambda: None):
+        yield
+
+
+@contextlib.contextmanager
 def numbering_afresh() -> Iterator[None]:
     """After the block, graphs are numbered as if it had not been (AOT_COUNTER, _graph_counter and their like)."""
     import torch._functorch.aot_autograd as aot_autograd
@@ -571,7 +583,7 @@ def lean_lowering() -> Iterator[None]:
     """
     from torch._dynamo.repro import after_aot
     from torch._functorch._aot_autograd import autograd_cache
-    from torch._inductor import scheduler, sizevars
+    from torch._inductor import scheduler
     from torch._inductor.codegen import common, cpp
     from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
     from torch._inductor.virtualized import V
@@ -604,7 +616,7 @@ def lean_lowering() -> Iterator[None]:
         )
 
     graphs = itertools.count()
-    stride = sizevars.stride_at_vec_range
+    stride = vars(cpp)["stride_at_vec_range"]  # defined there until 2.12, in sizevars from 2.13 on
 
     @functools.cache
     def stride_at_vec_range(index: Any, var: Any, vec_length: int | None = None) -> Any:

@@ -25,6 +25,11 @@ def warm_up() -> None:
     """
     if torch.cuda.device_count():
         return
+    with torch_internals.without_fake_gpus():
+        _compile()
+
+
+def _compile() -> None:
     fake_mode = FakeTensorMode(shape_env=torch_internals.new_shape_env(), allow_non_fake_inputs=True)
     with fake_mode:
         inputs = [

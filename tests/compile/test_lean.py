@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import sympy
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._inductor.sizevars import stride_at_vec_range
+from torch._inductor.codegen.cpp import stride_at_vec_range
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from torchrelay.clients.capture import capture
 from torchrelay.compiler import torch_internals, wire
@@ -22,6 +22,7 @@ SYMBOLS = sympy.symbols("x0 x1 x2 tmp3", integer=True)
 TERMS = st.tuples(st.integers(-(10**6), 10**6), st.sampled_from([*SYMBOLS, sympy.S.One]))
 
 
+@settings(deadline=None)
 @given(st.lists(TERMS, max_size=5), st.sampled_from(SYMBOLS), st.sampled_from([None, 8, 16]))
 def test_the_stride_of_a_sum_is_inductors_own(
     terms: list[tuple[int, sympy.Expr]], var: sympy.Symbol, lanes: int | None
