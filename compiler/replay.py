@@ -71,7 +71,7 @@ class Replay:
         given = list(inputs)  # compiled code empties the list it is given
         before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         state = _Generators.now()
-        first, *others = [_Reference(gm, before, state, masks) for masks in _masks(gm)]
+        first, *others = [_Reference(gm, before, state, way) for way in _ways(gm)]
         try:
             first.run()
         except CannotReplay:
@@ -110,8 +110,8 @@ class Replay:
 class _Reference:
     """A graph run with ATen. `values`: its outputs, then the inputs that it changes, whose positions are `changed`."""
 
-    def __init__(self, gm: torch.fx.GraphModule, inputs: list[Any], state: _Generators, masks: Masks) -> None:
-        self._gm, self._inputs, self._state, self._masks = gm, inputs, state, masks
+    def __init__(self, gm: torch.fx.GraphModule, inputs: list[Any], state: _Generators, way: Masks) -> None:
+        self._gm, self._inputs, self._state, self._way = gm, inputs, state, way
         self.changed = _changed_inputs(gm)
         self.values: list[Any] = []
         self._moved: list[float] | None = None
@@ -134,7 +134,7 @@ class _Reference:
         self._state.put_back()
         mine = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         with torch.no_grad():
-            outputs = _listed(_Drawing(self._gm, self._masks).run(*mine))
+            outputs = _listed(_Drawing(self._gm, self._way).run(*mine))
         return outputs + [mine[position] for position in self.changed]
 
 
@@ -159,43 +159,60 @@ keep them in float32, and round the threshold or not: a mask then differs where 
 Each way is right."""
 
 
-def _masks(gm: torch.fx.GraphModule) -> list[Masks]:
-    return ["float32", "float32 below a rounded threshold", "as written"] if _deciding(gm) else ["as written"]
+def _ways(gm: torch.fx.GraphModule) -> list[Masks]:
+    return ["float32", "float32 below a rounded threshold", "as written"] if _masks(gm) else ["as written"]
 
 
-def _deciding(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
-    """The conversions of random numbers that are only compared with something afterwards: dropout's masks."""
-    return {
-        node
-        for node in gm.graph.nodes
-        if node.target is torch.ops.prims.convert_element_type.default
-        and node.args[0].target is torch.ops.prims.inductor_random.default
-        and all(user.target in _COMPARISONS for user in node.users)
-    }
+def _masks(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, torch.dtype]:
+    """The comparisons with a number that are all that becomes of a rounded random number, views of it between, and
+    what it was rounded to: dropout's masks. And the conversions that round, for the same."""
+    found: dict[torch.fx.Node, torch.dtype] = {}
+    for node in gm.graph.nodes:
+        if node.target is torch.ops.prims.convert_element_type.default:
+            number, dtype = node.args
+            if number.target is torch.ops.prims.inductor_random.default and (ends := _compared(node)):
+                found |= dict.fromkeys([node, *ends], dtype)
+    return found
+
+
+def _compared(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The comparisons that a value ends in; none if it ends in anything else too."""
+    ends: list[torch.fx.Node] = []
+    for user in node.users:
+        if user.target in _COMPARISONS:
+            ends.append(user)
+        elif user.target in _VIEWS and (further := _compared(user)):
+            ends += further
+        else:
+            return []
+    return ends
 
 
 _COMPARISONS = tuple(getattr(torch.ops.aten, name).Scalar for name in ("gt", "ge", "lt", "le"))
+_VIEWS = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("permute", "view", "reshape", "_unsafe_view", "expand", "unsqueeze", "t", "clone", "alias")
+) | {torch.ops.aten.transpose.int, torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims}
 
 
 class _Drawing(torch.fx.Interpreter):
     """Interprets a graph with ATen, but draws Inductor's random numbers."""
 
-    def __init__(self, gm: torch.fx.GraphModule, masks: Masks) -> None:
+    def __init__(self, gm: torch.fx.GraphModule, way: Masks) -> None:
         super().__init__(gm)
         self._spelling = spelling(gm)
-        self._masks = masks
-        self._unrounded = set() if masks == "as written" else _deciding(gm)
+        self._way = way
+        self._masks = {} if way == "as written" else _masks(gm)
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        if n in self._unrounded:
-            (number, _), _ = self.fetch_args_kwargs_from_env(n)
+        if (dtype := self._masks.get(n)) is None:
+            return super().run_node(n)
+        (number, other), _ = self.fetch_args_kwargs_from_env(n)
+        if n.target not in _COMPARISONS:
             return number
-        if self._masks == "float32 below a rounded threshold" and n.target in _COMPARISONS:
-            conversion: Any = n.args[0]
-            if conversion in self._unrounded:
-                (number, threshold), _ = self.fetch_args_kwargs_from_env(n)
-                return n.target(number, torch.tensor(threshold, dtype=conversion.args[1]).item())  # type: ignore[operator]
-        return super().run_node(n)
+        if self._way == "float32 below a rounded threshold":
+            other = torch.tensor(other, dtype=dtype).item()
+        return n.target(number, other)  # type: ignore[operator]
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is torch.ops.prims.inductor_seeds.default:

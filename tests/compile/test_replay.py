@@ -75,11 +75,14 @@ def test_forward_backward_and_changed_inputs_are_compared(compiled):
 
 
 @pytest.mark.parametrize("rounds", [False, True], ids=["as kernels do", "as the graph says"])
-def test_a_mask_in_half_precision_may_be_rounded_or_not(rounds):
+@pytest.mark.parametrize("view", [False, True], ids=["", "through a view"])
+def test_a_mask_in_half_precision_may_be_rounded_or_not(rounds, view):
     """A number within rounding of the threshold falls on either side of it."""
 
     def dropped(x):
-        return torch.nn.functional.dropout(x.bfloat16(), 0.1).float() * x
+        y = x.bfloat16().t() if view else x.bfloat16()
+        y = torch.nn.functional.dropout(y, 0.1).float()
+        return (y.t() if view else y) * x
 
     kept: dict[int, torch.fx.GraphModule] = {}
 
