@@ -32,9 +32,22 @@ Spelling = Literal["cpu", "triton", "triton4x"]
 """How a kernel turns (seed, position) into a number: C++; tl.rand, whose key has the whole seed; and
 triton_helpers.rand4x (torch 2.13), where four positions share a counter and take a word each."""
 
-Compare = Callable[[str, Any, Any, float, Callable[[], float]], None]
-"""(name, what ATen gives, what compiled code gives, the largest magnitude among the graph's outputs, how far ATen's own
-value moves when the inputs change by a few units in the last place); raises VerifyFailed where they differ."""
+
+class Doubt(NamedTuple):
+    """What else ATen says of a value that compiled code disagrees about; worked out when asked."""
+
+    noise: Callable[[], float]
+    """How far ATen's own value moves when the inputs change by a few units in the last place."""
+    vanishes: Callable[[], bool]
+    """Whether the value is zero in float64, beside the largest of the graph's."""
+
+
+Compare = Callable[[str, Any, Any, float, Doubt], None]
+"""(name, what ATen gives, what compiled code gives, the largest magnitude among the graph's outputs, what else ATen
+says); raises VerifyFailed where they differ."""
+
+VANISHES = 1e-6
+"""Below this part of a graph's largest value, a float64 result is what rounding left of zero."""
 
 
 class CannotReplay(Exception):
@@ -102,9 +115,11 @@ class Replay:
         names += [f"input {p} after the call" for p in changed]
         scale = max((_magnitude(value) for value in reference.values), default=0.0)
         for position, (name, a, b) in enumerate(zip(names, reference.values, have, strict=True)):
-            self._compare(
-                f"{name} of graph {self.graphs}", a, b, scale, functools.partial(reference.noise_of, position)
+            doubt = Doubt(
+                functools.partial(reference.noise_of, position),
+                functools.partial(reference.vanishes, position),
             )
+            self._compare(f"{name} of graph {self.graphs}", a, b, scale, doubt)
 
 
 class _Reference:
@@ -115,6 +130,7 @@ class _Reference:
         self.changed = _changed_inputs(gm)
         self.values: list[Any] = []
         self._moved: list[float] | None = None
+        self._exact: list[float] | None = None
 
     def run(self) -> None:
         self.values = self._run(self._inputs)
@@ -130,11 +146,25 @@ class _Reference:
                         self._moved[index] = max(self._moved[index], float((a - b).abs().max()))
         return self._moved[position]
 
-    def _run(self, inputs: list[Any]) -> list[Any]:
+    def vanishes(self, position: int) -> bool:
+        """Whether a value is zero in float64, beside the largest of all."""
+        if self._exact is None:
+            try:
+                self._exact = [
+                    _magnitude(x) for x in self._run(list(map(_doubled, self._inputs)), exact=True)
+                ]
+            except (
+                RuntimeError,
+                TypeError,
+            ):  # an operator that takes float32 alone: nothing more can be said
+                self._exact = []
+        return bool(self._exact) and self._exact[position] <= VANISHES * max(self._exact)
+
+    def _run(self, inputs: list[Any], *, exact: bool = False) -> list[Any]:
         self._state.put_back()
         mine = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         with torch.no_grad():
-            outputs = _listed(_Drawing(self._gm, self._way).run(*mine))
+            outputs = _listed(_Drawing(self._gm, self._way, exact=exact).run(*mine))
         return outputs + [mine[position] for position in self.changed]
 
 
@@ -144,6 +174,10 @@ def _nudged(value: Any, units: float) -> Any:
     signs = torch.ones_like(value)
     signs.reshape(-1)[::2] = -1
     return value * (1 + units * torch.finfo(value.dtype).eps * signs)
+
+
+def _doubled(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.dtype.is_floating_point else value
 
 
 def _magnitude(value: Any) -> float:
@@ -196,10 +230,12 @@ _VIEWS = frozenset(
 
 
 class _Drawing(torch.fx.Interpreter):
-    """Interprets a graph with ATen, but draws Inductor's random numbers."""
+    """Interprets a graph with ATen, but draws Inductor's random numbers. exact: nothing is rounded to less than
+    float64."""
 
-    def __init__(self, gm: torch.fx.GraphModule, way: Masks) -> None:
+    def __init__(self, gm: torch.fx.GraphModule, way: Masks, *, exact: bool = False) -> None:
         super().__init__(gm)
+        self._exact = exact
         self._spelling = spelling(gm)
         self._way = way
         self._masks = {} if way == "as written" else _masks(gm)
@@ -224,7 +260,15 @@ class _Drawing(torch.fx.Interpreter):
             size, seed, mode = args[:3]
             spelled = "cpu" if seed.device.type == "cpu" else self._spelling
             return (uniform if mode == "rand" else normal)(size, seed, spelled)
+        if self._exact and target is torch.ops.prims.convert_element_type.default:
+            return super().call_function(target, (args[0], _widest(args[1])), kwargs)
+        if self._exact and isinstance(kwargs.get("dtype"), torch.dtype):
+            kwargs = {**kwargs, "dtype": _widest(kwargs["dtype"])}
         return super().call_function(target, args, kwargs)
+
+
+def _widest(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype.is_floating_point else dtype
 
 
 def _changed_inputs(gm: torch.fx.GraphModule) -> list[int]:

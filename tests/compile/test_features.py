@@ -49,6 +49,24 @@ def test_a_size_made_of_symbolic_sizes() -> None:
     agree(of(lambda x: F.layer_norm(x.sin(), x.shape[-1:])), rows(4, 8, grad=True), dynamic=True)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_bias_that_batch_norm_cancels(dropout: float) -> None:
+    """Its gradient is zero, and what rounding leaves of it depends on the order of summation."""
+
+    def make() -> nn.Module:
+        layers: list[nn.Module] = []
+        for channels in (3, 16, 16):
+            layers += [
+                nn.Conv2d(channels, 16, 3, padding=1),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.Dropout(dropout),
+            ]
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+
+    agree(make, rows(16, 3, 32, 32))
+
+
 def test_batch_norm_updates_its_buffers() -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))

@@ -65,7 +65,7 @@ def run(compiled, compare):
 def test_forward_backward_and_changed_inputs_are_compared(compiled):
     seen = []
 
-    def compare(name, want, have, scale, noise):
+    def compare(name, want, have, scale, doubt):
         seen.append(name)
         if isinstance(want, torch.Tensor):
             torch.testing.assert_close(have, want)
@@ -94,7 +94,7 @@ def test_a_mask_in_half_precision_may_be_rounded_or_not(rounds, view):
     call, x = torch.compile(dropped, backend=backend), torch.randn(300, 1000)
     call(x)
 
-    def compare(name, want, have, scale, noise):
+    def compare(name, want, have, scale, doubt):
         if not torch.allclose(want, have, rtol=0.1, atol=1e-3):
             raise VerifyFailed(name)
 
@@ -119,7 +119,7 @@ def test_a_graph_that_differs_is_found_out(compiled):
     addition.target = torch.ops.aten.sub.Tensor
     forward.recompile()
 
-    def compare(name, want, have, scale, noise):
+    def compare(name, want, have, scale, doubt):
         if isinstance(want, torch.Tensor) and not torch.allclose(want.float(), have.float(), atol=1e-4):
             raise VerifyFailed(name)
 

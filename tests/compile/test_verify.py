@@ -178,3 +178,16 @@ def test_what_cannot_be_compared_is_skipped_and_says_why() -> None:
     random = request_of(lambda x: torch.nn.functional.dropout(x), torch.randn(4, 8))
     drawn = verify(random, wrapped(random, scale=2.0), VerifySettings())
     assert drawn.status == "skipped" and "draws random numbers" in drawn.reason
+
+
+def test_a_small_gradient_that_is_not_zero_must_be_right() -> None:
+    """What sums leave of zero is rounding; a thousandth of the largest gradient is none."""
+
+    def program(factor: float) -> Callee:
+        return lambda x, w, b: ((x * w).sum() + (x * b).sum() * factor,)
+
+    inputs = [torch.randn(64, 64), *(torch.randn(64, 64, requires_grad=True) for _ in range(2))]
+    request = request_of(program(1e-3), *inputs)
+    verify(request, program(1e-3), VerifySettings())
+    with pytest.raises(VerifyFailed, match="gradient"):
+        verify(request, program(1.02e-3), VerifySettings())
