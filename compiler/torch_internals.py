@@ -424,12 +424,13 @@ def without_fake_gpus() -> Iterator[None]:
 def numbering_afresh() -> Iterator[None]:
     """After the block, graphs are numbered as if it had not been (AOT_COUNTER, _graph_counter and their like)."""
     import torch._functorch.aot_autograd as aot_autograd
-    from torch._inductor import compile_fx, graph
+    from torch._inductor import compile_fx, graph, scheduler
 
     counters = (
         (aot_autograd, "AOT_COUNTER"),
         (compile_fx, "_graph_counter"),
         (graph, "_post_grad_graph_counter"),
+        (scheduler, "_post_grad_graph_counter"),  # until 2.12
     )
     with contextlib.ExitStack() as stack:
         for owner, name in counters:
