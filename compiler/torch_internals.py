@@ -19,6 +19,7 @@ import os
 import pickle
 import re
 import resource
+import secrets
 import sys
 import threading
 import time
@@ -580,7 +581,7 @@ def lean_lowering() -> Iterator[None]:
     are no symbols, get_scheduler_node_symbol_uses looks for them all the same. stride_at_vec_range simplifies each
     index, though that of a sum of integers times symbols can be read off. Graphs are printed, and turned into scripts
     with the worker's environment (print_readable, save_graph_repro), which made up half of an artifact. A key for a
-    cache that is always empty digests every source file of PyTorch (autograd_cache_key).
+    cache that is always empty digests every source file of PyTorch (autograd_cache_key); a nonce finds nothing in any.
     """
     from torch._dynamo.repro import after_aot
     from torch._functorch._aot_autograd import autograd_cache
@@ -616,7 +617,6 @@ def lean_lowering() -> Iterator[None]:
             uses(node) if V.graph.sizevars.shape_env.var_to_range else torch.utils._ordered_set.OrderedSet()
         )
 
-    graphs = itertools.count()
     stride = vars(cpp)["stride_at_vec_range"]  # defined there until 2.12, in sizevars from 2.13 on
 
     @functools.cache
@@ -632,7 +632,7 @@ def lean_lowering() -> Iterator[None]:
             (cpp, "stride_at_vec_range", stride_at_vec_range),
             (torch.fx.GraphModule, "print_readable", lambda self, *args, **kwargs: ""),
             (after_aot, "save_graph_repro", lambda *args, **kwargs: None),
-            (autograd_cache, "autograd_cache_key", lambda *args, **kwargs: (f"graph{next(graphs)}", [])),
+            (autograd_cache, "autograd_cache_key", lambda *args, **kwargs: (secrets.token_hex(16), [])),
         ):
             stack.enter_context(_replaced(owner, name, value))
         if torch.fx.config.disable_progress:

@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sympy
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from torch._inductor.codegen.cpp import stride_at_vec_range
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from torchrelay.clients.capture import capture
-from torchrelay.compiler import torch_internals, wire
+from torchrelay.compiler import aot, inductor, torch_internals, wire
 
 SYMBOLS = sympy.symbols("x0 x1 x2 tmp3", integer=True)
 TERMS = st.tuples(st.integers(-(10**6), 10**6), st.sampled_from([*SYMBOLS, sympy.S.One]))
@@ -109,3 +111,25 @@ def test_a_warm_server_starts_no_thread_and_its_job_imports_nothing_and_makes_th
     assert len(found["cold"]["modules"]) > 50  # so that the line above can fail
     assert found["warm"]["code"] == found["cold"]["code"]
     assert found["warm"]["graphs"] == ["", ""]  # nothing of the worker's environment is in an artifact
+
+
+def test_two_compiles_in_one_folder_are_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    x = torch.randn(4, 8, requires_grad=True)
+    for program in (lambda x: (x.sin() * 2,), lambda x: (x.cos() + x.exp(), x * 3)):
+        requests: list[wire.GraphRequest] = []
+
+        def backend(
+            gm: torch.fx.GraphModule,
+            examples: list[torch.Tensor],
+            requests: list[wire.GraphRequest] = requests,
+        ) -> Callable[..., Any]:
+            requests.append(capture(gm, examples, mode="default", options={}).request)
+            return gm.forward
+
+        torch._dynamo.reset()
+        expected = torch.compile(program, backend=backend)(x)
+        compiled = inductor.compile_program(
+            aot.rebuild(requests[0]), requests[0], threads=1, progress=lambda stage, detail: None
+        )
+        torch.testing.assert_close(tuple(compiled.run(x)), expected)

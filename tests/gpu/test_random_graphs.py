@@ -16,6 +16,9 @@ SCRIPT = Path(__file__).with_name("random_graphs.py")
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
+NOT_COMPARED = {"attention beside attention": "either order", "encoder in bfloat16": "cudnn_attention"}
+"""Programs of which one may be skipped, and why."""
+
 
 def test_random_graphs_are_compared_and_draw_what_local_compilation_draws(tmp_path: Path) -> None:
     with PrivateService(tmp_path / "service") as service:
@@ -31,7 +34,5 @@ def test_random_graphs_are_compared_and_draw_what_local_compilation_draws(tmp_pa
     for record in records:
         assert record["difference"] <= 2e-2 if "bfloat16" in record["name"] else 1e-5, record
         for status, reason in record["verified"]:
-            if record["name"] == "attention beside attention":
-                assert "either order" in reason
-            else:
-                assert status == "passed", record
+            expected = NOT_COMPARED.get(record["name"])
+            assert status == "passed" or (expected and expected in reason), record
