@@ -321,7 +321,8 @@ _ATTENTION = (
     "_scaled_dot_product_flash_attention_for_cpu",
 )
 """What draws from the device's generator inside ATen's own kernel, which compiled code calls too; its backward takes
-the generator's state from it. Not cuDNN's: its numbers were others in compiled code, from the same state."""
+the generator's state from it. Not cuDNN's: in a Transformer encoder
+layer, not in attention alone, compiled code drew other numbers from the same state."""
 
 
 def _leads_to(first: torch.fx.Node, second: torch.fx.Node) -> bool:
