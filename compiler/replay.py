@@ -252,6 +252,10 @@ class _Drawing(torch.fx.Interpreter):
             size, seed, mode = args[:3]
             spelled = "cpu" if seed.device.type == "cpu" else self._spelling
             return (uniform if mode == "rand" else normal)(size, seed, spelled)
+        if (
+            target is torch.ops.aten.view.default
+        ):  # ATen's results may be laid out otherwise than AOTAutograd's
+            target = torch.ops.aten.reshape.default
         if self._exact and target is torch.ops.prims.convert_element_type.default:
             return super().call_function(target, (args[0], _widest(args[1])), kwargs)
         if self._exact and isinstance(kwargs.get("dtype"), torch.dtype):

@@ -121,7 +121,9 @@ def _compared(
     noise: _Noise | None = None
     floor = _gradient_floor(expected)
     for name, want, have in _pairs(expected, found):
-        relative, absolute = _difference(name, want, have, floor if name.startswith("gradient") else 1e-3)
+        relative, absolute = _difference(
+            name, want, have, floor if name.startswith("gradient") else 1e-3, tolerance
+        )
         worst = max(worst, absolute)
         if not relative <= tolerance:
             noise = noise or _Noise(request, gm, symbols, expected)
@@ -151,7 +153,7 @@ def _replayed(
     def compare(name: str, want: Any, have: Any, scale: float, doubt: replay.Doubt) -> None:
         nonlocal worst
         floor = max(1e-3, 1e-3 * scale)
-        relative, absolute = _difference(name, want, have, floor)
+        relative, absolute = _difference(name, want, have, floor, tolerance)
         if (
             not relative <= tolerance
             and not absolute <= NOISE_MULTIPLE * doubt.noise()
@@ -383,8 +385,11 @@ def _gradient_floor(outcome: _Outcome) -> float:
     return max(1e-3, 1e-3 * max(finite, default=0.0))
 
 
-def _difference(name: str, want: Any, have: Any, floor: float = 1e-3) -> tuple[float, float]:
-    """(largest difference relative to the largest magnitude, largest difference)."""
+def _difference(
+    name: str, want: Any, have: Any, floor: float = 1e-3, tolerance: float = 0.0
+) -> tuple[float, float]:
+    """(largest difference relative to the largest magnitude, largest difference). Of integers and booleans, a part may
+    differ, by the tolerance: a comparison falls out either way where a value is within rounding of its threshold."""
     if not isinstance(want, torch.Tensor) or not isinstance(have, torch.Tensor):
         if want is None or have is None or isinstance(want, torch.Tensor) != isinstance(have, torch.Tensor):
             same = want is have or (want is None and _is_zero(have)) or (have is None and _is_zero(want))
@@ -399,7 +404,7 @@ def _difference(name: str, want: Any, have: Any, floor: float = 1e-3) -> tuple[f
         return 0.0, 0.0
     if not (want.dtype.is_floating_point or want.dtype.is_complex):
         wrong = (want != have).sum().item() / want.numel()
-        return (0.0, 0.0) if wrong <= 1e-3 else (math.inf, math.inf)
+        return (0.0, 0.0) if wrong <= max(1e-3, tolerance / 4) else (math.inf, math.inf)
     wide = torch.complex128 if want.dtype.is_complex else torch.float64
     a, b = want.to(wide), have.to(wide)
     gap, magnitude = float((a - b).abs().max()), float(a.abs().max())

@@ -95,6 +95,19 @@ def test_dropout_in_half_precision() -> None:
     agree(of(noisy), rows(600, 600, grad=True))
 
 
+def test_a_transformer_layer_in_half_precision() -> None:
+    def make() -> Callable[..., Any]:
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.1, batch_first=True)
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return layer(x)
+
+        return run
+
+    agree(make, rows(4, 32, 64, grad=True))
+
+
 def test_fallback_random_draws_eagers_stream() -> None:
     def noisy(x: torch.Tensor) -> torch.Tensor:
         return F.dropout(x, 0.5) + torch.rand(8)

@@ -134,6 +134,18 @@ def test_inputs_that_aten_refuses_say_nothing_of_the_compiled_form():
         judge(graph, [torch.zeros(2, 2), torch.tensor([9])], lambda inputs: None)
 
 
+def test_a_view_of_what_aten_lays_out_otherwise():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.view.default, (x, [4])),))
+    gm = torch.fx.GraphModule({}, graph)
+    transposed = torch.arange(4.0).reshape(2, 2).t()
+    seen = []
+    judge = replay.Replay(lambda name, want, have, scale, doubt: seen.append(torch.equal(want, have)))
+    judge(gm, [transposed], lambda inputs: [inputs[0].reshape(4)])
+    assert seen == [True]
+
+
 TRITON_DRAWS = """
 import torch, triton, triton.language as tl
 from torch._inductor.runtime import triton_helpers
