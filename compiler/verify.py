@@ -174,12 +174,14 @@ def _disagreement(name: str, relative: float, tolerance: float) -> VerifyFailed:
 
 
 def _is_rounding(want: Any, have: Any, exact: Any, left: float) -> bool:
-    """Whether compiled code is about as near to float64 as eager is. Where the value is zero in float64, up to `left`
-    may be left over: how much is, depends on the order in which terms that cancel are added."""
+    """Whether compiled code is about as near to float64 as eager is. Where the value is nothing beside `left` in
+    float64, so much may be left over: how much is, depends on the order in which terms that cancel are added."""
     if not isinstance(exact, torch.Tensor) or exact.dtype != torch.float64 or exact.shape != have.shape:
         return False
     own, theirs = (float((value.double() - exact).abs().max()) for value in (want, have))
-    if float(exact.abs().max()) <= 1e-5 * left:
+    if (
+        float(exact.abs().max()) <= 0.1 * left
+    ):  # what a backward is given has been rounded, so it is seldom 0.0
         return theirs <= left
     return theirs <= EXACT_MULTIPLE * own
 
