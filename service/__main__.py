@@ -127,7 +127,7 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 def _become_worker(arguments: argparse.Namespace) -> NoReturn:
     """Become `ray start --block` for a node that offers slots; the gateways' pools find it and fill them."""
-    from ..workers.pool import node_resources, ray_environment
+    from ..workers.pool import node_directory, node_resources, ray_environment
     from . import embedded
     from .settings import ServiceSettings
 
@@ -136,15 +136,11 @@ def _become_worker(arguments: argparse.Namespace) -> NoReturn:
         raise SettingsError("--worker-only needs a Ray", hint="Give --ray host:port")
     slots = arguments.cpu_slots if arguments.cpu_slots is not None else embedded.default_cpu_slots()
     token = settings.ray_token.get_secret_value() if settings.ray_token else None
+    folder, lock = node_directory()
+    os.set_inheritable(lock, True)  # held by the program that this process becomes
     command = [
-        *(
-            sys.executable,
-            "-m",
-            "ray.scripts.scripts",
-            "start",
-            "--block",
-            f"--address={settings.ray_address}",
-        ),
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+        *(f"--address={settings.ray_address}", f"--temp-dir={folder}"),
         *("--num-cpus=0", f"--resources={json.dumps(node_resources(slots))}"),
         *(["--num-gpus=0"] if arguments.no_gpu else []),
     ]

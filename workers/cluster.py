@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..compiler.errors import Unavailable
+from . import job_folders
 from .processes import die_with_parent
 from .settings import PoolSettings, SlotSettings
 
@@ -28,6 +29,7 @@ OFFER = "torchrelay_worker"
 """Ray resource of a node on which slots may be placed."""
 CPU_SLOTS = "torchrelay_cpu"
 NAMESPACE = "torchrelay"
+_NODE = "torchrelay-node-"
 _SOCKET_ROOM = 43
 """Bytes that a session directory may have: Ray adds up to 64 (process ids have seven digits), sockets hold 107."""
 
@@ -64,7 +66,20 @@ def ray_environment(token: str | None, address: str | None) -> dict[str, str]:
 
 
 def short_directory(prefix: str) -> Path:
-    """A new private directory whose path leaves room for sockets."""
+    """A new private directory whose path leaves room for sockets. Raises Unavailable."""
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=_short_root(prefix)))
+
+
+def node_directory() -> tuple[Path, int]:
+    """A directory for the sockets and logs of a Ray node that outlives this program, and its lock's descriptor.
+
+    Nodes of one machine that shared Ray's default would race for the names of their sockets. Whoever makes one
+    removes those of dead nodes. Raises Unavailable.
+    """
+    return job_folders.make(str(_short_root(_NODE)), _NODE)
+
+
+def _short_root(prefix: str) -> Path:
     roots = [Path(tempfile.gettempdir()), Path("/tmp")]
     root = next(
         (r for r in roots if len(os.fsencode(r)) + len(prefix) + 9 <= _SOCKET_ROOM and r.is_dir()), None
@@ -73,7 +88,7 @@ def short_directory(prefix: str) -> Path:
         raise Unavailable(
             f"{roots[0]} is too long a path for sockets", hint="Set TMPDIR to a shorter directory"
         )
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+    return root
 
 
 class Cluster:
@@ -164,12 +179,13 @@ class Cluster:
 
     def _join(self, ray: Any, address: str) -> None:
         """A driver talks through a node on its own machine, so this process brings one, without slots."""
-        self._own_dir = Path(tempfile.mkdtemp(prefix="torchrelay-"))
+        self._own_dir = short_directory("torchrelay-")
         with (self._own_dir / "ray-node.log").open("wb") as log:
             self._gateway_node = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
                     *(f"--address={address}", "--num-cpus=0", "--num-gpus=0", "--disable-usage-stats"),
+                    f"--temp-dir={self._own_dir}",
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -1,6 +1,6 @@
-"""The folder in which a fork server makes its jobs' folders: a root in; a new one, locked while anyone uses it, out.
+"""Folders of one process: a root in; a new one, locked while that process or a heir has the lock open, out.
 
-Whoever makes one removes those that a crash left behind: nobody holds their locks any more.
+Whoever makes one removes those of its kind that a crash left behind: nobody holds their locks any more.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-_PREFIX = "torchrelay-jobs-"
+JOBS = "torchrelay-jobs-"
+"""In which a fork server makes its jobs' folders."""
 
 
-def make(root: str | None) -> tuple[Path, int]:
+def make(root: str | None, prefix: str = JOBS) -> tuple[Path, int]:
     """A new folder and the file descriptor of its lock, which holds as long as any process has it open."""
     place = Path(root or tempfile.gettempdir())
-    _remove_abandoned(place)
+    _remove_abandoned(place, prefix)
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
         lock = _locked(folder)
         if lock is not None and folder.exists():  # else it was taken for abandoned, between the two calls
             return folder, lock
@@ -43,8 +44,8 @@ def shared(named: str | None) -> Path | None:
     return folder
 
 
-def _remove_abandoned(place: Path) -> None:
-    for folder in place.glob(f"{_PREFIX}*"):
+def _remove_abandoned(place: Path, prefix: str) -> None:
+    for folder in place.glob(f"{prefix}*"):
         lock = _locked(folder)
         if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)

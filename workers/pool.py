@@ -16,7 +16,7 @@ import msgspec
 
 from ..compiler import wire
 from ..compiler.errors import CompileKilled, CompileTimeout, Overloaded, RelayError, Unavailable
-from .cluster import Cluster, Node, node_resources, ray_environment, short_directory
+from .cluster import Cluster, Node, node_directory, node_resources, ray_environment, short_directory
 from .messages import Done, Event, Failed, Ready, decode_answer
 from .processes import become_subreaper, descendants, die_with_parent, kill_below, reap
 from .settings import JobLimits, PoolSettings, SlotSettings
@@ -29,6 +29,7 @@ __all__ = [  # all that service/ may use of workers/
     "descendants",
     "die_with_parent",
     "kill_below",
+    "node_directory",
     "node_resources",
     "ray_environment",
     "reap",

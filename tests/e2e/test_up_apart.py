@@ -111,6 +111,12 @@ class Apart:
                 for member in [process, *process.children(recursive=True)]:
                     self.family.setdefault(member.pid, member)
 
+    def raylet_sockets(self):
+        """Each Ray node's; two that pick their names in one folder at the same time pick the same name."""
+        self.look()
+        lines = [word for process in self.family.values() for word in _command_line(process)]
+        return [Path(word.partition("=")[2]) for word in lines if word.startswith("--raylet_socket_name=")]
+
     def logs(self):
         return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in self.home.glob("*.log"))
 
@@ -175,6 +181,8 @@ def follow_a_worker(apart):
 
     apart.start("worker-cpu", service)
     apart.wait(lambda: apart.get("/readyz")[0] == 200, "a warm worker")
+    sockets = apart.raylet_sockets()
+    assert len(sockets) == 3 == len({path.parent for path in sockets}), sockets
     client = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         env={
@@ -193,6 +201,13 @@ def follow_a_worker(apart):
     apart.stop("worker-cpu")
     apart.wait(lambda: apart.get("/readyz")[0] == 503, "the gateway noticing that its worker left", 60)
     assert (status := apart.stop("gateway")) == 0, f"exit status {status}\n{apart.logs()}"
+
+
+def _command_line(process):
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _listens(port):
