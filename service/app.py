@@ -41,6 +41,7 @@ from .routes import (
 )
 from .settings import ServiceSettings
 from .stats import StatsReply
+from .tasks import end
 
 log = structlog.get_logger(__name__)
 
@@ -94,9 +95,7 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
         finally:
             gateway.state.stopping = True
             await gateway.tenants.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(*tasks)
             await gateway.pool.close()
             await gateway.redis.aclose()
             log.info("gateway_stopped")

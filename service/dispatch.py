@@ -38,6 +38,7 @@ from .leases import Granted, Leases
 from .metrics import Metrics
 from .settings import ServiceSettings
 from .signing import Keyring
+from .tasks import end
 
 log = structlog.get_logger(__name__)
 
@@ -149,10 +150,7 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Stop all flights and give their leases back."""
-        flights = list(self._flights)
-        for task in flights:
-            task.cancel()
-        await asyncio.gather(*flights, return_exceptions=True)
+        await end(*self._flights)
 
     def _launch(self, flight: Flight) -> None:
         key = flight.granted.lease.key
@@ -175,18 +173,18 @@ class Dispatcher:
         try:
             await asyncio.wait({keeper, worker}, return_when=asyncio.FIRST_COMPLETED)
             if not worker.done():
-                await _stop(worker)
+                await end(worker)
                 verdict = keeper.result()
                 log.info("compile_stopped", key=key, verdict=verdict)
                 if verdict == "abandoned":
                     error = CompileKilled("nobody waits for this compile any more", hint="Ask again")
                     await self._leases.fail(flight.granted.lease, error, remember_seconds=0)
                 return
-            await _stop(keeper)
+            await end(keeper)
             await self._land(flight, worker)
         except asyncio.CancelledError:
-            await _stop(worker)
-            await _stop(keeper)
+            await end(worker)
+            await end(keeper)
             try:
                 await self._leases.release(flight.granted.lease)
             except RedisError as error:
@@ -364,8 +362,3 @@ def _as_relay_error(failure: BaseException) -> RelayError:
     if isinstance(failure, RedisError):
         return Unavailable(f"Redis refused the compile's result ({type(failure).__name__})")
     return ServiceError(f"the service failed with {type(failure).__name__}; its log says more")
-
-
-async def _stop(task: asyncio.Task[object]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

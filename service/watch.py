@@ -96,7 +96,7 @@ class Watches:
         present = 0.0  # when it was last said that somebody waits here
         try:
             async with self._wakes.woken(key) as wake:
-                while not watch.ending:
+                while watch.followers and not watch.ending:  # a cancellation may be lost: tasks.py
                     wake.clear()
                     try:
                         glance = await self._events.glance(key, after)
