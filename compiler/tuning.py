@@ -1,0 +1,166 @@
+"""What tuning knows: problems, candidates' timings, the winners that a team keeps; structs and their texts. No torch.
+
+A problem is one operator on operands of certain shapes, dtypes and strides. Its candidates (ATen's kernel, templates in
+many configurations) are measured in one place: a device, its driver, and the versions that made the code. An entry is
+what came of it, and applies to the same problem in the same place and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+SCHEMA = 1
+
+Text = Annotated[str, Meta(max_length=4096)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:+-]{1,128}$")]
+Milliseconds = Annotated[float, Meta(gt=0, lt=1e9)]
+_SHORT = {
+    "float64": "f64",
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "f8e4m3",
+    "float8_e5m2": "f8e5m2",
+    "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+    "uint8": "u8",
+    "bool": "b8",
+}
+
+
+class _Record(Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class Operand(_Record, frozen=True):
+    """A tensor as a kernel sees it. `dtype` as torch prints it without `torch.`; sizes and strides in elements."""
+
+    dtype: Name
+    size: Annotated[tuple[int, ...], Meta(max_length=64)]
+    stride: Annotated[tuple[int, ...], Meta(max_length=64)]
+
+    def text(self) -> str:
+        """`bf16[128,64]`, with the strides after a colon unless the tensor is contiguous."""
+        shown = f"{_SHORT.get(self.dtype, self.dtype)}[{','.join(map(str, self.size))}]"
+        return (
+            shown if self.stride == _contiguous(self.size) else f"{shown}:{','.join(map(str, self.stride))}"
+        )
+
+
+class Problem(_Record, frozen=True):
+    """`op`: the operator by Inductor's name (mm, addmm, bmm, convolution ...). `settings`: what else decides which
+    candidates there are and how fast they are (precision, padding, the search space), sorted."""
+
+    op: Name
+    operands: Annotated[tuple[Operand, ...], Meta(max_length=64)]
+    result: Operand
+    settings: Annotated[tuple[tuple[Name, Text], ...], Meta(max_length=64)] = ()
+
+    def text(self) -> str:
+        """One line, the same for the same problem: `mm(f32[8,4], f32[4,2]) -> f32[8,2] {precision=highest}`."""
+        operands = ", ".join(operand.text() for operand in self.operands)
+        named = ", ".join(f"{name}={value}" for name, value in self.settings)
+        settings = f" {{{named}}}" if named else ""
+        return f"{self.op}({operands}) -> {self.result.text()}{settings}"
+
+
+class Place(_Record, frozen=True):
+    """What timings are good for: a device's model, its driver, and the versions that make its code.
+
+    device: a GPU's name, or a CPU's model. capability: `9.0`, or a CPU's vector set. threads: of a CPU's kernels; 0 for
+    a GPU. driver: '' for a CPU.
+    """
+
+    device: Text
+    capability: Text
+    driver: Text
+    torch: Text
+    triton: Text
+    cuda: Text
+    threads: int = 0
+
+    def digest(self) -> str:
+        """Names the place; hexadecimal."""
+        return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:32]
+
+
+class Timing(_Record, frozen=True):
+    """A candidate's time: the median of `samples`, and a 95% confidence interval of it, in milliseconds."""
+
+    candidate: Text
+    milliseconds: Milliseconds
+    low: Milliseconds
+    high: Milliseconds
+    samples: Annotated[int, Meta(ge=1)]
+
+
+class Entry(_Record, frozen=True, kw_only=True):
+    """What a search found.
+
+    aten: PyTorch's own kernel, None if it was no candidate. failed: candidates that did not build, did not run or were
+    wrong. error: the winner's largest difference from the reference in higher precision, as a share of the largest
+    value; None: there was no reference. clock: of the device while it was measured, '' if it does not tell.
+    """
+
+    problem: Problem
+    place: Place
+    winner: Timing
+    runner_up: Timing | None = None
+    aten: Timing | None = None
+    candidates: Annotated[int, Meta(ge=1)]
+    failed: Annotated[int, Meta(ge=0)] = 0
+    error: float | None = None
+    clock: Text = ""
+    seconds: Annotated[float, Meta(ge=0)] = 0.0
+    """Spent on the search."""
+
+
+def name_of(problem: Problem) -> str:
+    """Names a problem within a place: a digest in hexadecimal."""
+    return hashlib.sha256(msgspec.msgpack.encode((SCHEMA, problem))).hexdigest()
+
+
+NAME = re.compile(r"[0-9a-f]{64}")
+
+
+def _contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = 1
+    for length in reversed(size):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))
+
+
+# --- from a compile to the service, and back ---------------------------------------------------------------
+
+
+class Lookup(_Record, frozen=True, tag="lookup"):
+    """Which of these problems are known in this place? Answered by Known."""
+
+    place: Place
+    problems: Annotated[list[Problem], Meta(max_length=256)]
+
+
+class Found(_Record, frozen=True, tag="found"):
+    """A search is over: keep what it found, unless there is an entry already. Answered by Known: what stands now."""
+
+    entry: Entry
+
+
+class Known(_Record, frozen=True, tag="known"):
+    """The entries that there are, in any order."""
+
+    entries: list[Entry]
+
+
+Question = Lookup | Found
+QUESTION_LIMIT = 1 << 20
+"""Bytes of an encoded question."""

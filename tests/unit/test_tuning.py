@@ -1,0 +1,59 @@
+"""compiler/tuning.py: what names a problem and a place, and how a person reads them."""
+
+import msgspec
+import pytest
+from torchrelay.compiler import tuning
+from torchrelay.compiler.tuning import Operand, Place, Problem, Timing
+
+LEFT = Operand("bfloat16", (128, 64), (64, 1))
+RIGHT = Operand("bfloat16", (64, 32), (1, 64))
+RESULT = Operand("bfloat16", (128, 32), (32, 1))
+PLACE = Place(
+    device="NVIDIA H200", capability="9.0", driver="580", torch="2.11.0", triton="3.6.0", cuda="13.0"
+)
+
+
+def test_a_problem_reads_as_a_line():
+    problem = Problem("mm", (LEFT, RIGHT), RESULT, (("precision", "high"),))
+    assert problem.text() == "mm(bf16[128,64], bf16[64,32]:1,64) -> bf16[128,32] {precision=high}"
+    assert Problem("mm", (LEFT, LEFT), RESULT).text() == "mm(bf16[128,64], bf16[128,64]) -> bf16[128,32]"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Problem("bmm", (LEFT, RIGHT), RESULT),
+        Problem("mm", (RIGHT, LEFT), RESULT),
+        Problem("mm", (LEFT, RIGHT), msgspec.structs.replace(RESULT, dtype="float32")),
+        Problem("mm", (LEFT, RIGHT), RESULT, (("precision", "high"),)),
+    ],
+)
+def test_whatever_differs_in_a_problem_names_another(other):
+    assert tuning.name_of(other) != tuning.name_of(Problem("mm", (LEFT, RIGHT), RESULT))
+    assert other.text() != Problem("mm", (LEFT, RIGHT), RESULT).text()
+    assert tuning.NAME.fullmatch(tuning.name_of(other))
+
+
+@pytest.mark.parametrize("field", ["device", "capability", "driver", "torch", "triton", "cuda"])
+def test_another_driver_device_or_version_is_another_place(field):
+    assert msgspec.structs.replace(PLACE, **{field: "other"}).digest() != PLACE.digest()
+
+
+def test_a_question_and_its_answer_travel():
+    timing = Timing("aten mm", 0.25, 0.24, 0.26, 40)
+    entry = tuning.Entry(
+        problem=Problem("mm", (LEFT, RIGHT), RESULT), place=PLACE, winner=timing, candidates=3, failed=1
+    )
+    for question in (tuning.Lookup(PLACE, [entry.problem]), tuning.Found(entry)):
+        sent = msgspec.msgpack.encode(question)
+        assert msgspec.msgpack.decode(sent, type=tuning.Question) == question
+    assert msgspec.msgpack.decode(
+        msgspec.msgpack.encode(tuning.Known([entry])), type=tuning.Known
+    ).entries == [entry]
+
+
+@pytest.mark.parametrize("milliseconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_time_that_is_none_is_refused(milliseconds):
+    sent = msgspec.msgpack.encode(Timing("aten mm", milliseconds, 1.0, 1.0, 1))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(sent, type=Timing)
