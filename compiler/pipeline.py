@@ -17,7 +17,19 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from . import aot, artifact, autotune, inductor, members, torch_internals, triton_store, verify, warm, wire
+from . import (
+    aot,
+    artifact,
+    autotune,
+    inductor,
+    members,
+    torch_internals,
+    triton_store,
+    tuning,
+    verify,
+    warm,
+    wire,
+)
 from . import target as targets
 from .kernel_store import Exchange
 from .toolchain import local_target
@@ -49,12 +61,13 @@ def compile_request(
     workdir: Path,
     progress: Callable[[wire.Stage, str], None],
     kernels: Exchange | None = None,
+    ask: tuning.Ask | None = None,
     settings: PipelineSettings = DEFAULTS,
 ) -> bytes:
     """Compile a request that check.check has passed; returns an unsigned artifact file (artifact.pack).
 
     workdir: a folder of this job alone. progress: told each stage as it begins, with a detail. kernels: where
-    what earlier compiles built and measured is found, and what is new laid.
+    what earlier compiles built and measured is found, and what is new laid. ask: the team's tuning database.
     Raises CompileFailed, Unsupported, VerifyFailed.
     """
     clock = _Clock(progress)
@@ -99,7 +112,7 @@ def compile_request(
         if triton.undecided() and verification.status == "skipped":
             verify.exercise(request, compiled.run, settings.verify)
         clock.enter("autotune", "")
-        bundle, tuning = autotune.fix_winners(compiled.bundle, triton)
+        bundle, measured = autotune.fix_winners(compiled.bundle, triton)
         clock.enter("publish", "")
         modules = {
             f"{members.TRITON}{name}": path.read_bytes() for name, path in sorted(triton.modules.items())
@@ -116,7 +129,7 @@ def compile_request(
         guards=compiled.guards,
         stages=clock.seconds(),
         verification=verification,
-        tuning=tuning,
+        tuning=measured,
         kernels=len(binaries) + len(triton.live),
         kernels_built=builds.built + len(triton.live) - triton.reused,
         kernels_reused=builds.reused + triton.reused,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -164,3 +165,6 @@ class Known(_Record, frozen=True, tag="known"):
 Question = Lookup | Found
 QUESTION_LIMIT = 1 << 20
 """Bytes of an encoded question."""
+
+Ask = Callable[[Question], list[Entry]]
+"""Puts a question to the service and waits for Known's entries; any thread may. Raises Unavailable: no answer came."""

@@ -393,6 +393,10 @@ class Manifest(_Wire, frozen=True):
     """Kernels that this compile built itself."""
     kernels_reused: int = 0
     """Kernels that an earlier compile had built."""
+    searched: int = 0
+    """Tuning problems that this compile measured."""
+    recalled: int = 0
+    """Tuning problems whose winner the lock file or the team's database knew."""
 
 
 # --- progress and status (JSON on the HTTP side) ------------------------------------------------------------
