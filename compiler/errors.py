@@ -21,6 +21,7 @@ RelayError
     OverQuota               over_quota           429  the namespace compiles or has spent as much as it may
     CompileFailed           compile_failed       422  the compiler itself refused the graph
       SpecializeInputs      specialize_inputs    422  Python numbers among the inputs must become constants
+      TuningUnknown         tuning_unknown       422  a strict tuning lock has no winner for a problem of the graph
     CompileTimeout          compile_timeout      504
     CompileKilled           compile_killed       500  the child died: out of memory, crashed or killed
     IsolationUnavailable    isolation            503  a worker that must shut its compiles in cannot
@@ -174,6 +175,14 @@ class SpecializeInputs(CompileFailed):
     @property
     def positions(self) -> list[int]:
         return [int(text) for text in re.findall(r"\d+", self.message)]
+
+
+class TuningUnknown(CompileFailed):
+    code = "tuning_unknown"
+    hint = (
+        "Tune it without the lock, then `torchrelay tune export`; "
+        "or set TORCHRELAY_TUNING_LOCK_MODE=loose: what the lock lacks is measured"
+    )
 
 
 class CompileTimeout(ServiceError):

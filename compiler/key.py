@@ -62,6 +62,8 @@ def components(request: wire.GraphRequest) -> dict[str, str]:
             {"name": item.name, "source": _digest(item.source), "configurations": _digest(item.configs)}
             for item in request.kernels
         )
+    if request.tuning_lock is not None:
+        parts["tuning_lock"] = _digest(request.tuning_lock)
     parts |= _graph_details(request.graph) | _input_details(request.inputs)
     for prefix, struct in (
         ("ambient", request.ambient),

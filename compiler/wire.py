@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from . import tuning
 from .errors import LimitExceeded, MalformedRequest, SchemaMismatch
 
 if sys.version_info >= (3, 14):
@@ -317,6 +318,17 @@ class Target(_Wire, frozen=True):
     """Instruction-set names of the host, sorted (compiler/target.py)."""
 
 
+class TuningLock(_Wire, frozen=True):
+    """Winners that a team has pinned: entries that fit toolchain and target, sorted, one for a problem and place.
+
+    strict: a problem that none of them answers is an error (TuningUnknown); else the team's database is asked, and
+    what it does not know is measured.
+    """
+
+    strict: bool
+    entries: list[tuning.Entry]
+
+
 OptionValue = bool | int | float | str | None
 
 
@@ -337,6 +349,8 @@ class GraphRequest(_Wire, frozen=True, omit_defaults=True):
     target: Target
     kernels: list[KernelSource] = []
     """In order of first use."""
+    tuning_lock: TuningLock | None = None
+    """Only in requests that tune."""
 
 
 # --- artifact --------------------------------------------------------------------------------------------

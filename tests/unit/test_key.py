@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 sys.path.insert(0, str(Path(__file__).parent))
 
 import strategies
-from torchrelay.compiler import graph, key, wire
+from torchrelay.compiler import graph, key, tuning, wire
 
 RANDOM = settings(
     max_examples=40,
@@ -58,7 +58,8 @@ def changes(value: Any) -> Iterator[Any]:
     match value:
         case msgspec.Struct():
             for field in value.__struct_fields__:
-                for changed in changes(getattr(value, field)):
+                held = getattr(value, field)
+                for changed in [LOCK] if field == "tuning_lock" and held is None else changes(held):
                     yield msgspec.structs.replace(value, **{field: changed})
         case list():
             if value:
@@ -91,6 +92,8 @@ def changes(value: Any) -> Iterator[Any]:
 def test_the_key_covers_every_field() -> None:
     """The random test walks struct fields, so it needs a request where each list holds something."""
     request = full_request()
+    assert request.tuning_lock is not None
+    [entry] = request.tuning_lock.entries
     seen = {key.key_of(change) for change in changes(request)}
     assert key.key_of(request) not in seen
     for struct in (
@@ -102,6 +105,11 @@ def test_the_key_covers_every_field() -> None:
         *request.constants,
         *request.kernels,
         *request.kernels[0].configs,
+        request.tuning_lock,
+        entry,
+        entry.problem,
+        entry.place,
+        entry.winner,
     ):
         for field in struct.__struct_fields__:
             assert any(True for _ in changes(getattr(struct, field))), f"{type(struct).__name__}.{field}"
@@ -157,7 +165,30 @@ def full_request() -> wire.GraphRequest:
         toolchain=wire.Toolchain(python="cp311", torch="2.13.0", triton="", cuda="", platform="linux-x86_64"),
         target=wire.Target(kind="cpu", name="", capability="", units=0, cpu=["avx2"]),
         kernels=[wire.KernelSource("k", "import triton\n", [wire.KernelConfig([("B", 8)], 4, 3, 1, None)])],
+        tuning_lock=LOCK,
     )
+
+
+MATRIX = tuning.Operand("float32", (4, 4), (4, 1))
+LOCK = wire.TuningLock(
+    strict=True,
+    entries=[
+        tuning.Entry(
+            problem=tuning.Problem("mm", (MATRIX, MATRIX), MATRIX, (("precision", "highest"),)),
+            place=tuning.Place(
+                device="a CPU", capability="avx2", driver="", torch="2.13.0", triton="", cuda="", threads=2
+            ),
+            winner=tuning.Timing("aten mm", 0.5, 0.4, 0.6, 9),
+            candidates=2,
+        )
+    ],
+)
+
+
+def test_a_request_without_a_tuning_lock_keeps_the_key_it_had() -> None:
+    bare = msgspec.structs.replace(full_request(), tuning_lock=None)
+    assert b"tuning_lock" not in wire.encode_request(bare)
+    assert "tuning_lock" not in key.components(bare)
 
 
 # --- what the key leaves out -------------------------------------------------------------------------------
