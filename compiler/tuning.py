@@ -165,6 +165,8 @@ class Known(_Record, frozen=True, tag="known"):
 Question = Lookup | Found
 QUESTION_LIMIT = 1 << 20
 """Bytes of an encoded question."""
+ENTRY_LIMIT = 16 << 10
+"""Bytes of an encoded entry that is kept; a usual one has one KiB."""
 
 Ask = Callable[[Question], list[Entry]]
 """Puts a question to the service and waits for Known's entries; any thread may. Raises Unavailable: no answer came."""

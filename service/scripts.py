@@ -25,6 +25,8 @@ NAMES = (
     "charge",
     "decide",
     "used",
+    "recall",
+    "keep",
 )
 
 
@@ -82,6 +84,10 @@ class Keys:
         """Sorted set: job by its last decision, ms."""
         self.scripts = f"{prefix}scripts"
         """Sorted set: script by its last run, ms."""
+        self.tunings = f"{prefix}tunings"
+        """Hash: digests of a place and a problem to their tuning.Entry, MessagePack."""
+        self.tuned = f"{prefix}tuned"
+        """Sorted set: fields of tunings by last use, ms."""
         self.job_prefix = f"{prefix}job:"
         self.script_prefix = f"{prefix}script:"
         self.index_prefix = f"{prefix}index:"
@@ -165,6 +171,8 @@ class Scripts:
     charge: Script
     decide: Script
     used: Script
+    recall: Script
+    keep: Script
 
     def __init__(self, redis: Redis) -> None:
         folder = resources.files(__package__) / "lua"

@@ -111,6 +111,9 @@ class ServiceSettings(BaseSettings):
     """All artifacts together; past it the least recently used go, of the namespace that holds the most."""
     import_bytes: Bytes = 1 << 30
     """One imported artifact."""
+    tunings_limit: Annotated[int, Field(gt=0)] = 100_000
+    """Entries of one namespace's tuning database, a KiB each as a rule; past it those go that nobody has asked for the
+    longest."""
     audit_entries: Annotated[int, Field(gt=0)] = 1_000_000
     """The audit log keeps about so many; the oldest go."""
 

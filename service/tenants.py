@@ -29,6 +29,7 @@ from .scripts import DEFAULT, Keys, Scripts
 from .settings import ServiceSettings
 from .signing import Keyring
 from .stats import Stats
+from .tunings import Tunings
 from .used import Used
 from .watch import Watches
 
@@ -65,6 +66,7 @@ class Tenant:
     stats: Stats
     jobs: Jobs
     used: Used
+    tunings: Tunings
 
 
 class Tenants:
@@ -142,4 +144,5 @@ def _tenant(shared: Shared, namespace: str) -> Tenant:
         stats=Stats(redis, keys),
         jobs=Jobs(redis, keys, scripts),
         used=Used(redis, keys, scripts),
+        tunings=Tunings(redis, keys, scripts, limit=settings.tunings_limit),
     )
