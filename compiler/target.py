@@ -56,6 +56,11 @@ def compiler_flags(cpu: Collection[str]) -> list[str]:
     return ["march=x86-64", "mtune=generic", *(GCC_FLAGS[name] for name in sorted(cpu) if name in GCC_FLAGS)]
 
 
+def capability(cpu: Collection[str]) -> str:
+    """A CPU target's vector sets as one text, as `tuning.Place` has it: `avx2 avx512`."""
+    return " ".join(vector_sets(cpu))
+
+
 def vector_sets(cpu: Collection[str]) -> list[str]:
     """Inductor's names of the vector instruction sets that a target offers."""
     offered = set(cpu)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Annotated
 
 import msgspec
@@ -20,6 +21,7 @@ SCHEMA = 1
 Text = Annotated[str, Meta(max_length=4096)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:+-]{1,128}$")]
 Milliseconds = Annotated[float, Meta(gt=0, lt=1e9)]
+Finite = Annotated[float, Meta(ge=0, lt=1e9)]
 _SHORT = {
     "float64": "f64",
     "float32": "f32",
@@ -34,6 +36,7 @@ _SHORT = {
     "uint8": "u8",
     "bool": "b8",
 }
+_LONG = {short: name for name, short in _SHORT.items()}
 
 
 class _Record(Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,6 +49,10 @@ class Operand(_Record, frozen=True):
     dtype: Name
     size: Annotated[tuple[int, ...], Meta(max_length=64)]
     stride: Annotated[tuple[int, ...], Meta(max_length=64)]
+
+    def __post_init__(self) -> None:
+        if self.dtype in _LONG:
+            raise ValueError(f"the dtype is {_LONG[self.dtype]}, {self.dtype} only its short form")
 
     def text(self) -> str:
         """`bf16[128,64]`, with the strides after a colon unless the tensor is contiguous."""
@@ -63,6 +70,11 @@ class Problem(_Record, frozen=True):
     operands: Annotated[tuple[Operand, ...], Meta(max_length=64)]
     result: Operand
     settings: Annotated[tuple[tuple[Name, Text], ...], Meta(max_length=64)] = ()
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.settings]
+        if any(one >= other for one, other in pairwise(names)):
+            raise ValueError("a problem's settings are sorted by name, each given once")
 
     def text(self) -> str:
         """One line, the same for the same problem: `mm(f32[8,4], f32[4,2]) -> f32[8,2] {precision=highest}`."""
@@ -117,9 +129,9 @@ class Entry(_Record, frozen=True, kw_only=True):
     aten: Timing | None = None
     candidates: Annotated[int, Meta(ge=1)]
     failed: Annotated[int, Meta(ge=0)] = 0
-    error: float | None = None
+    error: Finite | None = None
     clock: Text = ""
-    seconds: Annotated[float, Meta(ge=0)] = 0.0
+    seconds: Finite = 0.0
     """Spent on the search."""
 
 

@@ -57,3 +57,13 @@ def test_a_time_that_is_none_is_refused(milliseconds):
     sent = msgspec.msgpack.encode(Timing("aten mm", milliseconds, 1.0, 1.0, 1))
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(sent, type=Timing)
+
+
+def test_a_problem_has_one_form():
+    with pytest.raises(ValueError, match="sorted"):
+        Problem("mm", (LEFT, RIGHT), RESULT, (("b", "1"), ("a", "2")))
+    twice = {"op": "mm", "operands": [], "result": RESULT, "settings": [["a", "1"], ["a", "2"]]}
+    with pytest.raises(msgspec.ValidationError, match="each given once"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(twice), type=Problem)
+    with pytest.raises(ValueError, match="the dtype is float32"):
+        Operand("f32", (8,), (1,))
