@@ -21,6 +21,9 @@ SCHEMA = 1
 Text = Annotated[str, Meta(max_length=4096)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:+-]{1,128}$")]
 Milliseconds = Annotated[float, Meta(gt=0, lt=1e9)]
+Length = Annotated[int, Meta(ge=0, le=1 << 53)]
+Count = Annotated[int, Meta(ge=0, le=1 << 31)]
+Several = Annotated[int, Meta(ge=1, le=1 << 31)]
 Finite = Annotated[float, Meta(ge=0, lt=1e9)]
 _SHORT = {
     "float64": "f64",
@@ -47,8 +50,8 @@ class Operand(_Record, frozen=True):
     """A tensor as a kernel sees it. `dtype` as torch prints it without `torch.`; sizes and strides in elements."""
 
     dtype: Name
-    size: Annotated[tuple[int, ...], Meta(max_length=64)]
-    stride: Annotated[tuple[int, ...], Meta(max_length=64)]
+    size: Annotated[tuple[Length, ...], Meta(max_length=64)]
+    stride: Annotated[tuple[Length, ...], Meta(max_length=64)]
 
     def __post_init__(self) -> None:
         if self.dtype in _LONG:
@@ -97,7 +100,7 @@ class Place(_Record, frozen=True):
     torch: Text
     triton: Text
     cuda: Text
-    threads: int = 0
+    threads: Count = 0
 
     def digest(self) -> str:
         """Names the place; hexadecimal."""
@@ -111,7 +114,7 @@ class Timing(_Record, frozen=True):
     milliseconds: Milliseconds
     low: Milliseconds
     high: Milliseconds
-    samples: Annotated[int, Meta(ge=1)]
+    samples: Several
 
 
 class Entry(_Record, frozen=True, kw_only=True):
@@ -127,8 +130,8 @@ class Entry(_Record, frozen=True, kw_only=True):
     winner: Timing
     runner_up: Timing | None = None
     aten: Timing | None = None
-    candidates: Annotated[int, Meta(ge=1)]
-    failed: Annotated[int, Meta(ge=0)] = 0
+    candidates: Several
+    failed: Count = 0
     error: Finite | None = None
     clock: Text = ""
     seconds: Finite = 0.0

@@ -67,3 +67,12 @@ def test_a_problem_has_one_form():
         msgspec.msgpack.decode(msgspec.msgpack.encode(twice), type=Problem)
     with pytest.raises(ValueError, match="the dtype is float32"):
         Operand("f32", (8,), (1,))
+
+
+@pytest.mark.parametrize("number", [-1, 10**30])
+@pytest.mark.parametrize("field", ["size", "stride"])
+def test_lengths_that_no_tensor_has_are_refused(field, number):
+    """10**30 is a number in JSON, and none in MessagePack: it could not be named."""
+    sent = msgspec.json.encode({"dtype": "float32", "size": [8], "stride": [1], field: [number]})
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(sent, type=Operand)
