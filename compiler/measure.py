@@ -1,0 +1,150 @@
+"""Which of several candidates is fastest: something that takes timed samples in, a ranking out. Pure; knows no torch.
+
+Samples are interleaved: each round takes one of every candidate, in another order, so whatever slows the machine for a
+while slows all of them, and candidates are compared round by round. Medians, and intervals of medians from order
+statistics alone: times are skewed, and no shape is assumed. The field is halved and halved again, or faster: who is
+slower than the best for certain is measured no more, and the rest twice as often. Within the tie band the winner is
+who stands first in an order that does not depend on the samples, so two searches agree.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+Take = Callable[[Sequence[int]], Sequence[float | None]]
+"""One timed sample, in milliseconds, of each candidate of a list, in its order (it may name one many times); None for
+a candidate that failed, then and from there on."""
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    band: float = 0.02
+    """A candidate this much slower than the best, as a share, is as good."""
+    rounds: int = 10
+    """Samples of each candidate before any is dropped."""
+    most: int = 512
+    """Samples of one candidate."""
+    seconds: float = 10.0
+    """After this long the first `rounds` are finished, and nothing more is begun."""
+
+
+DEFAULTS = Settings()
+
+
+class Summary(Struct, frozen=True):
+    """A median, and a 95% confidence interval of it."""
+
+    median: float
+    low: float
+    high: float
+    samples: int
+
+
+class Ranking(Struct, frozen=True):
+    """winner: None if every candidate failed. timed: by candidate, in milliseconds; of those that did not fail."""
+
+    winner: int | None
+    timed: dict[int, Summary]
+    failed: frozenset[int]
+
+
+def rank(
+    take: Take,
+    preferred: Sequence[int],
+    *,
+    name: str,
+    settings: Settings = DEFAULTS,
+    clock: Callable[[], float] = time.monotonic,
+) -> Ranking:
+    """Measure the candidates 0 to n - 1.
+
+    preferred: all of them; of those in the tie band, the first one wins. name: of what is measured; the order of the
+    samples is a function of it alone.
+    """
+    begun = clock()
+    samples: dict[int, list[float]] = {candidate: [] for candidate in preferred}
+    alive, failed = set(preferred), set[int]()
+    batch = _orders(name, alive, 0, 1)
+    _sort_in({candidate: [] for candidate in alive}, batch, take(batch), failed)  # warms up; kept out
+    alive -= failed
+    done, wanted, limit = 0, settings.rounds, 1 + settings.band
+    while alive:
+        while alive and done < wanted and (not done or clock() - begun < settings.seconds):
+            rounds = min(settings.rounds, wanted - done)
+            batch = _orders(name, alive, done + 1, rounds)
+            _sort_in(samples, batch, take(batch), failed)
+            alive -= failed
+            done += rounds
+        if not alive:
+            break
+        best = min(alive, key=lambda c: (statistics.median(samples[c]), c))
+        ratios = {c: _ratio(samples[c], samples[best]) for c in alive}
+        alive = {c for c in alive if ratios[c].low <= limit}
+        over = done < wanted or done >= settings.most or clock() - begun >= settings.seconds
+        leader = next(c for c in preferred if c in alive)
+        if over or all(_ratio(samples[leader], samples[c]).high <= limit for c in alive):
+            if over:
+                leader = next(c for c in preferred if c in alive and ratios[c].median <= limit)
+            return Ranking(leader, _summaries(samples, failed), frozenset(failed))
+        wanted = min(2 * wanted, settings.most)
+    return Ranking(None, {}, frozenset(failed))
+
+
+REPORTED = 0.025
+CERTAIN = 0.002
+"""How often the median may lie beyond one end of an interval: of those reported, and of those that decide. Those are
+looked at up to six times in a search, and may not be wrong once."""
+
+
+def summary(samples: Sequence[float], beyond: float = REPORTED) -> Summary:
+    """The median, and between which of the sorted samples it lies.
+
+    The number of samples below the true median is binomial whatever their distribution: David and Nagaraja, Order
+    Statistics (2003), section 7.1. Where the samples are too few for `beyond`: all of their range.
+    """
+    ordered = sorted(samples)
+    rank = _lower_rank(len(ordered), beyond)
+    return Summary(statistics.median(ordered), ordered[rank], ordered[-1 - rank], len(ordered))
+
+
+@functools.cache
+def _lower_rank(count: int, beyond: float) -> int:
+    """The largest r for which `count` tosses of a coin give at most r heads with a chance of at most `beyond`; or 0."""
+    total, rank = 0, -1
+    while (total := total + math.comb(count, rank + 1)) <= beyond * 2**count:
+        rank += 1
+    return max(rank, 0)
+
+
+def _orders(name: str, candidates: set[int], first: int, rounds: int) -> list[int]:
+    """The candidates, shuffled anew for each round; where one stands does not depend on which others are left."""
+    orders = []
+    for number in range(first, first + rounds):
+        draws = {c: random.Random(f"{name} {number} {c}").random() for c in candidates}
+        orders += sorted(candidates, key=lambda c: (draws[c], c))
+    return orders
+
+
+def _sort_in(
+    samples: dict[int, list[float]], order: Sequence[int], times: Sequence[float | None], failed: set[int]
+) -> None:
+    for candidate, milliseconds in zip(order, times, strict=True):
+        if milliseconds is None:
+            failed.add(candidate)
+        else:
+            samples[candidate].append(milliseconds)
+
+
+def _ratio(times: Sequence[float], others: Sequence[float]) -> Summary:
+    """A candidate's time as a multiple of another's in the same round."""
+    return summary([its / other for its, other in zip(times, others, strict=True)], CERTAIN)
+
+
+def _summaries(samples: dict[int, list[float]], failed: set[int]) -> dict[int, Summary]:
+    return {c: summary(taken) for c, taken in samples.items() if taken and c not in failed}
