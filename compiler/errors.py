@@ -35,6 +35,7 @@ RelayError
     SignatureError          bad_signature        -
     ToolchainMismatch       toolchain_mismatch   -
     SettingsError           bad_setting          -    a value that cannot be used
+    TuningLockError         bad_tuning_lock      -    the tuning lock file is missing, or a line of it is wrong
     JobUnreachable          job_unreachable      -    what the job's processes decide through cannot be reached
 """
 
@@ -249,6 +250,11 @@ class ToolchainMismatch(ClientError):
 class SettingsError(ClientError):
     code = "bad_setting"
     hint = "Correct or unset it"
+
+
+class TuningLockError(ClientError):
+    code = "bad_tuning_lock"
+    hint = "Correct it, or write it anew: `torchrelay tune export`"
 
 
 class JobUnreachable(ClientError):

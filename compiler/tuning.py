@@ -19,7 +19,9 @@ from msgspec import Meta, Struct
 SCHEMA = 1
 
 Text = Annotated[str, Meta(max_length=4096)]
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:+-]{1,128}$")]
+_NAME = "[A-Za-z0-9_.:+-]{1,128}"
+_NUMBERS = "((?:[0-9]+(?:,[0-9]+)*)?)"
+Name = Annotated[str, Meta(pattern=rf"^{_NAME}(?![\s\S])")]  # `$` would let a newline follow
 Milliseconds = Annotated[float, Meta(gt=0, lt=1e9)]
 Length = Annotated[int, Meta(ge=0, le=1 << 53)]
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]
@@ -39,7 +41,7 @@ _SHORT = {
     "uint8": "u8",
     "bool": "b8",
 }
-_LONG = {short: name for name, short in _SHORT.items()}
+LONG = {short: name for name, short in _SHORT.items()}
 
 
 class _Record(Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,15 +56,13 @@ class Operand(_Record, frozen=True):
     stride: Annotated[tuple[Length, ...], Meta(max_length=64)]
 
     def __post_init__(self) -> None:
-        if self.dtype in _LONG:
-            raise ValueError(f"the dtype is {_LONG[self.dtype]}, {self.dtype} only its short form")
+        if self.dtype in LONG:
+            raise ValueError(f"the dtype is {LONG[self.dtype]}, {self.dtype} only its short form")
 
     def text(self) -> str:
         """`bf16[128,64]`, with the strides after a colon unless the tensor is contiguous."""
         shown = f"{_SHORT.get(self.dtype, self.dtype)}[{','.join(map(str, self.size))}]"
-        return (
-            shown if self.stride == _contiguous(self.size) else f"{shown}:{','.join(map(str, self.stride))}"
-        )
+        return shown if self.stride == contiguous(self.size) else f"{shown}:{','.join(map(str, self.stride))}"
 
 
 class Problem(_Record, frozen=True):
@@ -81,10 +81,13 @@ class Problem(_Record, frozen=True):
 
     def text(self) -> str:
         """One line, the same for the same problem: `mm(f32[8,4], f32[4,2]) -> f32[8,2] {precision=highest}`."""
-        operands = ", ".join(operand.text() for operand in self.operands)
         named = ", ".join(f"{name}={value}" for name, value in self.settings)
-        settings = f" {{{named}}}" if named else ""
-        return f"{self.op}({operands}) -> {self.result.text()}{settings}"
+        return f"{self.shape()} {{{named}}}" if named else self.shape()
+
+    def shape(self) -> str:
+        """The text without the settings."""
+        operands = ", ".join(operand.text() for operand in self.operands)
+        return f"{self.op}({operands}) -> {self.result.text()}"
 
 
 class Place(_Record, frozen=True):
@@ -146,13 +149,40 @@ def name_of(problem: Problem) -> str:
 NAME = re.compile(r"[0-9a-f]{64}")
 
 
-def _contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
+def order(entry: Entry) -> tuple[object, ...]:
+    """Sorts entries by place, then problem; equal only for the same problem in the same place."""
+    return (*msgspec.structs.astuple(entry.place), entry.problem.shape(), entry.problem.settings)
+
+
+def operand_of(text: str) -> Operand:
+    """The inverse of `Operand.text`. Raises ValueError."""
+    found = re.fullmatch(rf"({_NAME})\[{_NUMBERS}\](?::{_NUMBERS})?", text)
+    if found is None:
+        raise ValueError(f"{text[:80]!r} is no tensor like bf16[128,64] or bf16[64,32]:1,64")
+    dtype, size, stride = found[1], _numbers(found[2]), found[3]
+    return Operand(LONG.get(dtype, dtype), size, contiguous(size) if stride is None else _numbers(stride))
+
+
+def problem_of(shape: str, settings: tuple[tuple[str, str], ...] = ()) -> Problem:
+    """The inverse of `Problem.shape`. Raises ValueError."""
+    found = re.fullmatch(rf"({_NAME})\(([^()]*)\) -> (.+)", shape)
+    if found is None:
+        raise ValueError(f"{shape[:80]!r} is no problem like mm(f32[8,4], f32[4,2]) -> f32[8,2]")
+    operands = found[2].split(", ") if found[2] else []
+    return Problem(found[1], tuple(map(operand_of, operands)), operand_of(found[3]), settings)
+
+
+def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
     strides: list[int] = []
     step = 1
     for length in reversed(size):
         strides.append(step)
         step *= max(length, 1)
     return tuple(reversed(strides))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",")) if text else ()
 
 
 # --- from a compile to the service, and back ---------------------------------------------------------------

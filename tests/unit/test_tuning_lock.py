@@ -1,0 +1,231 @@
+"""compiler/tuning_lock.py: the file that a team reviews. What is written is read back; what is wrong names its line."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given, settings
+from torchrelay.compiler import tuning, tuning_lock
+from torchrelay.compiler.errors import TuningLockError
+
+PLACE = tuning.Place(
+    device="NVIDIA H200",
+    capability="9.0",
+    driver="580.65.06",
+    torch="2.13.0+cu130",
+    triton="3.7.0",
+    cuda="13.0",
+)
+LEFT = tuning.Operand("bfloat16", (128, 64), (64, 1))
+RIGHT = tuning.Operand("bfloat16", (64, 32), (1, 64))
+RESULT = tuning.Operand("bfloat16", (128, 32), (32, 1))
+ATEN = tuning.Timing("aten mm", 0.0125, 0.0121, 0.0131, 60)
+MM = tuning.Entry(
+    problem=tuning.Problem("mm", (LEFT, RIGHT), RESULT, (("precision", "high"), ("space", "DEFAULT"))),
+    place=PLACE,
+    winner=tuning.Timing("triton_mm BLOCK_M=64 num_warps=4", 0.0113, 0.0112, 0.0115, 80),
+    runner_up=ATEN,
+    aten=ATEN,
+    candidates=19,
+    failed=1,
+    error=0.00012,
+    clock="1980 MHz",
+    seconds=3.5,
+)
+BMM = msgspec.structs.replace(
+    MM, problem=tuning.Problem("bmm", (LEFT, RIGHT), RESULT), runner_up=None, error=None, clock=""
+)
+OLD = msgspec.structs.replace(MM, place=msgspec.structs.replace(PLACE, driver="570.10"))
+TEXT = """\
+# The kernels that this team takes for these problems, on these devices with these versions, and what was measured.
+# Written by `torchrelay tune export`, used with TORCHRELAY_TUNING_LOCK=FILE, explained in docs/tuning.md.
+# Times are milliseconds: the median, and a 95% confidence interval of it.
+
+version = 1
+
+[[place]]
+device = "NVIDIA H200"
+capability = "9.0"
+driver = "580.65.06"
+torch = "2.13.0+cu130"
+triton = "3.7.0"
+cuda = "13.0"
+
+[[place.problem]]
+problem = "bmm(bf16[128,64], bf16[64,32]:1,64) -> bf16[128,32]"
+winner = "triton_mm BLOCK_M=64 num_warps=4"
+winner_ms = { median = 0.0113, low = 0.0112, high = 0.0115, samples = 80 }
+aten = "aten mm"
+aten_ms = { median = 0.0125, low = 0.0121, high = 0.0131, samples = 60 }
+candidates = 19
+failed = 1
+seconds = 3.5
+
+[[place.problem]]
+problem = "mm(bf16[128,64], bf16[64,32]:1,64) -> bf16[128,32]"
+settings = { precision = "high", space = "DEFAULT" }
+winner = "triton_mm BLOCK_M=64 num_warps=4"
+winner_ms = { median = 0.0113, low = 0.0112, high = 0.0115, samples = 80 }
+runner_up = "aten mm"
+runner_up_ms = { median = 0.0125, low = 0.0121, high = 0.0131, samples = 60 }
+aten = "aten mm"
+aten_ms = { median = 0.0125, low = 0.0121, high = 0.0131, samples = 60 }
+candidates = 19
+failed = 1
+error = 0.00012
+clock = "1980 MHz"
+seconds = 3.5
+"""
+
+texts = st.text(max_size=30)
+names = st.from_regex(r"[A-Za-z0-9_.:+-]{1,12}", fullmatch=True)
+lengths = st.integers(0, 1 << 53)
+milliseconds = st.floats(0, 1e9, exclude_min=True, exclude_max=True)
+shares = st.floats(0, 1e9, exclude_max=True)
+counts = st.integers(1, 1 << 31)
+
+
+@st.composite
+def operands(draw: st.DrawFn) -> tuning.Operand:
+    dtype = draw(st.one_of(st.sampled_from(["float32", "bfloat16", "float8_e5m2", "complex64"]), names))
+    size = tuple(draw(st.lists(st.one_of(st.integers(0, 9), lengths), max_size=4)))
+    plain = tuning.contiguous(size)
+    fits = st.just(plain) if all(stride <= 1 << 53 for stride in plain) else st.nothing()
+    stride = draw(st.one_of(fits, st.lists(lengths, max_size=4).map(tuple)))
+    return tuning.Operand(tuning.LONG.get(dtype, dtype), size, stride)
+
+
+problems = st.builds(
+    tuning.Problem,
+    names,
+    st.lists(operands(), max_size=3).map(tuple),
+    operands(),
+    st.dictionaries(names, texts, max_size=3).map(lambda found: tuple(sorted(found.items()))),
+)
+timings = st.builds(tuning.Timing, texts, milliseconds, milliseconds, milliseconds, counts)
+places = st.builds(tuning.Place, texts, texts, texts, texts, texts, texts, st.integers(0, 256))
+entries = st.builds(
+    tuning.Entry,
+    problem=problems,
+    place=places,
+    winner=timings,
+    runner_up=st.none() | timings,
+    aten=st.none() | timings,
+    candidates=counts,
+    failed=counts,
+    error=st.none() | shares,
+    clock=texts,
+    seconds=shares,
+)
+
+
+@given(st.lists(entries, max_size=6, unique_by=tuning.order), st.randoms())
+@settings(max_examples=200, deadline=None)
+def test_what_is_written_is_read_back_sorted(found: list[tuning.Entry], chance: random.Random) -> None:
+    written = tuning_lock.write(found)
+    assert tuning_lock.read(written.encode(), "x.lock") == sorted(found, key=tuning.order)
+    chance.shuffle(found)
+    assert tuning_lock.write(found) == written
+
+
+@given(problems)
+def test_a_problem_is_its_text_and_settings(problem: tuning.Problem) -> None:
+    assert tuning.problem_of(problem.shape(), problem.settings) == problem
+
+
+def test_the_file_reads_so() -> None:
+    assert tuning_lock.write([MM, BMM]) == TEXT
+    assert tuning_lock.read(TEXT.encode(), "x.lock") == [BMM, MM]
+
+
+def test_a_place_is_written_once_and_places_stand_in_order() -> None:
+    written = tuning_lock.write([MM, OLD, BMM])
+    assert [line for line in written.splitlines() if line.startswith("driver")] == [
+        'driver = "570.10"',
+        'driver = "580.65.06"',
+    ]
+
+
+def test_the_order_of_blocks_and_fields_does_not_matter() -> None:
+    """As a hand, or git merging two branches, leaves them."""
+    head, place, *blocks = TEXT.split("[[place")
+    moved = [f"[[place{part}" for part in (place, blocks[1], place, blocks[0])]
+    last = "\n".join(["[[ place . problem ]]", *reversed(blocks[0].splitlines()[1:])])
+    assert tuning_lock.read("".join([head, *moved]).encode(), "x.lock") == [BMM, MM]
+    assert tuning_lock.read("".join([head, *moved[:3], last]).encode(), "x.lock") == [BMM, MM]
+
+
+def test_a_problem_given_twice_names_both_lines() -> None:
+    with pytest.raises(
+        TuningLockError, match=r"x.lock, line 26: bmm\(.*\) .* already, at line 16\. Keep one"
+    ):
+        tuning_lock.read(tuning_lock.write([BMM, MM, BMM]).encode(), "x.lock")
+
+
+def test_what_a_screen_would_not_show_is_escaped() -> None:
+    hidden = msgspec.structs.replace(BMM, clock='a"\\\n\u202eb\x7f é')
+    written = tuning_lock.write([hidden])
+    assert 'clock = "a\\"\\\\\\u000a\\u202eb\\u007f é"' in written
+    assert tuning_lock.read(written.encode(), "x.lock") == [hidden]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("median = 0.0113", "median = -1", 18, "winner_ms.median: Expected `float` > 0"),
+        ("median = 0.0113", "median = inf", 18, "winner_ms.median: Expected `float` < 1"),
+        ("median = 0.0113, ", "", 18, "Object missing required field `median`"),
+        ("candidates = 19", "candidates = 0", 21, "candidates: Expected `int` >= 1"),
+        ("candidates = 19\n", "", 15, "missing required field `candidates`"),
+        ("failed = 1", "fialed = 1", 22, "unknown field `fialed`"),
+        ('aten = "aten mm"\n', "", 19, "aten and aten_ms go together"),
+        ("bf16[128,64]", "bf16[128,64", 16, "is no tensor like"),
+        ("-> ", "=> ", 16, "is no problem like mm"),
+        ("[64,32]:1", f"[64,32]:{1 << 70}", 16, "int"),
+        ("[64,32]:1", f"[64,32]:{'1,' * 80}1", 16, "length"),
+        ('device = "NVIDIA H200"', "device = 200", 8, "device: Expected `str`"),
+        ('cuda = "13.0"\n', "", 7, "missing required field `cuda`"),
+        ('cuda = "13.0"', 'cuda = "13.0"\nrocm = "7"', 14, "unknown field `rocm`"),
+        ("version = 1", "version = 2\nmore = 1", 5, "version 2, this torchrelay reads 1"),
+        ("version = 1", "version = 1\nmore = 1", 6, "unknown field `more`"),
+        ("version = 1\n", "", 0, "missing required field `version`"),
+        ("[[place]]", "[[place", 7, "no TOML"),
+        ('winner = "', 'winner = "\n', 17, "no TOML"),
+        ("clock", "<<<<<<< HEAD\nclock", 37, "merge conflict"),
+        ("seconds = 3.5\n\n", "seconds = 3.5\n\n\xff\n", 25, "no TOML"),
+        ("# The", "\x00", 1, "no TOML"),
+    ],
+)
+def test_a_bad_file_names_its_line(old: str, new: str, line: int, words: str) -> None:
+    assert old in TEXT
+    with pytest.raises(TuningLockError) as caught:
+        tuning_lock.read(TEXT.replace(old, new, 1).encode(), "team.lock")
+        raise AssertionError("it was taken")
+    where, _, what = caught.value.message.partition(": ")
+    assert where == (f"team.lock, line {line}" if line else "team.lock")
+    assert words in what
+    assert caught.value.advice
+
+
+def test_a_file_that_is_not_text_names_its_line() -> None:
+    with pytest.raises(TuningLockError, match=r"x.lock, line 3: this is not UTF-8"):
+        tuning_lock.read(b"\n\n# \xff\n", "x.lock")
+
+
+@pytest.mark.parametrize(
+    "data", [b"a = " + b"[" * 100_000, b"version = " + b"1" * 5000, b"place = 3\nversion = 1"]
+)
+def test_no_text_breaks_the_reader(data: bytes) -> None:
+    with pytest.raises(TuningLockError):
+        tuning_lock.read(data, "x.lock")
+
+
+def test_a_missing_file_says_how_to_write_one(tmp_path: Path) -> None:
+    with pytest.raises(TuningLockError, match=r"No such file or directory\. `torchrelay tune export FILE`"):
+        tuning_lock.load(tmp_path / "team.lock")
+    (tmp_path / "team.lock").write_text(TEXT)
+    assert tuning_lock.load(tmp_path / "team.lock") == [BMM, MM]
