@@ -12,9 +12,10 @@ import keyword
 import math
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
-from . import expr, names, table, wire
+from . import expr, names, pinned, table, tuning, wire
 from .errors import BadOption, ForbiddenTarget, LimitExceeded, MalformedRequest, SchemaMismatch
 
 MAX_DIMENSIONS = 64
@@ -25,6 +26,9 @@ MAX_VALUES = 2_000_000
 
 MAX_CONFIGS = 1024
 """Of one user-written kernel."""
+
+MAX_LOCKED = 10_000
+"""Entries of a request's tuning lock."""
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _BIG_INT = re.compile(r"-?[1-9][0-9]{0,99}", re.ASCII)
@@ -91,6 +95,7 @@ class _Check:
         self._ambient(request.ambient)
         _options(request.options, self._ops.options, "option")
         _options(request.aot_options, self._ops.aot_options, "AOT option")
+        _tuning_lock(request)
 
     # --- expressions, symbols, inputs ---------------------------------------------------------------------
 
@@ -455,6 +460,26 @@ def _options(given: list[tuple[str, wire.OptionValue]], known: dict[str, table.O
             raise BadOption(f"{what} {name[:100]!r} is not one the service takes")
         if not option.accepts(value):
             raise BadOption(f"{what} {name} cannot be {str(value)[:100]!r}")
+
+
+def _tuning_lock(request: wire.GraphRequest) -> None:
+    lock = request.tuning_lock
+    if lock is None:
+        return
+    if len(lock.entries) > MAX_LOCKED:
+        raise LimitExceeded(
+            f"a tuning lock of {len(lock.entries)} entries for one target, {MAX_LOCKED} allowed",
+            hint="Keep in the file what the team's models need",
+        )
+    if not pinned.tunes(request) or not (lock.strict or lock.entries):
+        raise MalformedRequest("a tuning lock that has no effect")
+    for entry in lock.entries:
+        if not pinned.fits(entry.place, request):
+            raise MalformedRequest(
+                f"the tuning lock has an entry for {entry.place.device[:60]!r}, which cannot apply"
+            )
+    if any(one >= other for one, other in pairwise(map(tuning.order, lock.entries))):
+        raise MalformedRequest("the tuning lock's entries are given twice or out of order")
 
 
 def _sorted(items: Iterable[str], what: str) -> None:

@@ -46,7 +46,7 @@ _NAMES = {
     "ambient.deterministic_warn_only": "deterministic algorithms, warning only",
     "ambient.fill_uninitialized": "filling of uninitialized memory",
 }
-_DETAILED = ("graph", "inputs", "symbols", "relations", "constants", "kernels")
+_DETAILED = ("graph", "inputs", "symbols", "relations", "constants", "kernels", "tuning_lock")
 """Parts with a digest, and what they hold beside it."""
 
 
@@ -168,6 +168,8 @@ def _detail(part: str, asked: Mapping[str, str], found: Mapping[str, str]) -> tu
             return _graph(asked, found)
         case "inputs":
             return _inputs(asked, found)
+        case "tuning_lock":
+            return 1.0, _tuning_lock(asked, found)
     texts = list(_entries(part, asked.get(f"{part}.list"), found.get(f"{part}.list")))
     return 1.0, _first(texts, f"more {part}") or [f"{part} differ"]
 
@@ -301,7 +303,7 @@ def _numbers(indices: list[int]) -> str:
     return f"inputs {shown} and {rest} more" if rest > 0 else f"inputs {shown}"
 
 
-# --- symbols, relations, constants, kernels -------------------------------------------------------------------------
+# --- symbols, relations, constants, kernels, tuning lock -------------------------------------------------------------
 
 
 def _entries(part: str, asked: str | None, found: str | None) -> Iterator[str]:
@@ -325,6 +327,39 @@ def _entries(part: str, asked: str | None, found: str | None) -> Iterator[str]:
             yield f"{label} {index} {_entry(one)}: other values"
         else:
             yield f"{label} {index}: {_entry(one)} against {_entry(other)}"
+
+
+def _tuning_lock(asked: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """A lock against none; or what two locks say of the problems that both sides kept."""
+    kinds = [parts.get("tuning_lock.strict", "none") for parts in (asked, found)]
+    if "none" in kinds:
+        told = [
+            kind
+            if kind == "none"
+            else f"{_cut(kind)}, {_value(parts.get('tuning_lock.count')) or '?'} entries"
+            for kind, parts in zip(kinds, (asked, found), strict=True)
+        ]
+        return [f"tuning lock: {told[0]} against {told[1]}"]
+    texts = [f"tuning lock: {_cut(kinds[0])} against {_cut(kinds[1])}"] if kinds[0] != kinds[1] else []
+    first, second = _pins(asked), _pins(found)
+    changes = []
+    for name in sorted(first.keys() | second.keys()):
+        one, other = first.get(name), second.get(name)
+        if one == other:
+            continue
+        winners = [_cut(pin[0]) if pin is not None else "unset" for pin in (one, other)]
+        what = "measured again" if winners[0] == winners[1] else f"{winners[0]} against {winners[1]}"
+        changes.append(f"tuning lock: {_cut(name[0])}: {what}")
+    return texts + _first(changes, "more problems") or ["tuning lock: other entries"]
+
+
+def _pins(parts: Mapping[str, str]) -> dict[tuple[str, str], tuple[str, str]]:
+    """(problem, place) -> (winner, digest of the entry), as far as they were kept."""
+    try:
+        kept = msgspec.json.decode(parts.get("tuning_lock.list", "[]"), type=list[dict[str, str]])
+        return {(pin["name"], pin["place"]): (pin["winner"], pin["entry"]) for pin in kept}
+    except (msgspec.MsgspecError, KeyError):
+        return {}
 
 
 def _alike(one: Any, other: Any) -> bool:

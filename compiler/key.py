@@ -63,7 +63,7 @@ def components(request: wire.GraphRequest) -> dict[str, str]:
             for item in request.kernels
         )
     if request.tuning_lock is not None:
-        parts["tuning_lock"] = _digest(request.tuning_lock)
+        parts |= _lock_details(request.tuning_lock)
     parts |= _graph_details(request.graph) | _input_details(request.inputs)
     for prefix, struct in (
         ("ambient", request.ambient),
@@ -120,6 +120,23 @@ def _input_details(inputs: list[wire.Input]) -> dict[str, str]:
     return {
         "inputs.kinds": msgspec.json.encode(kinds).decode(),
         "inputs.order": _list(index if index < len(kinds) else -1 for index in order),
+    }
+
+
+def _lock_details(lock: wire.TuningLock) -> dict[str, str]:
+    return {
+        "tuning_lock": _digest(lock),
+        "tuning_lock.strict": "strict" if lock.strict else "loose",
+        "tuning_lock.count": str(len(lock.entries)),
+        "tuning_lock.list": _list(
+            {
+                "name": entry.problem.text(),
+                "place": entry.place.digest(),
+                "winner": entry.winner.candidate,
+                "entry": _digest(entry),
+            }
+            for entry in lock.entries
+        ),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
-from torchrelay.compiler import names, table, wire
+from torchrelay.compiler import names, pinned, table, tuning, wire
 
 TORCH = importlib.metadata.version("torch")
 """The installed one: what is made here is also decoded to its functions."""
@@ -230,6 +230,72 @@ def requests(draw: st.DrawFn) -> wire.GraphRequest:
         toolchain=wire.Toolchain(python="cp311", torch=TORCH, triton="", cuda="", platform="linux-x86_64"),
         target=wire.Target(kind="cpu", name="", capability="", units=0, cpu=["avx2", "fma"]),
     )
+
+
+# --- tuning winners ---------------------------------------------------------------------------------------
+
+any_texts = st.text(max_size=30)
+tuning_names = st.from_regex(r"[A-Za-z0-9_.:+-]{1,12}", fullmatch=True)
+lengths = st.integers(0, 1 << 53)
+milliseconds = st.floats(0, 1e9, exclude_min=True, exclude_max=True)
+shares = st.floats(0, 1e9, exclude_max=True)
+counts = st.integers(1, 1 << 31)
+
+
+@st.composite
+def operands(draw: st.DrawFn) -> tuning.Operand:
+    dtype = draw(
+        st.one_of(st.sampled_from(["float32", "bfloat16", "float8_e5m2", "complex64"]), tuning_names)
+    )
+    size = tuple(draw(st.lists(st.one_of(st.integers(0, 9), lengths), max_size=4)))
+    plain = tuning.contiguous(size)
+    fits = st.just(plain) if all(stride <= 1 << 53 for stride in plain) else st.nothing()
+    stride = draw(st.one_of(fits, st.lists(lengths, max_size=4).map(tuple)))
+    return tuning.Operand(tuning.LONG.get(dtype, dtype), size, stride)
+
+
+tuning_problems = st.builds(
+    tuning.Problem,
+    tuning_names,
+    st.lists(operands(), max_size=3).map(tuple),
+    operands(),
+    st.dictionaries(tuning_names, any_texts, max_size=3).map(lambda found: tuple(sorted(found.items()))),
+)
+timings = st.builds(tuning.Timing, any_texts, milliseconds, milliseconds, milliseconds, counts)
+tuning_places = st.builds(
+    tuning.Place, any_texts, any_texts, any_texts, any_texts, any_texts, any_texts, st.integers(0, 256)
+)
+tuning_entries = st.builds(
+    tuning.Entry,
+    problem=tuning_problems,
+    place=tuning_places,
+    winner=timings,
+    runner_up=st.none() | timings,
+    aten=st.none() | timings,
+    candidates=counts,
+    failed=counts,
+    error=st.none() | shares,
+    clock=any_texts,
+    seconds=shares,
+)
+
+
+@st.composite
+def pinned_requests(draw: st.DrawFn) -> wire.GraphRequest:
+    """Some of them tune and have a lock."""
+    request = draw(requests())
+    place = tuning.Place(
+        device="any model",
+        capability="",
+        driver="",
+        torch=TORCH,
+        triton="",
+        cuda="",
+        threads=request.ambient.threads,
+    )
+    chosen = draw(st.lists(tuning_entries, max_size=2))
+    moved = {entry.problem: msgspec.structs.replace(entry, place=place) for entry in chosen}
+    return pinned.pin(request, moved.values(), strict=draw(st.booleans()))
 
 
 # --- damage ----------------------------------------------------------------------------------------------

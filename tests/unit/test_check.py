@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 
 import strategies
-from torchrelay.compiler import names, wire
+from torchrelay.compiler import names, tuning, wire
 from torchrelay.compiler.check import check
 from torchrelay.compiler.errors import (
     BadExpression,
@@ -37,13 +37,13 @@ RANDOM = settings(
 )
 
 
-@given(strategies.requests())
+@given(strategies.pinned_requests())
 @RANDOM
 def test_a_valid_request_passes(request: wire.GraphRequest) -> None:
     check(request, LIMITS)
 
 
-@given(strategies.requests(), st.data())
+@given(strategies.pinned_requests(), st.data())
 @settings(RANDOM, max_examples=100)
 def test_a_damaged_request_raises_nothing_but_relay_errors(
     request: wire.GraphRequest, data: st.DataObject
@@ -344,6 +344,61 @@ def test_an_option_outside_the_table_is_refused(name: str, value: Any) -> None:
 def test_a_malformed_table_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(MalformedRequest):
         check(request(**changes), LIMITS)
+
+
+MATRIX = tuning.Operand("float32", (4, 4), (4, 1))
+PLACE = tuning.Place(
+    device="a CPU", capability="", driver="", torch=strategies.TORCH, triton="", cuda="", threads=2
+)
+
+
+def entry(op: str, **changes: Any) -> tuning.Entry:
+    return tuning.Entry(
+        problem=tuning.Problem(op, (MATRIX, MATRIX), MATRIX),
+        place=msgspec.structs.replace(PLACE, **changes),
+        winner=tuning.Timing("aten", 1.0, 1.0, 1.0, 9),
+        candidates=2,
+    )
+
+
+def locked(*entries: tuning.Entry, strict: bool = True, mode: str = "max-autotune") -> wire.GraphRequest:
+    return request(mode=mode, tuning_lock=wire.TuningLock(strict, list(entries)))
+
+
+def test_a_lock_that_may_apply_passes() -> None:
+    for good in (
+        locked(),
+        locked(entry("bmm"), entry("mm"), strict=False),
+        locked(entry("mm"), entry("mm", device="another CPU")),
+        request(options=[("max_autotune_gemm", True)], tuning_lock=wire.TuningLock(True, [])),
+    ):
+        check(good, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        locked(entry("mm"), mode="default"),
+        locked(strict=False),
+        locked(entry("mm"), entry("bmm")),
+        locked(entry("mm"), entry("mm")),
+        locked(entry("mm", torch="2.1.0")),
+        locked(entry("mm", triton="3.0")),
+        locked(entry("mm", cuda="13.0")),
+        locked(entry("mm", threads=64)),
+        locked(entry("mm", capability="avx2")),
+    ],
+)
+def test_what_cannot_change_the_artifact_does_not_change_the_key(bad: wire.GraphRequest) -> None:
+    with pytest.raises(MalformedRequest, match="lock"):
+        check(bad, LIMITS)
+
+
+def test_a_lock_of_too_many_entries_is_refused() -> None:
+    many = [entry(f"op{number:05}") for number in range(10_001)]
+    check(locked(*many[:-1]), LIMITS)
+    with pytest.raises(LimitExceeded, match="10001 entries"):
+        check(locked(*many), LIMITS)
 
 
 @pytest.mark.parametrize(

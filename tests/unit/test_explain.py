@@ -16,7 +16,7 @@ from msgspec.structs import replace
 sys.path.insert(0, str(Path(__file__).parent))
 
 import strategies
-from torchrelay.compiler import explain, key, wire
+from torchrelay.compiler import explain, key, tuning, wire
 
 RANDOM = settings(
     max_examples=40,
@@ -171,6 +171,40 @@ def test_kernels_differ_in_source_or_configurations_without_showing_either() -> 
     assert told([one], []) == ["kernels differ"]
 
 
+def test_locks_differ_by_problem() -> None:
+    operand = tuning.Operand("float32", (4, 4), (4, 1))
+    place = tuning.Place(device="a CPU", capability="avx2", driver="", torch="2.12.1", triton="", cuda="")
+
+    def entry(op: str, winner: str, milliseconds: float = 1.0) -> tuning.Entry:
+        timing = tuning.Timing(winner, milliseconds, 1.0, 1.0, 9)
+        return tuning.Entry(
+            problem=tuning.Problem(op, (operand,), operand), place=place, winner=timing, candidates=2
+        )
+
+    def told(asked: wire.TuningLock | None, found: wire.TuningLock | None) -> list[str]:
+        sides = (key.components(replace(REQUEST, tuning_lock=lock)) for lock in (asked, found))
+        return [difference.text for difference in explain.compare(*sides).differences]
+
+    lock = wire.TuningLock(True, [entry("bmm", "aten"), entry("mm", "aten")])
+    assert told(lock, lock) == []
+    assert told(lock, None) == ["tuning lock: strict, 2 entries against none"]
+    assert told(None, replace(lock, strict=False)) == ["tuning lock: none against loose, 2 entries"]
+    assert told(lock, replace(lock, strict=False)) == ["tuning lock: strict against loose"]
+    other = wire.TuningLock(
+        True, [entry("addmm", "aten"), entry("bmm", "aten", 2.0), entry("mm", "cpp_gemm")]
+    )
+    assert told(lock, other) == [
+        "tuning lock: addmm(f32[4,4]) -> f32[4,4]: unset against aten",
+        "tuning lock: bmm(f32[4,4]) -> f32[4,4]: measured again",
+        "tuning lock: mm(f32[4,4]) -> f32[4,4]: aten against cpp_gemm",
+    ]
+    wide = wire.TuningLock(True, [entry(f"op{n:04}", "aten") for n in range(1000)])
+    assert told(wide, replace(wide, entries=[*wide.entries[:-1], entry("zz", "aten")])) == [
+        "tuning lock: other entries"
+    ]
+    assert len(told(lock, wide)) == 9
+
+
 def test_an_inserted_node_is_found_where_it_stands() -> None:
     longer = wire.Graph([*NODES[:2], node("torch.sin", wire.Ref(1)), *NODES[2:]])
     assert words(replace(REQUEST, graph=longer)) == [
@@ -191,7 +225,7 @@ def test_the_same_program_on_another_batch_is_nearer_than_another_program() -> N
     assert ranked[-2] < ranked[-1]
 
 
-@given(strategies.requests(), strategies.requests())
+@given(strategies.pinned_requests(), strategies.pinned_requests())
 @RANDOM
 def test_requests_of_unlike_components_differ_in_words_and_the_same_distance_both_ways(
     one: wire.GraphRequest, other: wire.GraphRequest
@@ -204,7 +238,11 @@ def test_requests_of_unlike_components_differ_in_words_and_the_same_distance_bot
     assert explain.compare(first, first).distance == 0
 
 
-NAMES = [*key.components(REQUEST), "options.max_autotune", "later.version"]
+NAMES = [
+    *key.components(replace(REQUEST, tuning_lock=wire.TuningLock(True, []))),
+    "options.max_autotune",
+    "later.version",
+]
 
 
 values = st.recursive(

@@ -24,7 +24,7 @@ RANDOM = settings(
 )
 
 
-@given(strategies.requests())
+@given(strategies.pinned_requests())
 @RANDOM
 def test_a_request_survives_the_wire(request: wire.GraphRequest) -> None:
     arrived = wire.unpack_request(wire.pack_request(request))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 
 import hypothesis.strategies as st
 import msgspec
 import pytest
 from hypothesis import given, settings
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import strategies
 from torchrelay.compiler import tuning, tuning_lock
 from torchrelay.compiler.errors import TuningLockError
 
@@ -81,49 +86,8 @@ clock = "1980 MHz"
 seconds = 3.5
 """
 
-texts = st.text(max_size=30)
-names = st.from_regex(r"[A-Za-z0-9_.:+-]{1,12}", fullmatch=True)
-lengths = st.integers(0, 1 << 53)
-milliseconds = st.floats(0, 1e9, exclude_min=True, exclude_max=True)
-shares = st.floats(0, 1e9, exclude_max=True)
-counts = st.integers(1, 1 << 31)
 
-
-@st.composite
-def operands(draw: st.DrawFn) -> tuning.Operand:
-    dtype = draw(st.one_of(st.sampled_from(["float32", "bfloat16", "float8_e5m2", "complex64"]), names))
-    size = tuple(draw(st.lists(st.one_of(st.integers(0, 9), lengths), max_size=4)))
-    plain = tuning.contiguous(size)
-    fits = st.just(plain) if all(stride <= 1 << 53 for stride in plain) else st.nothing()
-    stride = draw(st.one_of(fits, st.lists(lengths, max_size=4).map(tuple)))
-    return tuning.Operand(tuning.LONG.get(dtype, dtype), size, stride)
-
-
-problems = st.builds(
-    tuning.Problem,
-    names,
-    st.lists(operands(), max_size=3).map(tuple),
-    operands(),
-    st.dictionaries(names, texts, max_size=3).map(lambda found: tuple(sorted(found.items()))),
-)
-timings = st.builds(tuning.Timing, texts, milliseconds, milliseconds, milliseconds, counts)
-places = st.builds(tuning.Place, texts, texts, texts, texts, texts, texts, st.integers(0, 256))
-entries = st.builds(
-    tuning.Entry,
-    problem=problems,
-    place=places,
-    winner=timings,
-    runner_up=st.none() | timings,
-    aten=st.none() | timings,
-    candidates=counts,
-    failed=counts,
-    error=st.none() | shares,
-    clock=texts,
-    seconds=shares,
-)
-
-
-@given(st.lists(entries, max_size=6, unique_by=tuning.order), st.randoms())
+@given(st.lists(strategies.tuning_entries, max_size=6, unique_by=tuning.order), st.randoms())
 @settings(max_examples=200, deadline=None)
 def test_what_is_written_is_read_back_sorted(found: list[tuning.Entry], chance: random.Random) -> None:
     written = tuning_lock.write(found)
@@ -132,7 +96,7 @@ def test_what_is_written_is_read_back_sorted(found: list[tuning.Entry], chance: 
     assert tuning_lock.write(found) == written
 
 
-@given(problems)
+@given(strategies.tuning_problems)
 def test_a_problem_is_its_text_and_settings(problem: tuning.Problem) -> None:
     assert tuning.problem_of(problem.shape(), problem.settings) == problem
 
