@@ -26,6 +26,7 @@ from ..compiler.errors import (
 from .capture import Mode, capture
 from .http import Gateway
 from .lift import lift
+from .lock_file import LockFile
 from .obtain import Source, Wanted
 from .prefetch import prefetch_with, start_early
 from .report import RunReport, process_report
@@ -81,6 +82,7 @@ class Relay:
         self.settings = settings
         self.report = report
         self._gateway = gateway or Gateway(settings)
+        self._lock = LockFile.of(settings)
         launch = load_launch()
         self._source = Source(settings, report, self._gateway, prefetch_with(settings), launch)
         if settings.report is not None:
@@ -97,7 +99,7 @@ class Relay:
         try:
             with self.report.timed("encode"):
                 lifted = lift(gm, example_inputs)
-                captured = capture(lifted.gm, lifted.inputs, mode=mode, options=options)
+                captured = capture(lifted.gm, lifted.inputs, mode=mode, options=options, lock=self._lock)
                 canonical = wire.encode_request(captured.request)
             with self.report.timed("key"):
                 key = keys.key_of_bytes(canonical)

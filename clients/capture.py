@@ -19,6 +19,7 @@ from ..compiler.errors import BadExpression, BadOption, Unsupported
 from ..compiler.toolchain import local_target, local_toolchain
 from ..compiler.torch_internals import FakeTensor, ShapeEnv
 from .kernel_sources import KernelSources
+from .lock_file import LockFile
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
@@ -38,9 +39,15 @@ class Captured(Struct, frozen=True):
 
 
 def capture(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: Mode, options: Mapping[str, Any]
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: Mode,
+    options: Mapping[str, Any],
+    lock: LockFile | None = None,
 ) -> Captured:
-    """Describe a Dynamo graph. Raises Unsupported, BadOption or LimitExceeded; changes nothing."""
+    """Describe a Dynamo graph, with what `lock` pins for it. Raises Unsupported, BadOption, LimitExceeded or
+    TuningLockError; changes nothing."""
     values = _placeholder_values(gm, example_inputs)
     symbols = _Symbols(values)
     inputs = _inputs(values, gm, symbols)
@@ -65,6 +72,8 @@ def capture(
         target=local_target(kind, index),
         kernels=sources.found,
     )
+    if lock is not None:
+        request = lock.pin(request)
     floats = {
         position: torch_internals.symfloat_name(torch_internals.item_memo(values[position])) or ""
         for position, spec in enumerate(inputs)

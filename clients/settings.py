@@ -20,7 +20,7 @@ import stat
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -30,6 +30,7 @@ from ..compiler.errors import SettingsError
 
 Mode = Literal["off", "cache", "remote", "require"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+LockMode = Literal["strict", "loose"]
 
 CREDENTIALS_FILE = "credentials.json"
 CONFIG_FILE = "config.json"
@@ -58,6 +59,10 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     prefetch: bool = True
     """Fetch in the background what this script used the last time."""
     cache_dir: Path
+    tuning_lock: Path | None = None
+    """A file of `torchrelay tune export`: graphs that tune take the winners that it names."""
+    tuning_lock_mode: LockMode = "strict"
+    """What a graph needs and the lock lacks: strict: is an error; loose: is looked up, or measured."""
     deadline: float = 900.0
     """The longest a graph may take from request to artifact."""
     ca_file: Path | None = None
@@ -252,6 +257,12 @@ def _mode(value: Any) -> Mode:
     raise InvalidValue(", ".join(MODES))
 
 
+def _lock_mode(value: Any) -> LockMode:
+    if value not in get_args(LockMode):
+        raise InvalidValue(", ".join(get_args(LockMode)))
+    return cast(LockMode, value)
+
+
 def _flag(value: Any) -> bool:
     text = str(value).lower()
     if text in _FALSE:
@@ -315,6 +326,8 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "job": _text,
     "prefetch": _flag,
     "cache_dir": _path,
+    "tuning_lock": _path,
+    "tuning_lock_mode": _lock_mode,
     "deadline": _seconds,
     "ca_file": _path,
     "connect_timeout": _seconds,

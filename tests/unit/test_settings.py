@@ -83,6 +83,8 @@ def test_argument_beats_environment_beats_config_beats_credentials(
         ("TORCHRELAY_CACHE_DIR", "/x/y", "cache_dir", Path("/x/y")),
         ("TORCHRELAY_JOB", "night-17", "job", "night-17"),
         ("TORCHRELAY_PREFETCH", "0", "prefetch", False),
+        ("TORCHRELAY_TUNING_LOCK", "/x/team.lock", "tuning_lock", Path("/x/team.lock")),
+        ("TORCHRELAY_TUNING_LOCK_MODE", "loose", "tuning_lock_mode", "loose"),
         ("TORCHRELAY_DEADLINE", "1.5", "deadline", 1.5),
         ("TORCHRELAY_CONNECT_TIMEOUT", "7", "connect_timeout", 7.0),
         ("TORCHRELAY_IDLE_TIMEOUT", "8", "idle_timeout", 8.0),
@@ -107,6 +109,7 @@ def test_every_field_can_be_set_and_every_setting_is_a_field() -> None:
     ("variable", "text", "allowed"),
     [
         ("TORCHRELAY_MODE", "on", "off, cache, remote, require"),
+        ("TORCHRELAY_TUNING_LOCK_MODE", "on", "strict, loose"),
         ("TORCHRELAY_URL", "relay:8000", "http://HOST"),
         ("TORCHRELAY_URL", "ftp://relay", "http://HOST"),
         ("TORCHRELAY_URL", "http://user:secret@relay", "without user"),
