@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar
 
 import httpx2
 import msgspec
+from msgspec.structs import asdict
 
 from ..compiler import wire
 from ..compiler.records import (
@@ -21,7 +23,11 @@ from ..compiler.records import (
     NamespaceReply,
     TokenRecord,
     TokenReply,
+    TuningsReply,
+    TuningsRequest,
+    TuningsTaken,
 )
+from ..compiler.tuning import Entry, order
 from .connection import Clock, Connection, decode
 from .settings import ClientSettings
 
@@ -30,6 +36,8 @@ T = TypeVar("T")
 _QUICK_SECONDS = 10.0
 _SLOW_SECONDS = 600.0
 _PAGE = 1000
+_TUNINGS = 200
+"""Entries of a page, or of a body: none has more than some KiB, and few have more than one."""
 
 
 class Administration:
@@ -148,6 +156,26 @@ class Administration:
     def collect(self) -> CollectReply:
         """Trim and sweep, which takes as long as it takes to list the blob store."""
         return self._ask("POST", "/v1/cache/gc", CollectReply, seconds=_SLOW_SECONDS)
+
+    def tunings(self) -> list[Entry]:
+        """All tuning winners, sorted."""
+        found: dict[tuple[object, ...], Entry] = {}
+        cursor = ""
+        while True:
+            page = self._ask("GET", f"/v1/tunings?cursor={cursor}&limit={_TUNINGS}", TuningsReply)
+            found |= {order(entry): entry for entry in page.entries}
+            cursor = page.next
+            if not cursor:
+                return [found[key] for key in sorted(found)]
+
+    def import_tunings(self, entries: Sequence[Entry], *, replace: bool) -> TuningsTaken:
+        """How many of `entries` were new, stood already, or took another's place. Sent in parts: an error leaves those
+        before it taken, and sending all again is harmless."""
+        taken: Counter[str] = Counter()
+        for start in range(0, len(entries), _TUNINGS):
+            body = TuningsRequest(list(entries[start : start + _TUNINGS]), replace)
+            taken.update(asdict(self._ask("POST", "/v1/tunings", TuningsTaken, body)))
+        return TuningsTaken(**taken)
 
     def export(self, key: str) -> bytes:
         """The artifact's signed bytes. Raises NotFound."""

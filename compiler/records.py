@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from . import wire
 from .trust_document import ListedKey
+from .tuning import Entry
 
 Role = Literal["read", "compile", "tune", "train", "admin"]
 """read: artifacts, progress, stats; every other role includes it. compile: ask for compiles. tune, train: ask
@@ -158,6 +159,32 @@ class NamespaceReply(Struct, frozen=True, kw_only=True):
     """From now; 0: nothing was spent, and the next compile begins a period."""
     bytes: int
     artifacts: int
+
+
+# --- tuning ----------------------------------------------------------------------------------------------
+
+
+class TuningsReply(Struct, frozen=True):
+    """Answer of `GET /v1/tunings`. `next`: the cursor of the next page; '' after the last."""
+
+    entries: list[Entry]
+    next: str
+
+
+class TuningsRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/tunings`. `replace`: an entry takes the place of the one that stands for its problem."""
+
+    entries: Annotated[list[Entry], Meta(min_length=1, max_length=1000)]
+    replace: bool = False
+
+
+class TuningsTaken(Struct, frozen=True):
+    """Answer of `POST /v1/tunings`: entries for problems that had none; that stand already, and were left; that took
+    another's place."""
+
+    new: int = 0
+    exists: int = 0
+    replaced: int = 0
 
 
 # --- signing keys ----------------------------------------------------------------------------------------

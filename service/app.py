@@ -38,6 +38,7 @@ from .routes import (
     progress,
     status,
     tokens,
+    tunings,
 )
 from .settings import ServiceSettings
 from .stats import StatsReply
@@ -73,6 +74,9 @@ _SCHEMAS = (
     records.ArtifactReply,
     records.CollectReply,
     records.ImportReply,
+    records.TuningsReply,
+    records.TuningsRequest,
+    records.TuningsTaken,
 )
 
 
@@ -115,6 +119,7 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
         health,
         keys,
         tokens,
+        tunings,
         audit,
         cache,
         jobs,

@@ -25,14 +25,16 @@ Action = Literal[
     "token_created",
     "token_revoked",
     "quota_changed",
+    "tunings_imported",
     "quarantined",
     "key_rotated",
     "key_revoked",
     "all_disowned",
 ]
 """compile: `name` caused the compile of `key`. published: the service offers what `worker` built, signed by
-`signer`. imported: `name` brought an artifact that `signer` had signed elsewhere. quarantined: the service offers an
-artifact no longer, and `detail` says why. key_rotated, key_revoked, all_disowned: signing.py's changes."""
+`signer`. imported: `name` brought an artifact that `signer` had signed elsewhere. tunings_imported: `name` brought
+tuning winners, as many as `detail` says. quarantined: the service offers an artifact no longer, and `detail` says why.
+key_rotated, key_revoked, all_disowned: signing.py's changes."""
 
 _SERVICE = "service"
 

@@ -21,6 +21,11 @@ async def read_json(request: Request, type: type[T], *, limit: int = _BYTES) -> 
         body += part
         if len(body) > limit:
             raise LimitExceeded(f"this body has at most {limit} bytes")
+    return decode_json(body, type)
+
+
+def decode_json(body: bytes | bytearray, type: type[T]) -> T:
+    """Raises MalformedRequest."""
     try:
         return msgspec.json.decode(body, type=type)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ... import __version__
-from . import audit, cache, doctor, explain, keys, login, namespace, run, stats, token
+from . import audit, cache, doctor, explain, keys, login, namespace, run, stats, token, tune
 
 
 def _print_version(asked: bool) -> None:
@@ -40,4 +40,5 @@ def application() -> typer.Typer:
     app.add_typer(keys.app, name="keys")
     app.add_typer(namespace.app, name="namespace")
     app.add_typer(token.app, name="token")
+    app.add_typer(tune.app, name="tune")
     return app

@@ -34,6 +34,8 @@ GUARDED = [
     ("DELETE", f"/v1/cache/{KEY}"),
     ("POST", "/v1/cache"),
     ("POST", "/v1/cache/gc"),
+    ("GET", "/v1/tunings"),
+    ("POST", "/v1/tunings"),
 ]
 
 

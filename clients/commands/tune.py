@@ -1,0 +1,72 @@
+"""`torchrelay tune`: the team's tuning winners as a file for version control, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...compiler import tuning_lock
+from ...compiler.errors import SettingsError
+from ...compiler.tuning import Entry
+from ..administration import Administration
+from ..settings import load_settings
+from ..whole_file import write_whole
+from . import output
+from .output import Namespace
+
+app = typer.Typer(
+    no_args_is_help=True, help="Write the team's tuning winners to a lock file, or take them from one."
+)
+
+
+@app.command("export")
+def export_entries(
+    file: Annotated[
+        Path | None, typer.Argument(help="The file to write, over the last one; none: standard output.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="Only what was measured on this device, by its whole name.")
+    ] = "",
+    torch: Annotated[
+        str, typer.Option(help="Only what was measured with this torch, like 2.13.0+cu130.")
+    ] = "",
+    namespace: Namespace = "",
+) -> None:
+    """Write the winners that stand into a lock file, to be reviewed and kept."""
+    with Administration(load_settings(), namespace=output.checked_namespace(namespace)) as administration:
+        every = administration.tunings()
+    chosen = [
+        entry for entry in every if device in ("", entry.place.device) and torch in ("", entry.place.torch)
+    ]
+    if every and not chosen:
+        raise SettingsError(f"none of {len(every)} winners is for that", hint=f"There are {_places(every)}")
+    text = tuning_lock.write(chosen)
+    if file is None:
+        print(text, end="")
+        return
+    try:
+        write_whole(file, text.encode(), mode=0o644)
+    except OSError as error:
+        raise SettingsError(f"{file} cannot be written: {error.strerror}", hint="See to the folder") from None
+    print(f"exported {len(chosen)} winners to {file}")
+
+
+@app.command("import")
+def import_entries(
+    file: Annotated[Path, typer.Argument(help="What `tune export` wrote.")],
+    replace: Annotated[bool, typer.Option("--replace", help="Also where another winner stands.")] = False,
+    namespace: Namespace = "",
+) -> None:
+    """Give a lock file's winners to the service: compiles take them instead of measuring."""
+    entries = tuning_lock.load(file)
+    with Administration(load_settings(), namespace=output.checked_namespace(namespace)) as administration:
+        taken = administration.import_tunings(entries, replace=replace)
+    left = "" if replace or not taken.exists else " (--replace takes the file's)"
+    print(f"imported {taken.new} winners, replaced {taken.replaced}; {taken.exists} stood already{left}")
+
+
+def _places(entries: list[Entry]) -> str:
+    found = sorted({f"{entry.place.device!r} with torch {entry.place.torch!r}" for entry in entries})
+    return "; ".join(found[:10])
