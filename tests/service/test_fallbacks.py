@@ -114,3 +114,21 @@ def test_an_artifact_that_cannot_be_loaded_is_not_kept(
     with pytest.raises(errors.ArtifactError):
         torch.compile(loss, backend="torchrelay")(torch.ones(8))
     assert [p for p in (tmp_path / "client" / "artifacts").rglob("*") if p.is_file()] == []
+
+
+def test_a_lock_that_cannot_be_read_warns_once_and_asks_for_nothing(
+    gateway: Running, client: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHRELAY_TUNING_LOCK", str(tmp_path / "missing.lock"))
+    client("remote")
+    x = torch.linspace(-1, 1, 8).requires_grad_()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.compile(loss, backend="torchrelay", options={"max_autotune": True})(x).backward()
+    torch.testing.assert_close(x.grad, torch.sin(2 * x.detach()))
+    (told,) = [str(w.message) for w in caught if w.category is torchrelay.FallbackWarning]
+    assert "missing.lock cannot be read" in told and "torchrelay tune export" in told
+    assert torchrelay.report().fallbacks == {"bad_tuning_lock": 2}
+    assert gateway.pool.calls == []
+    with gateway.http() as http:
+        wait_until(lambda: "bad_tuning_lock" in http.get("/v1/stats").json()["fallbacks"], seconds=10)
