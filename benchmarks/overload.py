@@ -83,6 +83,7 @@ class SlottedPool(gateway.RandomPool):
         target: wire.Target,
         deadline_seconds: float,
         on_progress: Callable[[wire.Stage, str], None],
+        on_query: object,
     ) -> bytes:
         slot = await self._slots.take(
             namespace, toolchain, target, lambda ahead: on_progress("queued", f"{ahead} ahead")

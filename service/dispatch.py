@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol
 
 import structlog
@@ -36,9 +36,11 @@ from .cache import Cache, Offer
 from .intake import Ask, Intake
 from .leases import Granted, Leases
 from .metrics import Metrics
+from .questions import Questions
 from .settings import ServiceSettings
 from .signing import Keyring
 from .tasks import end
+from .tunings import Tunings
 
 log = structlog.get_logger(__name__)
 
@@ -72,6 +74,7 @@ class CompilePool(Protocol):
         target: wire.Target,
         deadline_seconds: float,
         on_progress: Callable[[wire.Stage, str], None],
+        on_query: Callable[[bytes], Awaitable[bytes]] | None,
     ) -> bytes: ...
 
 
@@ -100,6 +103,7 @@ class Dispatcher:
         namespace: str,
         leases: Leases,
         cache: Cache,
+        tunings: Tunings,
         intake: Intake,
         pool: CompilePool,
         keyring: Keyring,
@@ -109,6 +113,7 @@ class Dispatcher:
         self._namespace = namespace
         self._leases = leases
         self._cache = cache
+        self._tunings = tunings
         self._intake = intake
         self._pool = pool
         self._keyring = keyring
@@ -236,6 +241,8 @@ class Dispatcher:
         if await self._publish(flight, offer):
             took = time.monotonic() - flight.began
             self._metrics.compile_seconds.observe(took)
+            for how, problems in (("searched", manifest.searched), ("recalled", manifest.recalled)):
+                self._metrics.tuning_problems.labels(how).inc(max(0, problems))
             log.info("published", key=ask.key, bytes=len(signed), seconds=round(took, 3))
             await self._trim()
 
@@ -284,6 +291,7 @@ class Dispatcher:
                     target=ask.target,
                     deadline_seconds=deadline,
                     on_progress=on_progress,
+                    on_query=Questions(self._tunings, ask).answer,
                 )
         except TimeoutError:
             raise CompileTimeout(f"the compile took longer than {deadline:g} s") from None

@@ -128,8 +128,17 @@ def _tenant(shared: Shared, namespace: str) -> Tenant:
     )
     leases = Leases(redis, keys, scripts, settings)
     events = Events(redis, keys)
+    tunings = Tunings(redis, keys, scripts, limit=settings.tunings_limit)
     dispatcher = Dispatcher(
-        settings, namespace, leases, cache, shared.intake, shared.pool, shared.keyring, shared.metrics
+        settings,
+        namespace,
+        leases,
+        cache,
+        tunings,
+        shared.intake,
+        shared.pool,
+        shared.keyring,
+        shared.metrics,
     )
     return Tenant(
         namespace=namespace,
@@ -144,5 +153,5 @@ def _tenant(shared: Shared, namespace: str) -> Tenant:
         stats=Stats(redis, keys),
         jobs=Jobs(redis, keys, scripts),
         used=Used(redis, keys, scripts),
-        tunings=Tunings(redis, keys, scripts, limit=settings.tunings_limit),
+        tunings=tunings,
     )

@@ -8,6 +8,7 @@ imported in the fork server, never here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
@@ -25,11 +26,13 @@ from .messages import (
     Answer,
     BadFrame,
     Cancel,
+    Done,
     Event,
     Failed,
     Job,
     Order,
     Ready,
+    Reply,
     decode_answer,
     encode,
     frame_length,
@@ -237,7 +240,7 @@ class CompileSlot:
     async def compile(
         self, job_id: str, request: bytes, key: str, seconds: float, namespace: str = "default"
     ) -> AsyncIterator[bytes]:
-        """Encoded Events, then one encoded Done or Failed."""
+        """Encoded Events and Queries, then one encoded Done or Failed."""
         greeting = await self.start()  # at once, unless the server has died a moment ago
         server = self._server
         if server is None:
@@ -251,7 +254,7 @@ class CompileSlot:
         answered = False
         try:
             async for answer in self._exchange(server, Job(key, request, seconds, namespace)):
-                if not isinstance(answer, Event):
+                if isinstance(answer, Done | Failed):
                     answered = True
                     self._running = (
                         None  # before the yield: the next job may come before the generator resumes
@@ -280,7 +283,7 @@ class CompileSlot:
         deadline = asyncio.get_running_loop().time() + job.seconds + _GRACE_SECONDS
         await server.send(job)
         answer: Answer = Event("queued")
-        while isinstance(answer, Event):
+        while not isinstance(answer, Done | Failed):
             async with asyncio.timeout_at(deadline):
                 answer = await server.receive()
             if isinstance(answer, Ready):
@@ -291,6 +294,12 @@ class CompileSlot:
         """Kill job `job_id` if it still runs; its `compile` then ends with a Failed."""
         if self._running == job_id and self._server is not None:
             await self._server.send(Cancel())
+
+    async def reply(self, job_id: str, question: int, answer: bytes) -> None:
+        """Answer what job `job_id` asked, if it still runs."""
+        if self._running == job_id and self._server is not None:
+            with contextlib.suppress(ServerLost):  # `compile` says so
+                await self._server.send(Reply(question, answer))
 
     async def close(self) -> None:
         """Stop the fork server and its job."""

@@ -27,6 +27,7 @@ from .environment import job_environment
 from .isolation import Enclosure
 from .messages import Answer, Done, Event, Failed, encode
 from .processes import die_with_parent
+from .questions import Asker
 from .settings import JobLimits, SlotSettings
 
 OFFERS = "kernels"
@@ -43,28 +44,44 @@ class Child(NamedTuple):
 
     pid: int
     pipe: int
-    """The reading end."""
+    """The reading end of what it tells."""
+    replies: int
+    """The writing end of what it is told; does not block."""
     idle: frozenset[int]
     """Processes that only hold the child's namespaces: copies of the server that do nothing."""
 
+    def close(self) -> None:
+        """Close both pipes."""
+        os.close(self.pipe)
+        os.close(self.replies)
 
-def fork(body: Callable[[int], None], log: Path | None, enclosure: Enclosure) -> Child:
-    """Run `body(pipe)` in a child with a session of its own, shut in as `enclosure` says.
+
+class Pipes(NamedTuple):
+    """The child's own ends."""
+
+    tell: int
+    hear: int
+
+
+def fork(body: Callable[[Pipes], None], log: Path | None, enclosure: Enclosure) -> Child:
+    """Run `body` in a child with a session of its own, shut in as `enclosure` says.
 
     The child writes to `log` instead of the server's output, and ends without unwinding the server's stack.
     """
     server = os.getpid()
     reading, writing = os.pipe()
+    hearing, replying = os.pipe()
     told, telling = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid:
-        os.close(writing)
-        os.close(telling)
+        for descriptor in (writing, hearing, telling):
+            os.close(descriptor)
+        os.set_blocking(replying, False)
         with os.fdopen(told, "rb") as stream:
             first = stream.read()
-        return Child(pid, reading, frozenset({pid, int(first)}) if first else frozenset())
+        return Child(pid, reading, replying, frozenset({pid, int(first)}) if first else frozenset())
     status = 70
     try:
         os.setsid()
@@ -81,8 +98,9 @@ def fork(body: Callable[[int], None], log: Path | None, enclosure: Enclosure) ->
         if enclosure.form != "namespaces":
             os.close(telling)
             telling = writing
-        _close_all_but(writing, telling)
-        enclosure.run(functools.partial(body, writing), keep=[writing], tell=telling)
+        _close_all_but(writing, hearing, telling)
+        pipes = Pipes(writing, hearing)
+        enclosure.run(functools.partial(body, pipes), keep=pipes, tell=telling)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -125,7 +143,7 @@ def read_log(log: Path, most: int) -> str:
 
 
 def describe(
-    engine: ModuleType, settings: SlotSettings, work: Path, environment: Mapping[str, str], pipe: int
+    engine: ModuleType, settings: SlotSettings, work: Path, environment: Mapping[str, str], pipes: Pipes
 ) -> None:
     """Write the engine's toolchain, its target and what of its tools does not work as MessagePack, or Failed."""
     try:
@@ -134,7 +152,7 @@ def describe(
     except Exception as error:
         traceback.print_exc()
         data = msgspec.msgpack.encode(Failed.of(CompileFailed(_one_line(error))))
-    _write(pipe, data)
+    _write(pipes.tell, data)
 
 
 def prepare(
@@ -145,7 +163,7 @@ def prepare(
     limits: JobLimits,
     environment: Mapping[str, str],
     shared: Path,
-    pipe: int,
+    pipes: Pipes,
 ) -> None:
     """Have the engine prepare what jobs like this one share; Done, whatever comes of it: jobs do without."""
     _shut_in(work, _DESCRIBE_SECONDS, limits, environment)
@@ -153,7 +171,7 @@ def prepare(
         engine.prepare(request, limits.request, shared)
     except Exception:
         traceback.print_exc()
-    _write(pipe, encode(Done(b"")))
+    _write(pipes.tell, encode(Done(b"")))
 
 
 def compile_job(
@@ -168,15 +186,15 @@ def compile_job(
     environment: Mapping[str, str],
     kernels: Path | None,
     shared: Path | None,
-    pipe: int,
+    pipes: Pipes,
 ) -> None:
-    """Shut this process in and run the engine in it; Events, then Done or Failed, go to `pipe`."""
+    """Shut this process in and run the engine in it; Events and Queries, then Done or Failed, are told."""
     _shut_in(work, seconds, limits, environment)
     lock = threading.Lock()
 
     def send(message: Answer) -> None:
         with lock:  # progress may come from any of the engine's threads
-            _write(pipe, encode(message))
+            _write(pipes.tell, encode(message))
 
     def progress(stage: wire.Stage, detail: str = "") -> None:
         send(Event(stage, detail))
@@ -192,6 +210,7 @@ def compile_job(
             progress=progress,
             kernels=None if kernels is None else Exchange(kernels, work / OFFERS),
             shared=shared,
+            ask=Asker(send, pipes.hear),
         )
         answer = Done(artifact)
     except RelayError as error:

@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from ..compiler import wire
+from ..compiler import tuning, wire
 from ..compiler.errors import MalformedRequest
 from ..compiler.kernel_store import Exchange
 from .frames import with_room
@@ -108,6 +108,7 @@ def compile_graph(
     progress: Callable[[wire.Stage, str], None],
     kernels: Exchange | None = None,
     shared: Path | None = None,
+    ask: tuning.Ask | None = None,
 ) -> bytes:
     """Decode, check against `limits` and compile. `shared`: what `prepare` made. Raises RelayError subclasses."""
     from ..compiler import headers
@@ -118,7 +119,13 @@ def compile_graph(
     with headers.borrowed(shared, workdir / "headers"):
         return with_room(
             lambda: compile_request(
-                graph_request, key=key, worker=worker, workdir=workdir, progress=progress, kernels=kernels
+                graph_request,
+                key=key,
+                worker=worker,
+                workdir=workdir,
+                progress=progress,
+                kernels=kernels,
+                ask=ask,
             )
         )
 

@@ -24,7 +24,7 @@ import msgspec
 from ..compiler.errors import CompileKilled, RelayError
 from ..compiler.kernel_store import KernelStore
 from . import isolation, job, tryout
-from .messages import Answer, Cancel, Failed, Frames, Job, Order, Ready, decode_order, encode
+from .messages import Answer, Cancel, Failed, Frames, Job, Order, Ready, Reply, decode_order, encode
 from .processes import become_subreaper, kill_below
 from .settings import SlotSettings
 from .view import view_of
@@ -64,13 +64,13 @@ class ForkServer:
                 order = self._next_order()
                 if isinstance(order, Job):
                     self._send(self._run(order))
-                # a Cancel between jobs came too late for the one it meant
+                # a Cancel or a Reply between jobs came too late for the one it meant
         except Disconnected:
             return
 
     def _run(self, order: Job) -> Answer:
         try:
-            owner = job.Owner(self._send, self._connection.fileno(), self._told_to_cancel)
+            owner = job.Owner(self._send, self._connection.fileno(), self._listen)
             return job.run(order, self._around, owner)
         except job.Cancelled:
             return Failed.of(CompileKilled("the compile was cancelled", hint="Nobody waits for it any more"))
@@ -95,12 +95,12 @@ class ForkServer:
             self._receive()
         return self._orders.pop(0)
 
-    def _told_to_cancel(self) -> bool:
+    def _listen(self) -> list[Cancel | Reply]:
+        """What has come that concerns the running job."""
         self._receive()
-        if any(isinstance(order, Cancel) for order in self._orders):
-            self._orders.clear()
-            return True
-        return False
+        heard = [order for order in self._orders if not isinstance(order, Job)]
+        self._orders = [order for order in self._orders if isinstance(order, Job)]
+        return heard
 
     def _receive(self) -> None:
         try:

@@ -1,8 +1,8 @@
 """One job seen from the fork server: fork a child, watch it, and leave nothing of it behind.
 
-In: a Job and the engine. Out: Events through a callback, then one Done or Failed. Whatever ends the job (its
-own answer, deadline, memory, a crash, garbage, a cancel), every process below the server is dead and the
-job's directory is gone when `run` returns.
+In: a Job and the engine. Out: Events and Queries through a callback, then one Done or Failed. Whatever ends the
+job (its own answer, deadline, memory, a crash, garbage, a cancel), every process below the server is dead and
+the job's directory is gone when `run` returns.
 """
 
 from __future__ import annotations
@@ -27,8 +27,20 @@ from ..compiler.errors import CompileKilled, CompileTimeout, RelayError
 from ..compiler.kernel_store import KernelStore, NamespaceStore
 from . import child
 from .isolation import Enclosure
-from .messages import BadFrame, Done, Event, Failed, Frames, Job, decode_from_child
+from .messages import (
+    BadFrame,
+    Cancel,
+    Done,
+    Event,
+    Failed,
+    Frames,
+    Job,
+    Query,
+    Reply,
+    decode_from_child,
+)
 from .processes import descendants, kill_below, reap, usage
+from .questions import Relay
 from .settings import Form, SlotSettings
 from .view import View
 
@@ -61,15 +73,15 @@ class Surroundings(Struct, frozen=True, kw_only=True):
 
 
 class Owner(Struct, frozen=True):
-    """Who wants a job done. When the file descriptor `control` is readable, `cancelled` says whether to stop."""
+    """Who wants a job done. When the file descriptor `control` is readable, `listen` gives what has come by it."""
 
-    on_event: Callable[[Event], None]
+    tell: Callable[[Event | Query], None]
     control: int
-    cancelled: Callable[[], bool]
+    listen: Callable[[], list[Cancel | Reply]]
 
 
 def run(job: Job, around: Surroundings, owner: Owner) -> Done | Failed:
-    """Run `job` to its end, shut in. Raises Cancelled, and whatever `cancelled` raises, after the kill as well."""
+    """Run `job` to its end, shut in. Raises Cancelled, and whatever `listen` raises, after the kill as well."""
     began = time.monotonic()
     kept = None if around.kernels is None else around.kernels.of(job.namespace)
     # What a job built that runs its caller's source is not what its name says: nobody else gets it.
@@ -95,7 +107,7 @@ def run(job: Job, around: Surroundings, owner: Owner) -> Done | Failed:
             shown = [folder for folder in (kept and kept.folder, around.shared) if folder is not None]
             enclosure = Enclosure(around.form, around.view, work, shown)
             take_in = functools.partial(_take_in, trusted, work / child.OFFERS)
-            with _started(lambda pipe: body(pipe=pipe), log, enclosure) as started:
+            with _started(lambda pipes: body(pipes=pipes), log, enclosure) as started:
                 watch = _Watch(job, left, started, around.settings, owner, take_in)
                 answer = watch.to_the_end()
                 take_in()
@@ -111,7 +123,7 @@ def _prepare(job: Job, around: Surroundings, owner: Owner) -> None:
     name = around.engine.preparation(job.request)
     if not name or around.shared is None or name in around.prepared:
         return
-    owner.on_event(Event("queued", "preparing C++ headers"))
+    owner.tell(Event("queued", "preparing C++ headers"))
     with _folder(around) as work:
         body = functools.partial(
             child.prepare,
@@ -123,19 +135,19 @@ def _prepare(job: Job, around: Surroundings, owner: Owner) -> None:
             shared=around.shared,
         )
         enclosure = Enclosure("none", around.view, work, [])
-        with _started(lambda pipe: body(pipe=pipe), work / "log", enclosure) as started:
+        with _started(lambda pipes: body(pipes=pipes), work / "log", enclosure) as started:
             _Watch(job, job.seconds, started, around.settings, owner, lambda: None).to_the_end()
     around.prepared.add(name)
 
 
 @contextlib.contextmanager
-def _started(body: Callable[[int], None], log: Path, enclosure: Enclosure) -> Iterator[child.Child]:
+def _started(body: Callable[[child.Pipes], None], log: Path, enclosure: Enclosure) -> Iterator[child.Child]:
     """A child that runs `body`; nothing of it is left afterwards."""
     started = child.fork(body, log, enclosure)
     try:
         yield started
     finally:
-        os.close(started.pipe)
+        started.close()
         kill_below(os.getpid())
         reap()
 
@@ -195,28 +207,32 @@ class _Watch:
         self._pipe = started.pipe
         self._idle = started.idle
         self._limits = settings.limits
-        self._on_event = owner.on_event
-        self._control = owner.control
-        self._cancelled = owner.cancelled
+        self._replies = started.replies
+        self._relay = Relay(started.replies)
+        self._owner = owner
         self._deadline = time.monotonic() + seconds
         self._frames = Frames()
         self._answer: Done | Failed | None = None
 
     def to_the_end(self) -> Done | Failed:
         poll = select.poll()
-        for descriptor in (self._pipe, self._control):
+        for descriptor in (self._pipe, self._owner.control):
             poll.register(descriptor, select.POLLIN)
         pause = _LOOK_SECONDS
         look_at = time.monotonic()
+        status: int | None = None
         while True:
-            ready = {descriptor for descriptor, _ in poll.poll(pause * 1000)}
-            if self._control in ready and self._cancelled():
-                raise Cancelled
+            # asked before the pipe is looked at: what it wrote before it ended is then in there
+            status = self._exit_status() if status is None else status
+            ready = self._ready(poll, pause if status is None else 0.0)
+            if self._owner.control in ready:
+                self._listen()
+            if self._replies in ready:
+                self._relay.flush()
             if self._pipe in ready and not self._read():
                 poll.unregister(self._pipe)
                 pause = _EXITING_SECONDS
-            # what it wrote before it ended is still in the pipe: read first, then ask
-            if self._pipe not in ready and (status := self._exit_status()) is not None:
+            if self._pipe not in ready and status is not None:
                 return self._answer or _died(status)
             now = time.monotonic()
             if now >= self._deadline:
@@ -225,6 +241,22 @@ class _Watch:
                 self._look()
                 # the look itself stays below a twentieth of a processor on a machine with many processes
                 look_at = now + max(_LOOK_SECONDS, 20 * (time.monotonic() - now))
+
+    def _ready(self, poll: select.poll, seconds: float) -> set[int]:
+        """The descriptors that something can be done with, after `seconds` at the latest."""
+        pending = self._relay.pending
+        if pending:
+            poll.register(self._replies, select.POLLOUT)
+        ready = {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
+        if pending:  # it would be ready for ever once the child has closed its end
+            poll.unregister(self._replies)
+        return ready
+
+    def _listen(self) -> None:
+        for order in self._owner.listen():
+            if isinstance(order, Cancel):
+                raise Cancelled
+            self._relay.answer(order)
 
     def _read(self) -> bool:
         """Take in what the child wrote; False once it has closed the pipe."""
@@ -236,11 +268,13 @@ class _Watch:
                 message = decode_from_child(body)
                 if self._answer is not None:
                     raise BadFrame("a message follows the answer")
-                if isinstance(message, Event):
-                    self._on_event(message)
-                else:
+                if isinstance(message, Done | Failed):
                     self._answer = message
                     self._deadline = min(self._deadline, time.monotonic() + _EXIT_SECONDS)
+                    continue
+                if isinstance(message, Query):
+                    self._relay.ask(message)
+                self._owner.tell(message)
         except BadFrame as error:
             raise CompileKilled(
                 f"the compile process wrote something that is no message and was killed ({error})",

@@ -1,16 +1,17 @@
 """Between actor, fork server and compile child: length-prefixed MessagePack frames; structs in, bytes out.
 
-The actor sends Job and Cancel. The fork server answers Ready once, then for each job any number of Event and
-one of Done and Failed. The child speaks Event, Done and Failed to the fork server, which checks each frame
-before it passes it on: a child that writes anything else is killed.
+The actor sends Job, Cancel and Reply. The fork server answers Ready once, then for each job any number of Event and
+Query and one of Done and Failed. The child speaks Event, Query, Done and Failed to the fork server, which checks each
+frame before it passes it on: a child that writes anything else is killed. All that the child hears is Reply.
 """
 
 from __future__ import annotations
 
 import struct
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from ..compiler import wire
 from ..compiler.errors import RelayError, from_code
@@ -19,6 +20,7 @@ MAX_FRAME = 2 << 30
 """Bytes. Past it a length prefix is garbage rather than an artifact."""
 
 _LENGTH = struct.Struct("<I")
+QuestionId = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
 class _Message(Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,6 +38,13 @@ class Job(_Message, tag="job"):
 
 class Cancel(_Message, tag="cancel"):
     """Kill the running job, if there is one."""
+
+
+class Reply(_Message, tag="reply"):
+    """What the running job asked under `id` is answered so; b'': nobody answers."""
+
+    id: QuestionId
+    answer: bytes
 
 
 class Ready(_Message, tag="ready"):
@@ -59,6 +68,13 @@ class Event(_Message, tag="event"):
     detail: str = ""
 
 
+class Query(_Message, tag="query"):
+    """The job wants to know something of the service (an encoded tuning.Question), and goes on without if it must."""
+
+    id: QuestionId
+    question: bytes
+
+
 class Done(_Message, tag="done"):
     """The unsigned artifact."""
 
@@ -80,9 +96,9 @@ class Failed(_Message, tag="failed"):
         return from_code(self.code, self.message, self.hint)
 
 
-Order = Job | Cancel
-Answer = Ready | Event | Done | Failed
-FromChild = Event | Done | Failed
+Order = Job | Cancel | Reply
+Answer = Ready | Event | Query | Done | Failed
+FromChild = Event | Query | Done | Failed
 
 
 class BadFrame(Exception):
@@ -113,6 +129,10 @@ def decode_answer(body: bytes) -> Answer:
 
 def decode_from_child(body: bytes) -> FromChild:
     return _decode(body, FromChild)
+
+
+def decode_reply(body: bytes) -> Reply:
+    return _decode(body, Reply)
 
 
 def _decode(body, union):

@@ -10,14 +10,14 @@ import asyncio
 import logging
 import secrets
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from ..compiler import wire
 from ..compiler.errors import CompileKilled, CompileTimeout, Overloaded, RelayError, Unavailable
 from .cluster import Cluster, Node, node_directory, node_resources, ray_environment, short_directory
-from .messages import Done, Event, Failed, Ready, decode_answer
+from .messages import Done, Event, Failed, Query, Ready, decode_answer
 from .processes import become_subreaper, descendants, die_with_parent, kill_below, reap
 from .settings import JobLimits, PoolSettings, SlotSettings
 from .slots import Kind, Slot, Slots
@@ -37,6 +37,8 @@ __all__ = [  # all that service/ may use of workers/
 ]
 
 log = logging.getLogger(__name__)
+
+OnQuery = Callable[[bytes], Awaitable[bytes]]
 
 _LOOK_SECONDS = 2.0
 """Between two looks at the cluster's nodes."""
@@ -106,9 +108,12 @@ class WorkerPool:
         target: wire.Target,
         deadline_seconds: float,
         on_progress: Callable[[wire.Stage, str], None],
+        on_query: OnQuery | None = None,
     ) -> bytes:
         """Compile canonical request bytes on a slot that fits; waiting in the queue counts to the deadline.
 
+        on_query: answers what the compile asks meanwhile (a tuning.Question and a tuning.Known, encoded); b'': no
+        answer. It is given at most questions.MOST_OPEN at once, and cancelled when the compile ends.
         Cancelling the caller kills the job's processes. Raises NoWorker, Overloaded, CompileTimeout,
         CompileKilled, and what the compile itself raised.
         """
@@ -117,7 +122,7 @@ class WorkerPool:
         job_id = uuid.uuid4().hex
         left = until - asyncio.get_running_loop().time()
         running = asyncio.create_task(
-            self._run(slot, job_id, request_bytes, key, namespace, left, on_progress)
+            self._run(slot, job_id, request_bytes, key, namespace, left, on_progress, on_query)
         )
         try:
             async with asyncio.timeout_at(until + _GRACE_SECONDS):
@@ -165,10 +170,12 @@ class WorkerPool:
         namespace: str,
         seconds: float,
         on_progress: Callable[[wire.Stage, str], None],
+        on_query: OnQuery | None,
     ) -> bytes:
         """The job on its slot, to its end; the slot is free afterwards."""
         from ray.exceptions import RayError
 
+        answering: set[asyncio.Task[None]] = set()
         try:
             compile_on = slot.actor.compile.options(num_returns="streaming")
             stream = compile_on.remote(job_id, request, key, seconds, namespace)
@@ -177,6 +184,10 @@ class WorkerPool:
                 match message:
                     case Event():
                         on_progress(message.stage, message.detail)
+                    case Query():
+                        task = asyncio.create_task(self._answer(slot, job_id, message, on_query))
+                        answering.add(task)
+                        task.add_done_callback(answering.discard)
                     case Done():
                         return message.artifact
                     case Failed():
@@ -187,8 +198,20 @@ class WorkerPool:
             log.warning("worker %s was lost with a job: %s", slot.worker, _first_line(error))
             raise CompileKilled(f"worker {slot.worker} died with the job", hint="Try again") from None
         finally:
+            for task in answering:
+                task.cancel()
             slot.jobs_done += 1
             self._slots.give_back(slot)
+
+    @staticmethod
+    async def _answer(slot: Slot, job_id: str, query: Query, on_query: OnQuery | None) -> None:
+        answer = b""
+        try:
+            if on_query is not None:
+                answer = await on_query(query.question)
+        except Exception:  # the compile goes on without
+            log.exception("a question of a compile on worker %s met an error", slot.worker)
+        slot.actor.reply.remote(job_id, query.id, answer)
 
     def _end(self, slot: Slot, job_id: str, running: asyncio.Task[bytes]) -> None:
         """Have a job that nobody waits for killed, in the background."""

@@ -109,7 +109,7 @@ def _answer(started: child.Child, seconds: float) -> bytes:
                 break
         return data
     finally:
-        os.close(started.pipe)
+        started.close()
         kill_below(os.getpid())
         reap()
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,11 @@ class ArtifactPool:
         self.namespaces: list[str] = []
         """Whose each call was."""
         self.cancelled: list[str] = []
+        self.questions: list[bytes] = []
+        """What each compile asks of its team's tuning database, and `answers` what it was told."""
+        self.answers: list[bytes] = []
+        self.problems = (0, 0)
+        """How many a compile says that it has measured and has known."""
         self.corrupt = False
         self.toolchain = TOOLCHAIN
         """What its one worker says it has; any request is taken all the same."""
@@ -106,6 +111,7 @@ class ArtifactPool:
         target: wire.Target,
         deadline_seconds: float,
         on_progress: Callable[[wire.Stage, str], None],
+        on_query: Callable[[bytes], Awaitable[bytes]],
     ) -> bytes:
         self.calls.append(key)
         self.namespaces.append(namespace)
@@ -115,6 +121,7 @@ class ArtifactPool:
         except asyncio.CancelledError:
             self.cancelled.append(key)
             raise
+        self.answers += [await on_query(question) for question in self.questions]
         if self.errors:
             raise self.errors.pop(0)
         on_progress("inductor", "1 kernel")
@@ -132,6 +139,8 @@ class ArtifactPool:
             kernels=1,
             created="2026-01-01T00:00:00Z",
             worker="w0",
+            searched=self.problems[0],
+            recalled=self.problems[1],
         )
         packed = artifact.pack(manifest, {"code.py": member})
         return packed[:-10] if self.corrupt else packed

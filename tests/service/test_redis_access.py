@@ -31,6 +31,7 @@ from service_parts import (
     redis_binary,
 )
 from torchrelay.compiler.errors import CompileFailed, CompileKilled
+from tuning_parts import entries, entry, found, lookup
 
 DEPLOYED = Path(__file__).parents[2] / "deploy" / "redis-users.acl"
 PASSWORD = "a-password-of-the-test"
@@ -73,8 +74,10 @@ def everything(running: Running) -> None:
     """What people, jobs and administrators do with a gateway."""
     with running.http() as http:
         assert http.get("/readyz").json()["parts"]["redis"] == "ok"
+        running.pool.questions = [lookup(2), found(entry(2)), lookup(2)]
         data = compiled(http, graph(1))
         assert post(http, graph(1)).content == data
+        assert [entries(answer) for answer in running.pool.answers] == [[], [entry(2)], [entry(2)]]
         compiled(http, graph(2))
         first, second = running.pool.calls
         assert post(http, graph(3), wait="cache").status_code == 404

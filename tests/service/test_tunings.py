@@ -12,25 +12,12 @@ from redis.asyncio import Redis
 from service_parts import RedisServer
 from torchrelay.compiler import tuning
 from torchrelay.compiler.errors import LimitExceeded
-from torchrelay.compiler.tuning import Entry, Operand, Place, Problem, Timing
+from torchrelay.compiler.tuning import Entry, Problem
 from torchrelay.service.scripts import Keys, Scripts
 from torchrelay.service.tunings import Tunings
+from tuning_parts import PLACE, entry, problem
 
-PLACE = Place(
-    device="NVIDIA H200", capability="9.0", driver="580", torch="2.13.0", triton="3.6.0", cuda="13.0"
-)
 ELSEWHERE = msgspec.structs.replace(PLACE, driver="590")
-
-
-def problem(size: int) -> Problem:
-    side = Operand("bfloat16", (size, size), (size, 1))
-    return Problem("mm", (side, side), side)
-
-
-def entry(size: int, winner: str = "aten mm", place: Place = PLACE) -> Entry:
-    return Entry(
-        problem=problem(size), place=place, winner=Timing(winner, 0.25, 0.24, 0.26, 40), candidates=3
-    )
 
 
 @asynccontextmanager

@@ -8,13 +8,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-from torchrelay.compiler import wire
-from torchrelay.compiler.errors import VerifyFailed
+from torchrelay.compiler import tuning, wire
+from torchrelay.compiler.ahead import Copy
+from torchrelay.compiler.errors import Unavailable, VerifyFailed
+from torchrelay.workers import questions
+from torchrelay.workers.messages import Query
 
 TOOLCHAIN = wire.Toolchain(python="cp311", torch="0.0.0", triton="", cuda="", platform="linux-x86_64")
+PLACE = tuning.Place("a CPU", "avx2", "", "0.0.0", "", "", threads=1)
 TARGET = wire.Target(kind="cpu", name="", capability="", units=0, cpu=["avx2"])
 
 
@@ -35,10 +40,12 @@ def preparation(request):
     return ""
 
 
-def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, shared):
+def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, shared, ask):
     order = msgspec.json.decode(request) if request[:1] == b"{" else msgspec.msgpack.decode(request)
     if order["do"] in ("build", "fetch"):
         order["kernels"] = kernels
+    if order["do"] == "inquire":
+        order["ask"] = ask
     return globals()[order.pop("do")](workdir=workdir, progress=progress, **order)
 
 
@@ -79,6 +86,54 @@ def fetch(workdir, progress, kernels, name):
     """The library that another job built."""
     found = kernels.borrow(name, workdir / name)
     return (workdir / name).read_bytes() if found else b""
+
+
+def inquire(workdir, progress, ask, how, **order):
+    """Ask the service, in a way that QUESTIONS names."""
+    return msgspec.json.encode(QUESTIONS[how](ask, **order))
+
+
+def _asked(ask, size):
+    """What the service says of a problem of `size`, or that it says nothing."""
+    try:
+        return [entry.winner.candidate for entry in ask(tuning.Lookup(PLACE, [problem(size)]))]
+    except Unavailable as error:
+        return error.message
+
+
+def _in_turn(ask, sizes, wait=questions.WAIT_SECONDS, rest=questions.REST_SECONDS):
+    questions.WAIT_SECONDS, questions.REST_SECONDS = wait, rest
+    return [_asked(ask, size) for size in sizes]
+
+
+def _in_threads(ask, sizes):
+    with ThreadPoolExecutor(len(sizes)) as threads:
+        return list(threads.map(lambda size: _asked(ask, size), sizes))
+
+
+def _in_a_copy(ask, size):
+    copy = Copy()
+    if copy.inside:
+        copy.answer(_asked(ask, size).encode())
+    return [copy.result().decode(), _asked(ask, size)]
+
+
+def _raw(ask, queries, then="ignore"):
+    """Send `queries` (id, bytes of the question), and do not read what comes of them, or close the pipe."""
+    if then == "close":
+        os.close(ask._pipe)
+    for number, length in queries:
+        ask._send(Query(number, bytes(length)))
+    time.sleep(1)
+    return "done"
+
+
+QUESTIONS = {"in turn": _in_turn, "in threads": _in_threads, "in a copy": _in_a_copy, "raw": _raw}
+
+
+def problem(size):
+    side = tuning.Operand("float32", (size, size), (size, 1))
+    return tuning.Problem("mm", (side, side), side)
 
 
 def _descriptors():

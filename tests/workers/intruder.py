@@ -42,7 +42,7 @@ def preparation(request):
     return ""
 
 
-def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, shared):
+def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, shared, ask):
     order = msgspec.json.decode(request)
     return globals()[order.pop("do")](workdir, kernels, **order)
 

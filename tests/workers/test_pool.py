@@ -9,10 +9,11 @@ import threading
 import time
 from pathlib import Path
 
+import engine
 import msgspec
 import psutil
 import pytest
-from torchrelay.compiler import wire
+from torchrelay.compiler import tuning, wire
 from torchrelay.compiler.errors import CompileKilled, CompileTimeout, NoWorker, VerifyFailed
 from torchrelay.workers.pool import PoolSettings, WorkerPool
 
@@ -33,7 +34,7 @@ class Service:
     def submit(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
-    def compile(self, do, seconds=20.0, toolchain=TOOLCHAIN, target=CPU, events=None, **order):
+    def compile(self, do, seconds=20.0, toolchain=TOOLCHAIN, target=CPU, events=None, on_query=None, **order):
         """A concurrent future of the artifact."""
         return self.submit(
             self.pool.compile(
@@ -43,6 +44,7 @@ class Service:
                 target=target,
                 deadline_seconds=seconds,
                 on_progress=lambda *event: events.append(event) if events is not None else None,
+                on_query=on_query,
             )
         )
 
@@ -112,6 +114,59 @@ def test_an_artifact_and_its_events_come_back(service):
     artifact = service.compile("answer", text="x" * 3_000_000, events=events).result(30)
     assert artifact == b"x" * 3_000_000
     assert events == [("aot", "first"), ("inductor", "second")]
+
+
+def known(question):
+    """An answer whose winner names the size that was asked for."""
+    (problem,) = msgspec.msgpack.decode(question, type=tuning.Lookup).problems
+    timing = tuning.Timing(f"size {problem.result.size[0]}", 1.0, 1.0, 1.0, 1)
+    entry = tuning.Entry(problem=problem, place=engine.PLACE, winner=timing, candidates=1)
+    return msgspec.msgpack.encode(tuning.Known([entry]))
+
+
+def test_jobs_ask_and_each_is_answered_while_both_run(service):
+    service.wait_for_idle()
+    together = asyncio.Barrier(2)
+
+    async def answer(question):
+        await together.wait()
+        return known(question)
+
+    jobs = [
+        service.compile("inquire", how="in turn", sizes=[size, size + 1], on_query=answer) for size in (2, 7)
+    ]
+    told = [msgspec.json.decode(job.result(30)) for job in jobs]
+    assert told == [[["size 2"], ["size 3"]], [["size 7"], ["size 8"]]]
+
+
+async def fail(question):
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("on_query", [None, fail])
+def test_a_job_is_told_at_once_that_nobody_answers(service, on_query):
+    service.wait_for_idle()
+    job = service.compile("inquire", how="in turn", sizes=[2], wait=1000, on_query=on_query)
+    assert msgspec.json.decode(job.result(30)) == ["the service has no answer about tuning"]
+
+
+def test_a_job_cancelled_over_an_open_question_ends_and_its_slot_serves_on(service):
+    service.wait_for_idle()
+    asked, stopped = threading.Event(), threading.Event()
+
+    async def wait_for_ever(question):
+        asked.set()
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            stopped.set()
+
+    job = service.compile("inquire", how="in turn", sizes=[2], wait=1000, on_query=wait_for_ever)
+    assert asked.wait(20)
+    job.cancel()
+    assert stopped.wait(20)
+    service.wait_for_idle()
+    assert service.compile("answer").result(30) == b"artifact"
 
 
 def test_the_compilers_error_crosses_ray_whole(service):

@@ -1,0 +1,80 @@
+"""What a running compile asks of its team's tuning database: a question's bytes in; Known's bytes out, or none.
+
+The process that asks runs a tenant's graph, and may have been taken over by it. Its bytes are decoded within limits
+against closed structs. What it reports is kept only of the device and versions that it was given to compile for, and
+never from a compile of user-written source, as with kernels (docs/decisions/0015): such a process can claim anything,
+and its claim would choose others' kernels. It may ask: the entries are its own team's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import structlog
+from redis.exceptions import RedisError
+
+from ..compiler import tuning
+from ..compiler.errors import LimitExceeded, MalformedRequest, RelayError
+from ..compiler.target import capability
+from ..compiler.tuning import Entry, Found, Lookup, Place
+from .intake import Ask
+from .tunings import Tunings
+
+log = structlog.get_logger(__name__)
+
+_SECONDS = 8.0
+"""For one answer: the compile waits for ten (workers/questions.py)."""
+
+
+class Questions:
+    """The questions of one compile. `ask`: what it was given to compile."""
+
+    def __init__(self, tunings: Tunings, ask: Ask) -> None:
+        self._tunings = tunings
+        self._ask = ask
+        self._complained = False
+
+    async def answer(self, question: bytes) -> bytes:
+        """Raises nothing: b'' where there is no answer, and the first time a line in the log."""
+        try:
+            async with asyncio.timeout(_SECONDS):
+                entries = await self._entries(_decoded(question))
+        except (RelayError, RedisError, TimeoutError) as error:
+            if not self._complained:
+                self._complained = True
+                log.warning(
+                    "tuning_unanswered", key=self._ask.key, error=f"{type(error).__name__}: {error}"[:500]
+                )
+            return b""
+        return msgspec.msgpack.encode(tuning.Known(entries))
+
+    async def _entries(self, question: tuning.Question) -> list[Entry]:
+        match question:
+            case Lookup(place, problems):
+                return await self._tunings.known(place, problems)
+            case Found(entry) if self._believes(entry.place):
+                return [kept.entry for kept in await self._tunings.keep([entry])]
+            case Found(entry):
+                return await self._tunings.known(entry.place, [entry.problem])
+
+    def _believes(self, place: Place) -> bool:
+        """Whether this compile could measure there. The gateway cannot tell one CPU's model from another's."""
+        versions, target = self._ask.toolchain, self._ask.target
+        if self._ask.kernels:
+            return False
+        if (place.torch, place.triton, place.cuda) != (versions.torch, versions.triton, versions.cuda):
+            return False
+        if target.kind == "cuda":
+            return (place.device, place.capability) == (target.name, target.capability)
+        return place.capability == capability(target.cpu) and place.threads > 0  # a GPU's have none
+
+
+def _decoded(question: bytes) -> tuning.Question:
+    """Raises LimitExceeded, MalformedRequest."""
+    if len(question) > tuning.QUESTION_LIMIT:
+        raise LimitExceeded(f"a question of {len(question)} bytes, limit {tuning.QUESTION_LIMIT}")
+    try:
+        return msgspec.msgpack.decode(question, type=tuning.Question)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedRequest(f"a question that is none: {error}") from None

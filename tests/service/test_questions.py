@@ -1,0 +1,198 @@
+"""What a compile asks and reports while it runs, through a gateway: who is told what, and whose word counts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+import source_parts
+from conftest import StartGateway
+from service_parts import ArtifactPool, RedisServer, Running, compiled, graph, post, wait_until
+from torchrelay.compiler import tuning, wire
+from torchrelay.compiler.tuning import Place
+from tuning_parts import PLACE, entries, entry, found, lookup, problem
+
+
+def asked(running: Running, http: httpx2.Client, body: bytes, *questions: bytes) -> list[bytes]:
+    """What the service answers to `questions` of the compile of `body`."""
+    running.pool.questions, running.pool.answers = list(questions), []
+    compiled(http, body)
+    return running.pool.answers
+
+
+def test_what_one_compile_found_the_next_one_knows(gateway: Running, http: httpx2.Client) -> None:
+    told = asked(gateway, http, graph(1), lookup(2), found(entry(2)), lookup(2, 3))
+    assert [entries(answer) for answer in told] == [[], [entry(2)], [entry(2)]]
+    told = asked(gateway, http, graph(2), lookup(3, 2), found(entry(2, "another")))
+    assert [entries(answer) for answer in told] == [[entry(2)], [entry(2)]]
+
+
+def test_another_gateway_knows_it_too(start_gateway: StartGateway) -> None:
+    one, other = start_gateway(), start_gateway()
+    with one.http() as http:
+        asked(one, http, graph(1), found(entry(2)))
+    with other.http() as http:
+        assert entries(*asked(other, http, graph(2), lookup(2))) == [entry(2)]
+
+
+def test_each_namespace_has_a_database_of_its_own(gateway: Running, http: httpx2.Client) -> None:
+    asked(gateway, http, graph(1), found(entry(2)))
+    issued = {"name": "x", "roles": ["compile"], "namespace": "red"}
+    with gateway.http(http.post("/v1/tokens", json=issued).json()["token"]) as red:
+        told = asked(gateway, red, graph(1), lookup(2), found(entry(2, "red's")))
+    assert [entries(answer) for answer in told] == [[], [entry(2, "red's")]]
+    assert entries(*asked(gateway, http, graph(2), lookup(2))) == [entry(2)]
+
+
+GPU_PLACE = Place(
+    device=source_parts.GPU.name,
+    capability=source_parts.GPU.capability,
+    driver="580",
+    torch=source_parts.TOOLCHAIN.torch,
+    triton=source_parts.TOOLCHAIN.triton,
+    cuda=source_parts.TOOLCHAIN.cuda,
+)
+"""Where a compile for source_parts.GPU measures."""
+
+
+def gpu_graph(size: int) -> bytes:
+    """A request for a GPU, without source."""
+    inputs = [wire.TensorInput([size], [1], "float32", "cuda", requires_grad=False)]
+    return wire.pack_request(msgspec.structs.replace(source_parts.request(), inputs=inputs))
+
+
+def test_a_compile_of_source_may_ask_and_is_not_believed(start_gateway: StartGateway) -> None:
+    running = start_gateway(token_allow_source=True)
+    stands, claimed = entry(2, place=GPU_PLACE), entry(3, "its own kernel", GPU_PLACE)
+    with running.http() as http:
+        assert entries(*asked(running, http, gpu_graph(1), found(stands))) == [stands]
+        questions = (lookup(2, place=GPU_PLACE), found(claimed), found(entry(2, "its own", GPU_PLACE)))
+        told = asked(running, http, source_parts.body(), *questions)
+        assert [entries(answer) for answer in told] == [[stands], [], [stands]]
+        assert entries(*asked(running, http, gpu_graph(2), lookup(3, place=GPU_PLACE))) == []
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        msgspec.structs.replace(PLACE, torch="2.11.0"),
+        msgspec.structs.replace(PLACE, triton="3.6.0"),
+        msgspec.structs.replace(PLACE, cuda="13.0"),
+        msgspec.structs.replace(PLACE, capability="avx2 avx512"),
+        msgspec.structs.replace(PLACE, device="NVIDIA H100", capability="9.0", driver="580", threads=0),
+        msgspec.structs.replace(PLACE, device="NVIDIA H100", threads=0),
+    ],
+    ids=["torch", "triton", "cuda", "vectors", "GPU", "GPU without a capability"],
+)
+def test_a_compile_is_not_believed_of_a_place_that_it_was_not_given(
+    gateway: Running, http: httpx2.Client, place: Place
+) -> None:
+    told = asked(gateway, http, graph(1), found(entry(2, place=place)), lookup(2, place=place))
+    assert [entries(answer) for answer in told] == [[], []]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        msgspec.structs.replace(GPU_PLACE, device="NVIDIA H200"),
+        msgspec.structs.replace(GPU_PLACE, capability="8.0"),
+    ],
+    ids=["device", "capability"],
+)
+def test_a_compile_for_one_gpu_is_not_believed_of_another(
+    gateway: Running, http: httpx2.Client, place: Place
+) -> None:
+    told = asked(gateway, http, gpu_graph(1), found(entry(2, place=place)), found(entry(2, place=GPU_PLACE)))
+    assert [entries(answer) for answer in told] == [[], [entry(2, place=GPU_PLACE)]]
+
+
+HUGE = msgspec.structs.replace(
+    problem(2), operands=tuple(tuning.Operand("float32", (1 << 40,) * 64, (1,) * 64) for _ in range(64))
+)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 100_000,
+        msgspec.msgpack.encode({"type": "drop"}),
+        msgspec.msgpack.encode({"type": "lookup", "place": PLACE, "problems": [{"op": "rm -rf"}]}),
+        msgspec.msgpack.encode({"type": "found", "entry": {**msgspec.to_builtins(entry(2)), "more": 1}}),
+        msgspec.msgpack.encode({"type": "lookup", "place": PLACE, "problems": [problem(2)] * 257}),
+        b"\x81\xa4type\xa6\xff\xff\xff\xff\xff\xff",
+        bytes(tuning.QUESTION_LIMIT + 1),
+        found(msgspec.structs.replace(entry(2), problem=HUGE)),
+    ],
+    ids=["empty", "never msgpack", "deep", "other", "name", "field", "many", "not utf-8", "long", "large"],
+)
+def test_a_question_that_is_none_has_no_answer_and_harms_nothing(
+    gateway: Running, http: httpx2.Client, question: bytes
+) -> None:
+    told = asked(gateway, http, graph(1), question, found(entry(2)))
+    assert told[0] == b""
+    assert entries(told[1]) == [entry(2)]
+
+
+def test_the_largest_answer_is_told_whole(gateway: Running, http: httpx2.Client) -> None:
+    long = msgspec.structs.replace(entry(2).winner, candidate="c" * 4096)
+    large = msgspec.structs.replace(entry(2), winner=long, runner_up=long, aten=long, clock="c" * 3500)
+    assert len(msgspec.msgpack.encode(large)) > tuning.ENTRY_LIMIT - 512
+    often = msgspec.msgpack.encode(tuning.Lookup(PLACE, [problem(2)] * 256))
+    told = asked(gateway, http, graph(1), found(large), often)
+    assert entries(told[1]) == [large] * 256
+    assert len(told[1]) < 5 << 20
+
+
+class Patient(ArtifactPool):
+    """Its compile waits until it may ask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_ask, self.has_asked = threading.Event(), threading.Event()
+
+    async def compile(self, request_bytes: bytes, **order: Any) -> bytes:
+        on_query = order.pop("on_query")
+
+        async def when_it_may(question: bytes) -> bytes:
+            assert await asyncio.to_thread(self.may_ask.wait, 20)
+            try:
+                return bytes(await on_query(question))
+            finally:
+                self.has_asked.set()
+
+        return await super().compile(request_bytes, **order, on_query=when_it_may)
+
+
+def test_while_redis_is_away_there_is_no_answer_and_the_compile_goes_on(start_gateway: StartGateway) -> None:
+    server, pool = RedisServer(persistent=True), Patient()
+    server.start()
+    try:
+        running = start_gateway(pool, redis_url=server.url, redis_timeout_seconds=0.5)
+        pool.questions = [lookup(2)]
+        with running.http() as http:
+            key = post(http, graph(1)).json()["key"]
+            server.stop()
+            pool.may_ask.set()
+            assert pool.has_asked.wait(20)
+            server.start()
+            wait_until(lambda: http.get(f"/v1/artifacts/{key}").status_code == 200, seconds=20)
+        assert pool.answers == [b""]
+    finally:
+        server.close()
+
+
+def test_published_compiles_count_what_they_measured_and_what_was_known(
+    gateway: Running, http: httpx2.Client
+) -> None:
+    for size, problems in ((1, (3, 0)), (2, (1, 4)), (3, (-5, 0))):
+        gateway.pool.problems = problems
+        compiled(http, graph(size))
+    text = http.get("/metrics").text
+    assert 'torchrelay_tuning_problems_total{how="searched"} 4.0' in text
+    assert 'torchrelay_tuning_problems_total{how="recalled"} 4.0' in text
