@@ -14,6 +14,7 @@ from hypothesis import given, settings
 sys.path.insert(0, str(Path(__file__).parent))
 
 import strategies
+import torchrelay
 from torchrelay.compiler import tuning, tuning_lock
 from torchrelay.compiler.errors import TuningLockError
 
@@ -104,6 +105,14 @@ def test_a_problem_is_its_text_and_settings(problem: tuning.Problem) -> None:
 def test_the_file_reads_so() -> None:
     assert tuning_lock.write([MM, BMM]) == TEXT
     assert tuning_lock.read(TEXT.encode(), "x.lock") == [BMM, MM]
+
+
+def test_the_example_of_the_documentation_is_as_written() -> None:
+    page = (Path(torchrelay.__file__).parent / "docs" / "tuning.md").read_text()
+    _, _, example = page.partition("```toml\n")
+    head, _, _ = TEXT.partition("[[place]]")
+    text = head + example.partition("```")[0]
+    assert tuning_lock.write(tuning_lock.read(text.encode(), "tuning.md")) == text
 
 
 def test_a_place_is_written_once_and_places_stand_in_order() -> None:
