@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -14,7 +14,10 @@ from msgspec import Struct
 from . import expr, table, torch_internals, wire
 from . import target as targets
 from .aot import Program, ambient
-from .errors import CompileFailed, SpecializeInputs, Unsupported
+from .errors import CompileFailed, RelayError, SpecializeInputs, Unsupported
+
+Choose = Callable[[torch_internals.Selection, Callable[[], None]], int]
+"""Given an operator's candidates, and what waits until nothing is being built here: the one to take."""
 
 
 class Library(Struct, frozen=True):
@@ -63,11 +66,13 @@ def compile_program(
     *,
     threads: int,
     progress: Callable[[wire.Stage, str], None],
+    choose: Choose | None = None,
     keep_halves: bool = False,
 ) -> Compiled:
     """Compile forward and backward and collect everything built.
 
-    threads: parallel g++ and Triton compilers. Raises CompileFailed with the compiler's own message.
+    threads: parallel g++ and Triton compilers. choose: says which of an operator's candidates implements it; None
+    leaves that to Inductor. Raises CompileFailed with the compiler's own message, and what `choose` raises.
     """
     cpu = request.target.cpu
     halves: dict[int, torch.fx.GraphModule] = {}
@@ -82,6 +87,11 @@ def compile_program(
         stack.enter_context(torch_internals.steady_kernel_names())
         stack.enter_context(torch_internals.lean_lowering())
         building = stack.enter_context(torch_internals.recording_libraries())
+        if choose is not None:
+            chosen = choose
+            stack.enter_context(
+                torch_internals.choosing(lambda selection: chosen(selection, building.settle))
+            )
         stack.enter_context(torch_internals.tracing(program.fake_mode))
         stack.enter_context(ambient(request.ambient))
         options = options_of(request, threads)
@@ -105,8 +115,19 @@ def compile_program(
                     for position, number in program.numbers.items()
                     if torch_internals.symfloat_name(number) in specialized
                 ) from None
+            for cause in _causes(error):
+                if isinstance(cause, RelayError):
+                    raise cause from None
             raise CompileFailed(f"{type(error).__name__}: {error}") from error
     return Compiled(run, bundle, building, guards_of(program, request.relations), halves)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and what it was raised for, though Inductor says `from None`."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
 
 
 def _may_go_ahead(program: Program, request: wire.GraphRequest) -> bool:

@@ -7,6 +7,7 @@ Inductor's configuration and leaves them so.
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 import time
 import traceback
@@ -22,6 +23,7 @@ from . import (
     artifact,
     autotune,
     inductor,
+    measure,
     members,
     torch_internals,
     triton_store,
@@ -31,14 +33,19 @@ from . import (
     wire,
 )
 from . import target as targets
+from .errors import CompileFailed
 from .kernel_store import Exchange
+from .search import Search
 from .toolchain import local_target
+
+log = logging.getLogger(__name__)
 
 
 class PipelineSettings(Struct, frozen=True, kw_only=True):
     threads: int = 0
     """Parallel C++ and Triton compilers; 0: as many as the process may use cores."""
     verify: verify.VerifySettings = verify.VerifySettings()
+    search: measure.Settings = measure.DEFAULTS
 
 
 DEFAULTS = PipelineSettings()
@@ -85,13 +92,14 @@ def compile_request(
     ):
         clock.enter("aot", "")
         program = aot.rebuild(request)
-        compiled = inductor.compile_program(
-            program,
+        search = Search(
             request,
-            threads=threads,
-            progress=clock.enter,
-            keep_halves=verify.draws_random_numbers(program.gm),
+            ask=ask,
+            settings=settings.search,
+            unable=_why_not_runnable(request),
+            during=lambda problem: clock.during("autotune", problem),
         )
+        program, compiled = _compiled(request, program, threads, clock, search)
         if any(kernel.configs for kernel in request.kernels):
             # Measuring runs a kernel many times on the memory that it may change: not while results are compared.
             clock.enter("autotune", "")
@@ -129,14 +137,40 @@ def compile_request(
         guards=compiled.guards,
         stages=clock.seconds(),
         verification=verification,
-        tuning=measured,
+        tuning=search.measurements() + measured,
         kernels=len(binaries) + len(triton.live),
         kernels_built=builds.built + len(triton.live) - triton.reused,
         kernels_reused=builds.reused + triton.reused,
+        searched=search.searched,
+        recalled=search.recalled,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         worker=worker,
     )
     return artifact.pack(manifest, files)
+
+
+def _compiled(
+    request: wire.GraphRequest, program: aot.Program, threads: int, clock: _Clock, search: Search
+) -> tuple[aot.Program, inductor.Compiled]:
+    """Compile; on a CPU, where Inductor cannot generate a template that won, once more with PyTorch's own kernels."""
+    while True:
+        try:
+            return program, inductor.compile_program(
+                program,
+                request,
+                threads=threads,
+                progress=clock.enter,
+                choose=search.choose,
+                keep_halves=verify.draws_random_numbers(program.gm),
+            )
+        except CompileFailed as error:
+            if type(error) is not CompileFailed or request.target.kind != "cpu":
+                raise
+            if not search.do_without_templates():
+                raise
+            log.warning("compiled once more without templates: %s", error)
+        clock.enter("aot", "without templates")
+        program = aot.rebuild(request)
 
 
 @contextmanager
@@ -165,13 +199,25 @@ class _Clock:
     def __init__(self, progress: Callable[[wire.Stage, str], None]) -> None:
         self._progress = progress
         self._seconds: dict[str, float] = {}
-        self._stage = ""
+        self._stage: wire.Stage | None = None
+        self._detail = ""
         self._since = 0.0
 
     def enter(self, stage: wire.Stage, detail: str) -> None:
         self._leave()
-        self._stage, self._since = stage, time.perf_counter()
+        self._stage, self._detail, self._since = stage, detail, time.perf_counter()
         self._progress(stage, detail)
+
+    @contextmanager
+    def during(self, stage: wire.Stage, detail: str) -> Iterator[None]:
+        """A stage inside another one, which goes on afterwards."""
+        around = self._stage, self._detail
+        self.enter(stage, detail)
+        try:
+            yield
+        finally:
+            if around[0] is not None:
+                self.enter(around[0], around[1])
 
     def move(self, seconds: float, source: wire.Stage, target: wire.Stage) -> None:
         """Count seconds of one stage as another's."""
@@ -186,4 +232,4 @@ class _Clock:
         if self._stage:
             spent = time.perf_counter() - self._since
             self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + spent
-            self._stage = ""
+            self._stage = None

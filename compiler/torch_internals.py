@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import contextvars
 import copy
 import dataclasses
 import functools
 import hashlib
 import importlib.util
+import inspect
 import itertools
 import math
 import os
@@ -24,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -35,7 +38,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from . import triton_store
+from . import triton_store, tuning
 from .ahead import Copy
 from .errors import Unsupported
 from .kernel_store import Exchange
@@ -719,6 +722,14 @@ class Libraries:
             for (argtypes, source), kernel in self._kernels.items()
         ]
 
+    def settle(self) -> None:
+        """Wait until nothing is being built, so that something can be measured; errors come with `files`."""
+        waited = self.waited
+        for kernel in self._kernels.values():
+            with contextlib.suppress(Exception):
+                kernel()
+        self.waited = waited
+
     def later(self, argtypes: Sequence[str], source: str, kernel: Any) -> Any:
         """The kernel, or in place of its future a callable whose first call waits for it."""
         if not hasattr(kernel, "result"):
@@ -786,6 +797,8 @@ def sharing_libraries(exchange: Exchange | None) -> Iterator[Builds]:
             original(lock_path, cpp_builders)
             if exchange is not None:
                 exchange.offer(target)
+        if _on_trial.get():
+            return
         with lock:
             builds.reused += found
             builds.built += not found
@@ -1089,6 +1102,266 @@ def measurements(kernels: TritonKernels) -> list[tuple[str, Winner]]:
         for live in kernels.live.values()
         if id(live) in kernels.timings
     ]
+
+
+# --- choosing among an operator's candidates ---------------------------------------------------------------
+
+
+class Selection:
+    """An operator that Inductor has several implementations for, and these candidates.
+
+    Made from what torch._inductor.select_algorithm.AlgorithmSelectorCache.__call__ is given. device: `cpu` or `cuda`.
+    candidates: the text of each, in Inductor's order; the same in every process, no two alike. aten: those that are
+    PyTorch's own kernels.
+    """
+
+    def __init__(self, cache: Any, given: Mapping[str, Any]) -> None:
+        from torch._inductor.select_algorithm import ExternKernelCaller
+        from torch._inductor.virtualized import V
+
+        self._cache = cache
+        self._given = given
+        self._choices = list(given["choices"])
+        self._graph = V.graph
+        self._arguments: Any = None
+        self.device: str = given["layout"].device.type
+        self.candidates = _distinct([_candidate_text(choice) for choice in self._choices])
+        self.aten = [i for i, choice in enumerate(self._choices) if isinstance(choice, ExternKernelCaller)]
+        self.problem = self._problem()
+
+    def _problem(self) -> tuning.Problem:
+        from torch._inductor import ir
+
+        name, nodes = self._given["name"], list(self._given["input_nodes"])
+        keys = [self._cache.key_of(node) for node in nodes]
+        result = self._cache.key_of(ir.Buffer(name="result", layout=self._given["layout"]))
+        settings = {option: str(value) for option, value in changed_options().items() if option in _SPACES}
+        dtypes = {key[1] for key in keys}
+        if "torch.float32" in dtypes:
+            settings["precision"] = torch.get_float32_matmul_precision()
+            if self.device == "cuda" and name == "convolution":
+                settings["cudnn.allow_tf32"] = str(torch.backends.cudnn.allow_tf32)
+        if self.device == "cuda" and dtypes & {"torch.float16", "torch.bfloat16"}:
+            matmul = torch.backends.cuda.matmul
+            settings["reduced_precision"] = (
+                f"{matmul.allow_fp16_reduced_precision_reduction} "
+                f"{matmul.allow_bf16_reduced_precision_reduction}"
+            )
+        if self.aten:
+            settings |= {f"arg.{k}": repr(v) for k, v in self._choices[self.aten[0]].kwargs.items()}
+        if dynamic := [f"{i}.{dim}" for i, node in enumerate(nodes) for dim in _symbolic(node)]:
+            settings["dynamic"] = " ".join(dynamic)
+        if any(key[-1] for key in keys):
+            settings["offsets"] = " ".join(str(key[-1]) for key in keys)
+        if fixed := [str(i) for i, node in enumerate(nodes) if node.get_name() in self._graph.constants]:
+            settings["constants"] = " ".join(fixed)
+        if name not in _TOLD_BY_OPERANDS or not self.aten or self._given.get("input_gen_fns"):
+            sources = sorted(
+                str(getattr(bmreq, "module_cache_key", "") or getattr(bmreq, "hash_key", ""))
+                for bmreq in map(_benchmark_request, self._choices)
+            )
+            settings["sources"] = hashlib.sha256("\n".join(sources).encode()).hexdigest()[:16]
+        return tuning.Problem(
+            name, tuple(map(_operand, keys)), _operand(result), tuple(sorted(settings.items()))
+        )
+
+    def build(self) -> list[int]:
+        """Compile the candidates, as many at once as Inductor may; those that do not compile."""
+        from torch._inductor import config
+        from torch._inductor.select_algorithm import create_inputs_key
+
+        if self.device == "cpu":
+            with ThreadPoolExecutor(config.compile_threads or 1) as pool:
+                built = {
+                    i: pool.submit(_for_a_trial().run, choice.precompile)
+                    for i, choice in enumerate(self._choices)
+                    if hasattr(choice, "precompile")
+                }
+            return [i for i, done in built.items() if done.exception() is not None]
+        inputs_key = create_inputs_key(self._given["input_nodes"])
+        limit = self._given.get("precompilation_timeout_seconds", 3600)
+        self._cache.make_precompile_fn(self._choices, self._given["name"], inputs_key, limit)()
+        return [i for i, choice in enumerate(self._choices) if choice.failed]
+
+    def prepare(self, seed: int) -> None:
+        """Make the example inputs: random, or as the operator wants them (`input_gen_fns`)."""
+        from torch._dynamo.utils import counters
+
+        counters["inductor"]["select_algorithm_autotune"] += 1
+        with torch.random.fork_rng(devices=[0] if self.device == "cuda" else []):
+            torch.manual_seed(seed)
+            self._arguments = self._cache.get_inputs(
+                self._choices,
+                self._given["input_nodes"],
+                self._given["layout"],
+                self._given.get("input_gen_fns"),
+            )
+
+    def reference(self) -> torch.Tensor | None:
+        """What PyTorch's own kernel makes of the inputs in float64; None where it cannot."""
+        if not self.aten:
+            return None
+        inputs = [x.double() if x.is_floating_point() else x for x in self._arguments.extern.input_tensors]
+        try:
+            result = self._choices[self.aten[0]].to_callable()(*inputs)
+        except Exception:  # no such kernel for float64, or none that takes it
+            return None
+        return result if isinstance(result, torch.Tensor) and result.dtype == torch.float64 else None
+
+    def run(self, index: int, body: Callable[[Callable[[], Any]], None]) -> torch.Tensor:
+        """Have a candidate get ready on the inputs and call body(once), where once() runs it; what it computed last.
+
+        Replaces what times a candidate (torch._inductor.runtime.benchmarking.benchmarker) in its `benchmark`.
+        """
+        from torch._inductor.runtime.benchmarking import benchmarker
+        from torch._inductor.virtualized import V
+
+        choice = self._choices[index]
+        inputs, out = self._arguments.get_benchmark_tensors(self._cache._is_extern(choice)).unpack()
+        # what is not written must show, and another candidate's result must not stand in for it
+        out.fill_(math.nan if out.is_floating_point() and out.element_size() > 1 else 0)
+        returned: Any = None
+
+        def benchmark(
+            function: Any, args: Any = None, kwargs: Any = None, *rest: Any, **settings: Any
+        ) -> float:
+            def once() -> None:
+                nonlocal returned
+                returned = function(*(args or ()), **(kwargs or {}))
+
+            body(once)
+            return 0.0
+
+        def device_benchmark(function: Any, *rest: Any, **settings: Any) -> float:
+            return benchmark(function)
+
+        with (
+            _replaced(benchmarker, "benchmark", benchmark),
+            _replaced(benchmarker, "benchmark_cpu", device_benchmark),
+            _replaced(benchmarker, "benchmark_gpu", device_benchmark),
+            V.set_graph_handler(self._graph),
+        ):
+            choice.benchmark(*inputs, out=out)
+        if isinstance(returned, list | tuple) and returned:
+            returned = returned[0]
+        return returned if isinstance(returned, torch.Tensor) else out
+
+    def close(self) -> None:
+        """Let go of inputs and of what was loaded to run candidates (BenchmarkRequest.cleanup_run_fn)."""
+        self._arguments = None
+        for choice in self._choices:
+            clean: Any = getattr(_benchmark_request(choice), "cleanup_run_fn", None)
+            if clean is not None:
+                clean()
+
+
+_SPACES = frozenset(
+    {
+        "max_autotune_conv_backends",
+        "max_autotune_flex_search_space",
+        "max_autotune_gemm_backends",
+        "max_autotune_gemm_search_space",
+    }
+)
+"""Options that say which candidates there are."""
+
+_TOLD_BY_OPERANDS = frozenset({"addmm", "baddbmm", "bmm", "convolution", "int_mm", "mm", "scaled_mm"})
+"""Operators that operands and the arguments of PyTorch's own kernel say all about."""
+
+
+_on_trial: contextvars.ContextVar[bool] = contextvars.ContextVar("torchrelay_on_trial", default=False)
+
+
+def _benchmark_request(choice: Any) -> Any:
+    """ChoiceCaller.bmreq, if it has one; a subgraph's refuses to tell unless it is measured elsewhere."""
+    try:
+        return choice.bmreq
+    except (AttributeError, AssertionError):
+        return None
+
+
+def _for_a_trial() -> contextvars.Context:
+    """This thread's context, options included, for a thread that builds a candidate: no kernel of the artifact yet."""
+    context = contextvars.copy_context()
+    context.run(_on_trial.set, True)
+    return context
+
+
+def _operand(key: Sequence[Any]) -> tuning.Operand:
+    """What AlgorithmSelectorCache.key_of tells: device, dtype, sizes, strides, offset."""
+    lengths = [int(length) for length in key[2:-1]]
+    half = len(lengths) // 2
+    return tuning.Operand(key[1].removeprefix("torch."), tuple(lengths[:half]), tuple(lengths[half:]))
+
+
+def _symbolic(node: Any) -> list[int]:
+    return [i for i, size in enumerate(node.get_size()) if getattr(size, "free_symbols", None)]
+
+
+def _candidate_text(choice: Any) -> str:
+    """`aten mm`; `cpp_bmm`; `triton_mm ACC_TYPE='tl.float32', BLOCK_K=32, ...`. Without the number of its making."""
+    from torch._inductor.select_algorithm import ExternKernelCaller
+
+    if isinstance(choice, ExternKernelCaller):
+        return f"aten {choice.name}"
+    text = f"{re.sub(r'_[0-9]+$', '', choice.name)} {choice.description}".strip()
+    return text if len(text) <= 4000 else f"{text[:3900]} {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _distinct(texts: Sequence[str]) -> list[str]:
+    """The second of two that are alike is `text #2`."""
+    seen: dict[str, int] = {}
+    numbered = []
+    for text in texts:
+        seen[text] = seen.get(text, 0) + 1
+        numbered.append(text if seen[text] == 1 else f"{text} #{seen[text]}")
+    return numbered
+
+
+@contextlib.contextmanager
+def choosing(choose: Callable[[Selection], int]) -> Iterator[None]:
+    """Inside the block, `choose` says which candidate implements an operator; Inductor measures none.
+
+    Wraps torch._inductor.select_algorithm.AlgorithmSelectorCache.__call__, which takes a single choice as it is and
+    puts off nothing (no MultiTemplateBuffer): what a choice was made for does not show in the code. Left to Inductor:
+    operators that all ranks must measure together, CUTLASS (it finds out its workspace while it measures), and whatever
+    is to be decided otherwise than by time.
+    """
+    from torch._inductor import config
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    original = AlgorithmSelectorCache.__call__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(self, *args, **kwargs).arguments
+        for preprocess in self.preprocessing_fns:
+            given["choices"] = preprocess(given["choices"])
+        if len(given["choices"]) > 1 and not config.deterministic and not _left_to_inductor(given):
+            given["choices"] = [given["choices"][choose(Selection(self, given))]]
+        del given["self"]
+        return original(self, **given)
+
+    with _replaced(AlgorithmSelectorCache, "__call__", call):
+        yield
+
+
+def _left_to_inductor(given: Mapping[str, Any]) -> bool:
+    from torch._inductor import ir
+
+    return (
+        bool(given.get("is_collective"))
+        or given.get("best_config_future") is not None
+        or given.get("min_speedup_threshold", 1.0) != 1.0
+        or bool(given.get("benchmark_with_cudagraphs"))
+        or not isinstance(given["layout"], ir.Layout)
+        or given["layout"].device.type not in ("cpu", "cuda")
+        or any(
+            type(choice).__name__.startswith("CUTLASS") or getattr(choice, "hint_override", None) is not None
+            for choice in given["choices"]
+        )
+    )
 
 
 # --- load side -------------------------------------------------------------------------------------------

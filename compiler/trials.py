@@ -1,0 +1,281 @@
+"""Candidates made to run: an operator's candidates in; how far off each is, and timed samples of it, out.
+
+On a CPU each runs in a copy of this process: one that crashes or hangs loses its copy and nothing else. On a GPU, which
+cannot be used after a fork, they run here. Every sample begins with cold caches: a kernel in a model finds there what
+the kernels before it left, not its own inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import resource
+import select
+import signal
+import struct
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import torch
+
+from .torch_internals import Selection
+
+FIRST_SECONDS = 120.0
+SAMPLE_SECONDS = 30.0
+"""How long a candidate may take to get ready and run once, and to run again, before it counts as hung."""
+
+COPIED_BYTES = 8 << 30
+"""What all copies may hold together: whoever watches a job's memory counts in each of them what they share."""
+
+_NUMBER = struct.Struct("d")
+_CACHE_BYTES = (1 << 20, 32 << 20, 128 << 20)
+"""Least, where the system does not tell, and most."""
+
+
+class Failed(Exception):
+    """A candidate crashed, hung or raised."""
+
+
+class Trials(Protocol):
+    """Candidates of one selection that can be run, in a `with` block."""
+
+    def __enter__(self) -> Trials: ...
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing of it is left."""
+
+    def start(self, candidate: int) -> float | None:
+        """Run it once; its largest error as a share of the reference's largest value (None: there is no reference).
+        Raises Failed."""
+
+    def take(self, order: Sequence[int]) -> list[float | None]:
+        """One sample, in milliseconds, of each candidate named, all of them started; None from where one fails."""
+
+
+def trials(selection: Selection, threads: int) -> Trials:
+    """For a selection that is prepared. threads: that a CPU's kernels run in."""
+    reference = selection.reference()
+    return Copies(selection, reference, threads) if selection.device == "cpu" else OnGpu(selection, reference)
+
+
+def error_of(result: torch.Tensor, reference: torch.Tensor | None) -> float | None:
+    """Infinite for a result of another shape or that is not a number."""
+    if reference is None:
+        return None
+    if result.shape != reference.shape:
+        return float("inf")
+    largest = float(reference.abs().max()) if reference.numel() else 0.0
+    difference = float((result.double() - reference).abs().max()) if reference.numel() else 0.0
+    error = difference / (largest or 1.0)
+    return error if error == error else float("inf")
+
+
+class Copies:
+    """On a CPU. Each started candidate has a process, which waits to be asked for a sample."""
+
+    def __init__(self, selection: Selection, reference: torch.Tensor | None, threads: int) -> None:
+        self._selection = selection
+        self._reference = reference
+        self._threads = threads
+        self._running: dict[int, _Copy] = {}
+
+    def __enter__(self) -> Copies:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for candidate in list(self._running):
+            self._running.pop(candidate).kill()
+
+    def start(self, candidate: int) -> float | None:
+        if (len(self._running) + 1) * _held() > COPIED_BYTES:
+            raise Failed("this process is too large to be copied once more")
+        copy = _Copy(lambda answer, asked: self._inside(candidate, answer, asked))
+        try:
+            error = copy.answer(FIRST_SECONDS)
+        except Failed:
+            copy.kill()
+            raise
+        self._running[candidate] = copy
+        return None if self._reference is None else error
+
+    def take(self, order: Sequence[int]) -> list[float | None]:
+        return [self._sample(candidate) for candidate in order]
+
+    def _sample(self, candidate: int) -> float | None:
+        copy = self._running.get(candidate)
+        if copy is None:
+            return None
+        try:
+            copy.ask()
+            return copy.answer(SAMPLE_SECONDS)
+        except Failed:
+            self._running.pop(candidate).kill()
+            return None
+
+    def _inside(self, candidate: int, answer: Callable[[float], None], asked: Callable[[], bool]) -> None:
+        torch.set_num_threads(self._threads)
+        result = self._selection.run(candidate, lambda once: once())
+        answer(error_of(result, self._reference) or 0.0)
+        others = torch.zeros(_cache_bytes(), dtype=torch.uint8)
+
+        def serve(once: Callable[[], Any]) -> None:
+            while asked():
+                others.add_(1)
+                begin = time.perf_counter()
+                once()
+                answer(max(time.perf_counter() - begin, 1e-9) * 1e3)
+
+        self._selection.run(candidate, serve)
+
+
+class _Copy:
+    """A copy of this process that runs body(answer, asked) in a thread of its own, and ends with it.
+
+    asked() waits for `ask`; false: nobody will. A thread of its own because OpenMP keeps its threads by the one that
+    began them, and after a fork waits for ever for those that were not copied.
+    """
+
+    def __init__(self, body: Callable[[Callable[[float], None], Callable[[], bool]], None]) -> None:
+        asked, self._asks = os.pipe()
+        self._answers, answer = os.pipe()
+        try:
+            self._pid = os.fork()
+        except OSError as error:
+            for descriptor in (asked, self._asks, self._answers, answer):
+                os.close(descriptor)
+            raise Failed(f"no process could be made: {error}") from error
+        if self._pid == 0:
+            self._run(body, asked, answer)
+        os.close(asked)
+        os.close(answer)
+
+    def _run(self, body: Any, asked: int, answer: int) -> NoReturn:
+        status = 1
+        try:
+            os.close(self._asks)
+            os.close(self._answers)
+
+            def work() -> None:
+                nonlocal status
+                try:
+                    body(
+                        lambda number: os.write(answer, _NUMBER.pack(number)), lambda: bool(os.read(asked, 1))
+                    )
+                    status = 0
+                except BaseException:
+                    traceback.print_exc()
+
+            thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
+            thread.start()
+            thread.join()
+        finally:
+            os._exit(status)
+
+    def ask(self) -> None:
+        try:
+            os.write(self._asks, b"?")
+        except OSError as error:
+            raise Failed("the process of a candidate ended") from error
+
+    def answer(self, seconds: float) -> float:
+        """The next answer. Raises Failed: none within `seconds`, or the process ended."""
+        poll = select.poll()
+        poll.register(self._answers, select.POLLIN)
+        if not poll.poll(seconds * 1e3):
+            raise Failed(f"no answer for {seconds:.0f} s")
+        data = os.read(self._answers, _NUMBER.size)
+        if len(data) != _NUMBER.size:
+            raise Failed("the process of a candidate ended")
+        (number,) = _NUMBER.unpack(data)
+        return float(number)
+
+    def kill(self) -> None:
+        os.close(self._asks)
+        os.close(self._answers)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+
+def _held() -> int:
+    """Bytes of memory that this process has held at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def _cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Size of the last-level cache."""
+    least, usual, most = _CACHE_BYTES
+    sizes = []
+    for path in folder.glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError):
+            text = path.read_text().strip()
+            sizes.append(int(text.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(text[-1], 0))
+    return min(max(max(sizes, default=usual), least), most)
+
+
+class OnGpu:
+    """On the current GPU, in this process; a candidate that ends the process's use of the GPU ends the compile.
+
+    Samples are enqueued behind each other and waited for once. Each starts with a write of four times the L2 cache,
+    which also keeps the GPU busy while the host enqueues the kernel: the events stand around nothing else.
+    """
+
+    def __init__(self, selection: Selection, reference: torch.Tensor | None) -> None:
+        self._selection = selection
+        self._reference = reference
+        self._once: dict[int, Callable[[], Any]] = {}
+        self._others: torch.Tensor | None = None
+
+    def __enter__(self) -> OnGpu:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._once.clear()
+        self._others = None
+
+    def start(self, candidate: int) -> float | None:
+        kept: list[Callable[[], Any]] = []
+
+        def body(once: Callable[[], Any]) -> None:
+            kept.append(once)
+            once()
+
+        try:
+            result = self._selection.run(candidate, body)
+            torch.cuda.synchronize()
+            error = error_of(result, self._reference)
+        except Exception as error:
+            raise Failed(str(error)) from error
+        self._once[candidate] = kept[0]
+        return error
+
+    def take(self, order: Sequence[int]) -> list[float | None]:
+        if self._others is None:
+            size = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+            self._others = torch.empty(max(4 * size, 64 << 20), dtype=torch.uint8, device="cuda")
+        event: Any = torch.cuda.Event
+        events: list[tuple[Any, Any] | None] = []
+        for candidate in order:
+            once = self._once.get(candidate)
+            if once is None:
+                events.append(None)
+                continue
+            begin, end = (event(enable_timing=True) for _ in range(2))
+            self._others.zero_()
+            begin.record()
+            try:
+                once()
+            except Exception:
+                traceback.print_exc()
+                del self._once[candidate]
+                events.append(None)
+                continue
+            end.record()
+            events.append((begin, end))
+        torch.cuda.synchronize()
+        return [None if pair is None else max(pair[0].elapsed_time(pair[1]), 1e-6) for pair in events]

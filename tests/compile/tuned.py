@@ -1,0 +1,248 @@
+"""Compiles with a tuning database that answers from a list, and with candidates that misbehave.
+
+As a script it is the worker's side: it works out what every compile needs, and then makes each compile in a copy of
+itself, as a fork server does. `Worker` is the side of the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import torch
+from msgspec import Struct
+from torchrelay.compiler import artifact, autotune, errors, pipeline, torch_internals, trials, tuning, wire
+from torchrelay.compiler.kernel_store import Exchange
+
+_LENGTH = struct.Struct(">Q")
+SEARCH = pipeline.measure.Settings(seconds=1.0)
+
+
+class Case(Struct, kw_only=True):
+    """known: what the database has; None: it does not answer. late: it has it only when somebody tells what he found.
+    fault: of FAULTS. store: of built libraries."""
+
+    request: bytes
+    known: list[tuning.Entry] | None = []
+    late: bool = False
+    fault: str = ""
+    store: str
+
+
+class Outcome(Struct, kw_only=True):
+    """error: `code: message` of what the compile raised. code: what Inductor generated. measured: Inductor's own count
+    of operators for which it ran candidates. stages: in the order of their progress."""
+
+    error: str = ""
+    manifest: wire.Manifest | None = None
+    asked: list[tuning.Question]
+    code: list[str] = []
+    measured: int = 0
+    stages: list[tuple[str, str]] = []
+
+    def found(self) -> list[tuning.Entry]:
+        return [question.entry for question in self.asked if isinstance(question, tuning.Found)]
+
+
+class Worker:
+    """The script, running. In a `with` block."""
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        store.mkdir()
+
+    def __enter__(self) -> Worker:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.communicate()
+        assert self._process.returncode == 0
+
+    def compile(
+        self,
+        request: wire.GraphRequest,
+        known: Sequence[tuning.Entry] | None = (),
+        *,
+        late: bool = False,
+        fault: str = "",
+    ) -> Outcome:
+        case = Case(
+            request=wire.pack_request(request),
+            known=None if known is None else list(known),
+            late=late,
+            fault=fault,
+            store=str(self._store),
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        data = msgspec.msgpack.encode(case)
+        self._process.stdin.write(_LENGTH.pack(len(data)) + data)
+        self._process.stdin.flush()
+        (size,) = _LENGTH.unpack(self._process.stdout.read(_LENGTH.size))
+        return msgspec.msgpack.decode(self._process.stdout.read(size), type=Outcome)
+
+
+def _serve() -> None:
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    pipeline.preload()
+    while head := requests.read(_LENGTH.size):
+        case = msgspec.msgpack.decode(requests.read(_LENGTH.unpack(head)[0]), type=Case)
+        with tempfile.TemporaryDirectory() as folder:
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    (Path(folder) / "outcome").write_bytes(msgspec.msgpack.encode(_outcome(case, folder)))
+                    status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitpid(pid, 0)[1] == 0
+            data = (Path(folder) / "outcome").read_bytes()
+        answers.write(_LENGTH.pack(len(data)) + data)
+        answers.flush()
+
+
+def _outcome(case: Case, folder: str) -> Outcome:
+    FAULTS[case.fault]()
+    outcome = Outcome(asked=[])
+    bundles: list[bytes] = []
+    fix_winners = autotune.fix_winners
+
+    def recorded(bundle: bytes, triton: Any) -> Any:
+        bundles.append(bundle)
+        return fix_winners(bundle, triton)
+
+    autotune.fix_winners = recorded
+
+    def ask(question: tuning.Question) -> list[tuning.Entry]:
+        outcome.asked.append(question)
+        if case.known is None:
+            raise errors.Unavailable("the database does not answer")
+        if isinstance(question, tuning.Found):
+            stand = [entry for entry in case.known if entry.problem == question.entry.problem]
+            return stand or [question.entry]
+        return [] if case.late else case.known
+
+    try:
+        data = pipeline.compile_request(
+            wire.unpack_request(case.request),
+            key="k",
+            worker="w",
+            workdir=Path(folder),
+            progress=lambda stage, detail: outcome.stages.append((stage, detail)),
+            kernels=Exchange(Path(case.store), Path(case.store)),
+            ask=ask,
+            settings=pipeline.PipelineSettings(threads=2, search=SEARCH),
+        )
+    except errors.RelayError as error:
+        outcome.error = f"{error.code}: {error.message}"
+        return outcome
+    outcome.manifest = artifact.read_manifest(data)
+    entry, _, _ = pickle.loads(bundles[0])
+    outcome.code = [
+        part.result.source_code for part in (entry.compiled_fw, entry.compiled_bw) if part is not None
+    ]
+    outcome.measured = torch._dynamo.utils.counters["inductor"]["select_algorithm_autotune"]
+    return outcome
+
+
+# --- candidates that misbehave -----------------------------------------------------------------------------
+
+
+def _instead(caller: str, body: Callable[..., float]) -> Callable[[], None]:
+    """Replace how a kind of candidate runs: body(original, candidate, *inputs, out=out)."""
+
+    def patch() -> None:
+        from torch._inductor.codegen.cpp_template_kernel import CppTemplateCaller
+        from torch._inductor.select_algorithm import ExternKernelCaller
+
+        owner: Any = {"cpp": CppTemplateCaller, "aten": ExternKernelCaller}[caller]
+        original = owner.benchmark
+        owner.benchmark = lambda self, *inputs, out: body(original, self, *inputs, out=out)
+
+    return patch
+
+
+def _crash(original: Any, self: Any, *inputs: Any, out: Any) -> float:
+    signal.raise_signal(signal.SIGSEGV)
+    return 0.0
+
+
+def _hang(original: Any, self: Any, *inputs: Any, out: Any) -> float:
+    time.sleep(1000)
+    return 0.0
+
+
+def _raise(original: Any, self: Any, *inputs: Any, out: Any) -> float:
+    raise RuntimeError("this candidate does not run")
+
+
+def _wrong(original: Any, self: Any, *inputs: Any, out: Any) -> float:
+    took = original(self, *inputs, out=out)
+    out[..., 0, 0] += 0.01
+    return cast(float, took)
+
+
+def _silent(original: Any, self: Any, *inputs: Any, out: Any) -> float:
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    return benchmarker.benchmark_cpu(lambda: None)
+
+
+def _slow(caller: str) -> Callable[[], None]:
+    def body(original: Any, self: Any, *inputs: Any, out: Any) -> float:
+        from torch._inductor.runtime.benchmarking import benchmarker
+
+        benchmark = benchmarker.benchmark_cpu
+
+        def slowly(function: Any, *args: Any, **kwargs: Any) -> float:
+            return benchmark(lambda: (time.sleep(0.02), function())[1])
+
+        with torch_internals._replaced(benchmarker, "benchmark_cpu", slowly):
+            return cast(float, original(self, *inputs, out=out))
+
+    return _instead(caller, body)
+
+
+def _impatient() -> None:
+    trials.FIRST_SECONDS = 3.0
+    _instead("cpp", _hang)()
+
+
+def _all() -> None:
+    _instead("cpp", _crash)()
+    _instead("aten", _raise)()
+
+
+def _unable() -> None:
+    pipeline._why_not_runnable = lambda request: "this worker's CPU lacks avx512f"
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    "": lambda: None,
+    "cpp crashes": _instead("cpp", _crash),
+    "cpp hangs": _impatient,
+    "cpp raises": _instead("cpp", _raise),
+    "cpp is wrong": _instead("cpp", _wrong),
+    "cpp computes nothing": _instead("cpp", _silent),
+    "cpp is slow": _slow("cpp"),
+    "aten is slow": _slow("aten"),
+    "none runs": _all,
+    "unable": _unable,
+}
+
+if __name__ == "__main__":
+    _serve()
