@@ -119,6 +119,10 @@ class Timing(_Record, frozen=True):
     high: Milliseconds
     samples: Several
 
+    def __post_init__(self) -> None:
+        if not self.low <= self.milliseconds <= self.high:
+            raise ValueError("a median lies within its interval")
+
 
 class Entry(_Record, frozen=True, kw_only=True):
     """What a search found.

@@ -202,14 +202,7 @@ class _Reader:
             problem = tuning.problem_of(block.problem, tuple(sorted(block.settings.items())))
         except ValueError as error:
             self._fail(self._line(position, "problem"), str(error))
-        timings: dict[str, tuning.Timing] = {}
-        for name in _TIMINGS:
-            candidate, times = getattr(block, name), getattr(block, f"{name}_ms")
-            if candidate is not None and times is not None:
-                timings[name] = tuning.Timing(candidate, times.median, times.low, times.high, times.samples)
-            elif candidate is not None or times is not None:
-                given = f"{name}_ms" if candidate is None else name
-                self._fail(self._line(position, given), f"{name} and {name}_ms go together")
+        timings = ((name, self._timing(block, name, position)) for name in _TIMINGS)
         entry = tuning.Entry(
             problem=problem,
             place=place,
@@ -218,7 +211,7 @@ class _Reader:
             error=block.error,
             clock=block.clock,
             seconds=block.seconds,
-            **timings,
+            **{name: timing for name, timing in timings if timing is not None},
         )
         try:
             data = msgspec.msgpack.encode(entry)
@@ -228,6 +221,18 @@ class _Reader:
         if len(data) > tuning.ENTRY_LIMIT:
             self._fail(self._line(position, ""), f"this entry has more than {tuning.ENTRY_LIMIT} bytes")
         return entry
+
+    def _timing(self, block: _Block, name: str, position: tuple[int, ...]) -> tuning.Timing | None:
+        candidate, times = getattr(block, name), getattr(block, f"{name}_ms")
+        if candidate is None and times is None:
+            return None
+        if candidate is None or times is None:
+            given = f"{name}_ms" if candidate is None else name
+            self._fail(self._line(position, given), f"{name} and {name}_ms go together")
+        try:
+            return tuning.Timing(candidate, times.median, times.low, times.high, times.samples)
+        except ValueError as error:
+            self._fail(self._line(position, f"{name}_ms"), str(error))
 
     def _convert(self, value: Any, type: type[T], position: tuple[int, ...]) -> T:
         try:

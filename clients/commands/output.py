@@ -32,8 +32,13 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right
     for position, heading in enumerate(headings):
         table.add_column(Text(heading), justify="right" if position >= len(headings) - right else "left")
     for row in rows:
-        table.add_row(*(Text("".join(c if c.isprintable() else "?" for c in cell)) for cell in row))
+        table.add_row(*(Text(shown(cell)) for cell in row))
     Console().print(table, soft_wrap=True)
+
+
+def shown(text: str) -> str:
+    """One line, of characters that a terminal only shows."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def lifetime(option: str, text: str) -> int | None:

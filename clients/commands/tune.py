@@ -1,7 +1,8 @@
-"""`torchrelay tune`: the team's tuning winners as a file for version control, and back."""
+"""`torchrelay tune`: the team's tuning winners as a file for version control, and back; what changed in it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from ...compiler import tuning_lock
 from ...compiler.errors import SettingsError
 from ...compiler.tuning import Entry
+from ...compiler.tuning_changes import changes
 from ..administration import Administration
 from ..settings import load_settings
 from ..whole_file import write_whole
@@ -17,7 +19,8 @@ from . import output
 from .output import Namespace
 
 app = typer.Typer(
-    no_args_is_help=True, help="Write the team's tuning winners to a lock file, or take them from one."
+    no_args_is_help=True,
+    help="Write the team's tuning winners to a lock file, take them from one, compare two.",
 )
 
 
@@ -65,6 +68,28 @@ def import_entries(
         taken = administration.import_tunings(entries, replace=replace)
     left = "" if replace or not taken.exists else " (--replace takes the file's)"
     print(f"imported {taken.new} winners, replaced {taken.replaced}; {taken.exists} stood already{left}")
+
+
+@app.command()
+def diff(
+    old: Annotated[Path, typer.Argument(help="A lock file.")],
+    new: Annotated[Path, typer.Argument(help="A later one.")],
+) -> None:
+    """Say what changed between two lock files, the largest slowdown first; asks no service."""
+    found = changes(tuning_lock.load(old), tuning_lock.load(new))
+    for change in found:
+        entry = change.new or change.old
+        assert entry is not None
+        share = f" {change.share:+.1%}" if change.old is not None and change.new is not None else ""
+        winners = [_winner(side) for side in (change.old, change.new) if side is not None]
+        print(output.shown(f"{change.kind}{share} {entry.problem.text()}"))
+        print(output.shown(f"    {entry.place.device}: {' -> '.join(winners)}"))
+    kinds = Counter(change.kind for change in found)
+    print(", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing changed")
+
+
+def _winner(entry: Entry) -> str:
+    return f"{entry.winner.candidate} {entry.winner.milliseconds:.4g} ms"
 
 
 def _places(entries: list[Entry]) -> str:

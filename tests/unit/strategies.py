@@ -261,7 +261,13 @@ tuning_problems = st.builds(
     operands(),
     st.dictionaries(tuning_names, any_texts, max_size=3).map(lambda found: tuple(sorted(found.items()))),
 )
-timings = st.builds(tuning.Timing, any_texts, milliseconds, milliseconds, milliseconds, counts)
+intervals = st.tuples(milliseconds, milliseconds, milliseconds).map(sorted)
+timings = st.builds(
+    lambda candidate, times, samples: tuning.Timing(candidate, times[1], times[0], times[2], samples),
+    any_texts,
+    intervals,
+    counts,
+)
 tuning_places = st.builds(
     tuning.Place, any_texts, any_texts, any_texts, any_texts, any_texts, any_texts, st.integers(0, 256)
 )

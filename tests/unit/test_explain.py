@@ -176,7 +176,7 @@ def test_locks_differ_by_problem() -> None:
     place = tuning.Place(device="a CPU", capability="avx2", driver="", torch="2.12.1", triton="", cuda="")
 
     def entry(op: str, winner: str, milliseconds: float = 1.0) -> tuning.Entry:
-        timing = tuning.Timing(winner, milliseconds, 1.0, 1.0, 9)
+        timing = tuning.Timing(winner, milliseconds, milliseconds, milliseconds, 9)
         return tuning.Entry(
             problem=tuning.Problem(op, (operand,), operand), place=place, winner=timing, candidates=2
         )

@@ -54,9 +54,16 @@ def test_a_question_and_its_answer_travel():
 
 @pytest.mark.parametrize("milliseconds", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_time_that_is_none_is_refused(milliseconds):
-    sent = msgspec.msgpack.encode(Timing("aten mm", milliseconds, 1.0, 1.0, 1))
+    times = dict.fromkeys(("milliseconds", "low", "high"), milliseconds)
+    sent = msgspec.msgpack.encode({"candidate": "aten mm", "samples": 1, **times})
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(sent, type=Timing)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.3, 0.4), (0.1, 0.2)])
+def test_a_median_outside_its_interval_is_refused(low, high):
+    with pytest.raises(ValueError, match="within its interval"):
+        Timing("aten mm", 0.25, low, high, 9)
 
 
 def test_a_problem_has_one_form():

@@ -150,6 +150,7 @@ def test_what_a_screen_would_not_show_is_escaped() -> None:
     ("old", "new", "line", "words"),
     [
         ("median = 0.0113", "median = -1", 18, "winner_ms.median: Expected `float` > 0"),
+        ("median = 0.0113", "median = 0.02", 18, "a median lies within its interval"),
         ("median = 0.0113", "median = inf", 18, "winner_ms.median: Expected `float` < 1"),
         ("median = 0.0113, ", "", 18, "Object missing required field `median`"),
         ("candidates = 19", "candidates = 0", 21, "candidates: Expected `int` >= 1"),
