@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import platform
 import re
 import time
@@ -219,6 +220,8 @@ class Search:
             for candidate, told in ranking.timed.items()
         }
 
+        error = errors[ranking.winner]
+
         def fastest(candidates: list[int]) -> Timing | None:
             return min((timings[c] for c in candidates), key=lambda t: t.milliseconds, default=None)
 
@@ -230,7 +233,7 @@ class Search:
             aten=fastest([c for c in selection.aten if c in timings]),
             candidates=len(selection.candidates),
             failed=failed,
-            error=errors[ranking.winner],
+            error=None if error is None or not math.isfinite(error) else error,
             clock=_clock() if selection.device == "cuda" else "",
             seconds=round(seconds, 3),
         )

@@ -1,5 +1,6 @@
 """compiler/trials.py: candidates that are Python functions, each in a copy of this process."""
 
+import faulthandler
 import os
 import signal
 import time
@@ -37,6 +38,7 @@ def right():
 
 
 def crash():
+    faulthandler.disable()
     signal.raise_signal(signal.SIGSEGV)
 
 
