@@ -136,8 +136,7 @@ class Search:
         try:
             entries = self._ask(question)
         except Unavailable as error:
-            log.warning("this compile goes on without the tuning database: %s", error)
-            self._ask = None  # it has cost seconds already
+            log.warning("%s: without the tuning database: %s", selection.problem.text(), error)
             return None
         place = self.place(selection.device)
         return next(

@@ -218,4 +218,5 @@ ENTRY_LIMIT = 16 << 10
 """Bytes of an encoded entry that is kept; a usual one has one KiB."""
 
 Ask = Callable[[Question], list[Entry]]
-"""Puts a question to the service and waits for Known's entries; any thread may. Raises Unavailable: no answer came."""
+"""Puts a question to the service and waits for Known's entries; any thread may. Raises Unavailable: no answer came, and
+soon after that none is waited for."""

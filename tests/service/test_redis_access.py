@@ -91,6 +91,7 @@ def everything(running: Running) -> None:
             f"/v1/compiles/{first}",
             "/v1/audit",
             "/v1/tokens",
+            "/v1/tunings",
             "/v1/namespaces",
             "/v1/info",
         ):
