@@ -97,6 +97,7 @@ def compile_request(
             ask=ask,
             settings=settings.search,
             unable=_why_not_runnable(request),
+            beside=None if kernels is None else kernels.store,
             during=lambda problem: clock.during("autotune", problem),
         )
         program, compiled = _compiled(request, program, threads, clock, search)

@@ -8,12 +8,14 @@ Only a candidate that agrees with a reference in higher precision can win.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import math
+import os
 import platform
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -35,8 +37,8 @@ place of its dtype: another order of summation is not an error."""
 class Search:
     """What one compile chooses. searched, recalled: problems that it measured, and that were known.
 
-    ask: the team's database. unable: why candidates cannot be run here; '' if they can. during(problem): around the
-    work on one problem.
+    ask: the team's database. unable: why candidates cannot be run here; '' if they can. beside: a folder that the
+    compiles on this machine share. during(problem): around the work on one problem.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Search:
         ask: tuning.Ask | None,
         settings: measure.Settings,
         unable: str,
+        beside: Path | None,
         during: Callable[[str], AbstractContextManager[None]],
     ) -> None:
         self.searched = 0
@@ -54,6 +57,7 @@ class Search:
         self._ask = ask
         self._settings = settings
         self._unable = unable
+        self._beside = beside
         self._during = during
         self._place: Place | None = None
         self._entries: dict[Problem, Entry] = {}
@@ -179,7 +183,10 @@ class Search:
         selection.prepare(seed=int(name[:8], 16))
         errors: dict[int, float | None] = {}
         try:
-            with trials.trials(selection, self._request.ambient.threads) as running:
+            with (
+                alone(self._beside if selection.device == "cpu" else None),
+                trials.trials(selection, self._request.ambient.threads) as running,
+            ):
                 for candidate in _preferred(selection):
                     if candidate not in failed:
                         try:
@@ -236,6 +243,39 @@ class Search:
             clock=_clock() if selection.device == "cuda" else "",
             seconds=round(seconds, 3),
         )
+
+
+ALONE_SECONDS = 30.0
+
+
+@contextlib.contextmanager
+def alone(folder: Path | None, seconds: float = ALONE_SECONDS) -> Iterator[None]:
+    """Inside the block, no other process is inside such a block with `folder`.
+
+    A wish and no promise: after `seconds` it is entered all the same. Who holds it may have stopped, and to measure is
+    then better than to wait. Nothing is written: a job may only read what it shares with others.
+    """
+    if folder is None:
+        yield
+        return
+    try:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield
+        return
+    try:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:  # somebody is; or this file system has no locks
+                time.sleep(0.02)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_UN)  # copies of this process hold the file open too
+        os.close(held)
 
 
 def _text(timing: Timing | None) -> str:

@@ -218,7 +218,7 @@ def _slow(caller: str) -> Callable[[], None]:
 
 
 def _impatient() -> None:
-    trials.FIRST_SECONDS = 3.0
+    trials.FIRST_SECONDS = 5.0
     _instead("cpp", _hang)()
 
 

@@ -75,8 +75,8 @@ def leave_nothing():
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(trials, "FIRST_SECONDS", 1.0)
-    monkeypatch.setattr(trials, "SAMPLE_SECONDS", 1.0)
+    monkeypatch.setattr(trials, "FIRST_SECONDS", 3.0)
+    monkeypatch.setattr(trials, "SAMPLE_SECONDS", 3.0)
 
 
 def test_samples_are_times_in_milliseconds():
