@@ -222,7 +222,7 @@ class Search:
     ) -> Entry:
         assert ranking.winner is not None
         timings = {
-            candidate: Timing(selection.candidates[candidate], told.median, told.low, told.high, told.samples)
+            candidate: _timing(selection.candidates[candidate], told)
             for candidate, told in ranking.timed.items()
         }
 
@@ -239,10 +239,15 @@ class Search:
             aten=fastest([c for c in selection.aten if c in timings]),
             candidates=len(selection.candidates),
             failed=failed,
-            error=None if error is None or not math.isfinite(error) else error,
+            error=None if error is None or not math.isfinite(error) else tuning.rounded(error),
             clock=_clock() if selection.device == "cuda" else "",
             seconds=round(seconds, 3),
         )
+
+
+def _timing(candidate: str, told: measure.Summary) -> Timing:
+    median, low, high = map(tuning.rounded, (told.median, told.low, told.high))
+    return Timing(candidate, median, low, high, told.samples)
 
 
 ALONE_SECONDS = 30.0

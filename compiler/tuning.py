@@ -158,6 +158,11 @@ def order(entry: Entry) -> tuple[object, ...]:
     return (*msgspec.structs.astuple(entry.place), entry.problem.shape(), entry.problem.settings)
 
 
+def rounded(value: float) -> float:
+    """Four digits: more than a clock is worth, and no more in a file than a reader needs. Keeps what is ordered so."""
+    return float(f"{value:.4g}")
+
+
 def operand_of(text: str) -> Operand:
     """The inverse of `Operand.text`. Raises ValueError."""
     found = re.fullmatch(rf"({_NAME})\[{_NUMBERS}\](?::{_NUMBERS})?", text)

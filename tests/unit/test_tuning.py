@@ -83,3 +83,11 @@ def test_lengths_that_no_tensor_has_are_refused(field, number):
     sent = msgspec.json.encode({"dtype": "float32", "size": [8], "stride": [1], field: [number]})
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(sent, type=Operand)
+
+
+def test_what_is_kept_of_a_time_has_four_digits():
+    assert [tuning.rounded(value) for value in (0.026724999770522118, 1.3309733991642065e-07, 12345.6)] == [
+        0.02672,
+        1.331e-07,
+        12350.0,
+    ]
