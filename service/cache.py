@@ -35,6 +35,8 @@ _EVIDENCE_MS = 3_600_000
 _KEY = re.compile("[0-9a-f]{64}")
 _IMPORT = "import"
 """What publish.lua takes in place of a lease."""
+_MOST_PROBLEMS = 1 << 20
+"""Counted of one compile: a worker says how many, and Redis' integers end."""
 _PUTS = 2
 """A restart of Redis can fall between an artifact's write and its publication, once."""
 
@@ -55,6 +57,9 @@ class Offer(Struct, frozen=True):
     worker: str = ""
     signer: str = ""
     """Id of the key that signed it."""
+    searched: int = 0
+    """Tuning problems that its compile says it measured, and `recalled`: that it knew."""
+    recalled: int = 0
 
 
 class Cache:
@@ -251,6 +256,7 @@ class Cache:
                 keys.wake,
                 keys.blob(offer.digest),
                 self._audit.entries,
+                *(max(0, min(number, _MOST_PROBLEMS)) for number in (offer.searched, offer.recalled)),
                 *event.fields(),
             ],
         )

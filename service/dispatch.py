@@ -237,12 +237,12 @@ class Dispatcher:
             components=ask.components,
             worker=manifest.worker,
             signer=artifact.statements(signed)[-1].key_id,
+            searched=manifest.searched,
+            recalled=manifest.recalled,
         )
         if await self._publish(flight, offer):
             took = time.monotonic() - flight.began
             self._metrics.compile_seconds.observe(took)
-            for how, problems in (("searched", manifest.searched), ("recalled", manifest.recalled)):
-                self._metrics.tuning_problems.labels(how).inc(max(0, problems))
             log.info("published", key=ask.key, bytes=len(signed), seconds=round(took, 3))
             await self._trim()
 

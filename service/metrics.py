@@ -50,12 +50,6 @@ class Metrics:
         self.takeovers = Counter(
             "torchrelay_takeovers", "Compiles taken over from a dead holder", registry=self.registry
         )
-        self.tuning_problems = Counter(
-            "torchrelay_tuning_problems",
-            "Tuning problems of published compiles: measured there, or their winner was known",
-            ["how"],
-            registry=self.registry,
-        )
         self.damaged_blobs = Counter(
             "torchrelay_damaged_blobs",
             "Artifacts found lost or damaged when they were asked for",

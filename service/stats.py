@@ -26,6 +26,8 @@ _SCRIPTS_COUNT = (
     "damaged",
     "evictions",
     "bytes_served",
+    "problems_searched",
+    "problems_recalled",
 )
 _SCRIPTS_SUM = ("seconds_saved", "seconds_spent")
 
@@ -40,8 +42,9 @@ class Counters(Struct, frozen=True, kw_only=True):
     requests = hits + misses + coalesced + refused + overloaded + over_quota. A miss starts a compile (or ends there,
     with `wait=cache`); a coalesced request joined one; a refused one met a failure remembered from a moment ago; a
     rate-limited one does not count. seconds_saved: compile seconds that hits and coalesced requests did not spend;
-    seconds_spent: what workers did, failures included. fallbacks: graphs that clients compiled locally, by error
-    code.
+    seconds_spent: what workers did, failures included. problems_searched, problems_recalled: tuning problems of
+    published compiles that were measured there, and those whose winner was known. fallbacks: graphs that clients
+    compiled locally, by error code.
     """
 
     requests: int
@@ -60,6 +63,8 @@ class Counters(Struct, frozen=True, kw_only=True):
     damaged: int
     evictions: int
     bytes_served: int
+    problems_searched: int
+    problems_recalled: int
     compiling: int
     entries: int
     bytes_stored: int

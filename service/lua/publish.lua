@@ -3,7 +3,7 @@
 -- KEYS: index, lease, lru, sizes, total, events, run, request, active, waiters, stats,
 --       inline, audit.
 -- ARGV: key, owner:fence or 'import', digest, size, place, namespace, seconds, components JSON, ttl ms, wake channel,
---       blob key, most audit entries, fields of the audit entry ...
+--       blob key, most audit entries, tuning problems measured and recalled, fields of the audit entry ...
 -- Returns {'published', digest}, {'exists', digest}, {'refused'} or {'blobless'}.
 local existing = redis.call('HGET', KEYS[1], 'digest')
 if existing == ARGV[3] then
@@ -41,11 +41,13 @@ redis.call('XADD', KEYS[6], '*', 'stage', 'done', 'seconds', seconds, 'detail', 
 redis.call('PEXPIRE', KEYS[6], ARGV[9])
 if not imported then
   redis.call('HINCRBY', KEYS[11], 'compiles', 1)
+  redis.call('HINCRBY', KEYS[11], 'problems_searched', ARGV[13])
+  redis.call('HINCRBY', KEYS[11], 'problems_recalled', ARGV[14])
 end
 redis.call('HINCRBYFLOAT', KEYS[11], 'seconds_saved',
   string.format('%.6f', tonumber(run[2] or '0') * tonumber(ARGV[7])))
 redis.call('DEL', KEYS[2], KEYS[7], KEYS[8], KEYS[10])
 redis.call('ZREM', KEYS[9], ARGV[1])
-redis.call('XADD', KEYS[13], 'MAXLEN', '~', ARGV[12], '*', unpack(ARGV, 13))
+redis.call('XADD', KEYS[13], 'MAXLEN', '~', ARGV[12], '*', unpack(ARGV, 15))
 redis.call('PUBLISH', ARGV[10], ARGV[1])
 return {'published', ARGV[3]}

@@ -190,9 +190,9 @@ def test_while_redis_is_away_there_is_no_answer_and_the_compile_goes_on(start_ga
 def test_published_compiles_count_what_they_measured_and_what_was_known(
     gateway: Running, http: httpx2.Client
 ) -> None:
-    for size, problems in ((1, (3, 0)), (2, (1, 4)), (3, (-5, 0))):
+    for size, problems in ((1, (3, 0)), (2, (1, 4)), (3, (-5, 0)), (4, (0, 1 << 63))):
         gateway.pool.problems = problems
         compiled(http, graph(size))
-    text = http.get("/metrics").text
-    assert 'torchrelay_tuning_problems_total{how="searched"} 4.0' in text
-    assert 'torchrelay_tuning_problems_total{how="recalled"} 4.0' in text
+    stats = http.get("/v1/stats").json()
+    assert (stats["problems_searched"], stats["problems_recalled"]) == (4, 4 + (1 << 20))
+    assert 'torchrelay_shared_problems_searched_total{namespace="default"} 4.0' in http.get("/metrics").text

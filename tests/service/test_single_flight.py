@@ -159,7 +159,7 @@ def test_a_late_publish_under_an_old_fence_is_refused(
 
         async def offer(token: str, digest: str) -> list[bytes]:
             place = ["store", "default", "1.0", "{}", 1000, keys.wake, keys.blob(digest)]
-            entry = [100, *Event(action="published", key=name, digest=digest).fields()]
+            entry = [100, 0, 0, *Event(action="published", key=name, digest=digest).fields()]
             return await scripts.publish(keys=publish, args=[name, token, digest, 10, *place, *entry])
 
         assert await offer(old.lease.token, "old") == [b"refused"]
