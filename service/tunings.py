@@ -115,6 +115,10 @@ def _decoded(data: bytes | None) -> Entry | None:
         return None
     try:
         return msgspec.msgpack.decode(data, type=Entry)
-    except msgspec.MsgspecError as error:  # another version's, or damaged: it will be measured again
+    except (
+        msgspec.MsgspecError,
+        UnicodeDecodeError,
+        RecursionError,
+    ) as error:  # another version's, or damaged: it will be measured again
         log.warning("tuning_unreadable", error=str(error))
         return None

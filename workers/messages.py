@@ -138,7 +138,7 @@ def decode_reply(body: bytes) -> Reply:
 def _decode(body, union):
     try:
         return msgspec.msgpack.decode(body, type=union)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadFrame(str(error)) from None
 
 

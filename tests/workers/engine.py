@@ -176,12 +176,13 @@ def swarm(workdir, progress):
     time.sleep(1000)
 
 
-def garbage(workdir, progress):
-    """Write to every descriptor above standard error: one of them is the pipe to the server."""
+def garbage(workdir, progress, body="ffffffff"):
+    """Write a frame to every descriptor above standard error: one of them is the pipe to the server."""
+    data = bytes.fromhex(body)
     for fd in _descriptors():
         if fd > 2:
             try:
-                os.write(fd, b"\x04\x00\x00\x00\xff\xff\xff\xffnonsense" * 10)
+                os.write(fd, len(data).to_bytes(4, "little") + data + b"nonsense" * 10)
             except OSError:
                 continue
     time.sleep(1000)

@@ -19,6 +19,9 @@ from torchrelay.workers.processes import descendants
 from torchrelay.workers.settings import JobLimits, SlotSettings
 
 HERE = Path(__file__).parent
+DEEP = b"\x82\xa1x" + b"\x91" * 200_000 + b"\xc0\xa4type\xa5event"
+"""A field that no event has, and that is skipped before it is known to be one."""
+NO_TEXT = b"\x83\xa4type\xa5event\xa5stage\xa3aot\xa6detail\xa2\xff\xff"
 
 
 @pytest.fixture(autouse=True)
@@ -176,7 +179,10 @@ def test_the_engines_own_error_keeps_its_code_message_and_hint(tmp_path):
         ("leave", {"status": 3}, "exit status 3"),
         ("leave", {"status": 0}, "no answer"),
         ("garbage", {}, "no message"),
+        ("garbage", {"body": DEEP.hex()}, "no message"),
+        ("garbage", {"body": NO_TEXT.hex()}, "no message"),
     ],
+    ids=["SEGV", "KILL", "status", "silent", "garbage", "deep garbage", "no text"],
 )
 def test_a_child_that_dies_or_talks_nonsense_is_reported_and_the_server_serves_on(tmp_path, do, order, words):
     async def scenario():
