@@ -91,3 +91,10 @@ def test_what_is_kept_of_a_time_has_four_digits():
         1.331e-07,
         12350.0,
     ]
+
+
+@pytest.mark.parametrize("op", ["mm\n", "", "m m", "mm(", "ä", "m" * 129])
+def test_a_name_is_one_word(op):
+    sent = msgspec.msgpack.encode({"op": op, "operands": [], "result": RESULT})
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(sent, type=Problem)

@@ -185,6 +185,13 @@ def test_a_bad_file_names_its_line(old: str, new: str, line: int, words: str) ->
     assert caught.value.advice
 
 
+def test_an_entry_that_the_service_would_refuse_is_refused_here() -> None:
+    long = msgspec.structs.replace(ATEN, candidate="w" * 4096)
+    large = msgspec.structs.replace(MM, winner=long, runner_up=long, aten=long, clock="c" * 4096)
+    with pytest.raises(TuningLockError, match=r"x.lock, line 15: this entry has more than 16384 bytes"):
+        tuning_lock.read(tuning_lock.write([large]).encode(), "x.lock")
+
+
 def test_a_file_that_is_not_text_names_its_line() -> None:
     with pytest.raises(TuningLockError, match=r"x.lock, line 3: this is not UTF-8"):
         tuning_lock.read(b"\n\n# \xff\n", "x.lock")
