@@ -39,7 +39,7 @@ class Questions:
         """Raises nothing: b'' where there is no answer, and the first time a line in the log."""
         try:
             async with asyncio.timeout(_SECONDS):
-                entries = await self._entries(_decoded(question))
+                entries = await self._entries(decoded(question))
         except (RelayError, RedisError, TimeoutError) as error:
             if not self._complained:
                 self._complained = True
@@ -70,8 +70,8 @@ class Questions:
         return place.capability == capability(target.cpu) and place.threads > 0  # a GPU's have none
 
 
-def _decoded(question: bytes) -> tuning.Question:
-    """Raises LimitExceeded, MalformedRequest."""
+def decoded(question: bytes) -> tuning.Question:
+    """What a child wrote. Raises LimitExceeded, MalformedRequest."""
     if len(question) > tuning.QUESTION_LIMIT:
         raise LimitExceeded(f"a question of {len(question)} bytes, limit {tuning.QUESTION_LIMIT}")
     try:

@@ -16,7 +16,7 @@ from service_parts import graph
 from signed import KEY, assembled, manifest_of, sealed, signed, taken_apart
 from torchrelay.clients import connection
 from torchrelay.clients.sse import EventParser
-from torchrelay.compiler import artifact, expr, trust_document, wire
+from torchrelay.compiler import artifact, expr, trust_document, tuning, wire
 from torchrelay.compiler.check import check
 from torchrelay.compiler.errors import (
     ArtifactError,
@@ -29,6 +29,8 @@ from torchrelay.compiler.errors import (
 from torchrelay.compiler.trust import Statement, Trust, key_id, key_text
 from torchrelay.compiler.trust_document import ListedKey, SignedDocument, TrustDocument
 from torchrelay.service.intake import parse
+from torchrelay.service.questions import decoded
+from torchrelay.workers import messages
 
 LIMITS = wire.Limits()
 SIGNER = Ed25519PrivateKey.from_private_bytes(b"\1" * 32)
@@ -198,6 +200,55 @@ def test_a_list_of_keys_that_is_none_though_it_was_signed(data: bytes) -> None:
         trust_document.trust(learned, namespace="", now=0)
 
     only_typed(learn, SignatureError)
+
+
+# --- what a compile's process writes ------------------------------------------------------------------------
+
+
+PLACE = tuning.Place("a CPU", "avx2", "", "2.13.0", "", "", threads=2)
+SIDE = tuning.Operand("float32", (8, 4), (4, 1))
+PROBLEM = tuning.Problem("mm", (SIDE, SIDE), SIDE, (("precision", "high"),))
+TIMING = tuning.Timing("aten mm", 0.25, 0.24, 0.26, 40)
+ENTRY = tuning.Entry(problem=PROBLEM, place=PLACE, winner=TIMING, candidates=3, error=0.5)
+QUESTIONS = [
+    msgspec.msgpack.encode(tuning.Lookup(PLACE, [PROBLEM])),
+    msgspec.msgpack.encode(tuning.Found(ENTRY)),
+]
+DEEP = b"\x82\xa1x" + b"\x91" * 100_000 + b"\xc0\xa4type"
+
+
+@given(st.one_of(st.binary(max_size=200), *map(damaged_bytes, QUESTIONS)))
+@example(DEEP + b"\xa5found")
+@settings(RANDOM, max_examples=1000)
+def test_a_damaged_question_is_refused_or_can_be_answered(data: bytes) -> None:
+    def answer() -> None:
+        match decoded(data):
+            case tuning.Lookup(place, problems):
+                fields = [(place.digest(), tuning.name_of(problem), problem.text()) for problem in problems]
+                assert all(tuning.NAME.fullmatch(name) for _, name, _ in fields)
+            case tuning.Found(entry):
+                again = msgspec.msgpack.decode(msgspec.msgpack.encode(entry), type=tuning.Entry)
+                assert again == entry
+
+    only_typed(answer, RequestError)
+
+
+MESSAGES = [messages.Query(1, QUESTIONS[0]), messages.Event("aot", "x"), messages.Failed("code", "why", "do")]
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=200), *(damaged_bytes(msgspec.msgpack.encode(message)) for message in MESSAGES)
+    )
+)
+@example(DEEP + b"\xa5query")
+@settings(RANDOM, max_examples=1000)
+def test_a_damaged_message_of_a_job_is_a_bad_frame_or_a_message(data: bytes) -> None:
+    try:
+        message = messages.decode_from_child(data)
+    except messages.BadFrame:
+        return
+    assert isinstance(message, messages.Event | messages.Query | messages.Done | messages.Failed)
 
 
 # --- the size grammar ------------------------------------------------------------------------------------
