@@ -59,7 +59,7 @@ class Search:
         self._unable = unable
         self._beside = beside
         self._during = during
-        self._place: Place | None = None
+        self._places: dict[str, Place] = {}
         self._entries: dict[Problem, Entry] = {}
         self._only_aten = False
 
@@ -153,29 +153,23 @@ class Search:
         )
 
     def place(self, device: str) -> Place:
-        """Where this compile measures."""
-        if self._place is None:
+        """Where this compile measures what runs on `device`."""
+        if device not in self._places:
             made, aim = self._request.toolchain, self._request.target
-            if device == "cuda":
-                self._place = Place(
-                    aim.name, aim.capability, _gpu_driver(), made.torch, made.triton, made.cuda
+            versions = made.torch, made.triton, made.cuda
+            self._places[device] = (
+                Place(aim.name, aim.capability, _gpu_driver(), *versions)
+                if device == "cuda"
+                else Place(
+                    _cpu_model(), target.capability(aim.cpu), "", *versions, self._request.ambient.threads
                 )
-            else:
-                self._place = Place(
-                    _cpu_model(),
-                    target.capability(aim.cpu),
-                    "",
-                    made.torch,
-                    made.triton,
-                    made.cuda,
-                    self._request.ambient.threads,
-                )
-        return self._place
+            )
+        return self._places[device]
 
     # --- measured winners ------------------------------------------------------------------------------
 
     def _measured(self, selection: Selection, settle: Callable[[], None]) -> Entry:
-        """Measure the candidates and tell what was found; what stands for everyone now."""
+        """Measure the candidates and tell what was found; what stands for everyone now, unless it failed here."""
         begun = time.monotonic()
         name = tuning.name_of(selection.problem)
         failed = dict.fromkeys(selection.build(), "does not build")
@@ -210,7 +204,10 @@ class Search:
                 f"no candidate for {selection.problem.text()} works: {_listed(selection, failed)}"
             )
         entry = self._entry(selection, ranking, len(failed), errors, time.monotonic() - begun)
-        return self._standing(tuning.Found(entry), selection) or entry
+        standing = self._standing(tuning.Found(entry), selection)
+        if standing is None or selection.candidates.index(standing.winner.candidate) in failed:
+            return entry
+        return standing
 
     def _entry(
         self,
@@ -225,7 +222,6 @@ class Search:
             candidate: _timing(selection.candidates[candidate], told)
             for candidate, told in ranking.timed.items()
         }
-
         error = errors[ranking.winner]
 
         def fastest(candidates: list[int]) -> Timing | None:

@@ -182,6 +182,12 @@ def test_the_entry_that_stands_wins_over_the_one_just_found(worker: Worker, cold
     assert {measurement.winner for measurement in outcome.manifest.tuning} == {template(cold)}
 
 
+def test_an_entry_whose_winner_just_failed_here_is_not_taken(worker: Worker, cold: Outcome) -> None:
+    outcome = worker.compile(requested(), elected(cold, "template"), late=True, fault="cpp is wrong")
+    assert outcome.manifest is not None
+    assert {measurement.winner for measurement in outcome.manifest.tuning} == {"aten bmm"}
+
+
 def test_a_database_that_does_not_answer_stops_no_search_and_is_told_the_next_one(worker: Worker) -> None:
     """It may be back by then; that nobody waits for it each time is the concern of whoever passes questions on."""
     outcome = worker.compile(requested(), None)
