@@ -93,7 +93,10 @@ def rank(
                 leader = next(c for c in preferred if c in alive and ratios[c].median <= limit)
             return Ranking(leader, _summaries(samples, failed), frozenset(failed))
         wanted = min(2 * wanted, settings.most)
-    return Ranking(None, {}, frozenset(failed))
+    rest = _summaries(samples, failed)  # whoever was dropped before all that were better failed
+    best = min((told.median for told in rest.values()), default=0.0)
+    winner = next((c for c in preferred if c in rest and rest[c].median <= limit * best), None)
+    return Ranking(winner, rest, frozenset(failed))
 
 
 REPORTED = 0.025

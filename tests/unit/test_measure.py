@@ -179,3 +179,29 @@ def test_ranks_of_the_interval_are_those_of_the_tables():
 def test_few_samples_give_their_whole_range(count):
     found = measure.summary([float(i) for i in range(count)])
     assert (found.low, found.high) == (0.0, count - 1)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.tuples(st.floats(0.5, 2.0), st.integers(0, 80) | st.none()), min_size=1, max_size=8),
+    st.integers(0, 1000),
+)
+def test_whenever_candidates_fail_one_that_works_wins(candidates, seed):
+    machine = Machine([time for time, _ in candidates], seed)
+    dies = [after for _, after in candidates]
+
+    def take(order):
+        times = []
+        for candidate in order:
+            if dies[candidate] is not None and machine.taken[candidate] >= dies[candidate]:
+                machine.fails.add(candidate)
+            times.append(machine.sample(candidate))
+        return times
+
+    found = measure.rank(take, range(len(candidates)), name="mm", settings=Settings(most=64), clock=lambda: 0)
+    assert found.failed == machine.fails
+    assert found.timed.keys() >= {c for c in range(len(candidates)) if c not in machine.fails}
+    if found.winner is None:
+        assert machine.fails == set(range(len(candidates)))
+    else:
+        assert found.winner not in machine.fails
