@@ -139,6 +139,10 @@ def test_jobs_ask_and_each_is_answered_while_both_run(service):
     assert told == [[["size 2"], ["size 3"]], [["size 7"], ["size 8"]]]
 
 
+async def answer_at_once(question):
+    return known(question)
+
+
 async def fail(question):
     raise ZeroDivisionError
 
@@ -150,23 +154,46 @@ def test_a_job_is_told_at_once_that_nobody_answers(service, on_query):
     assert msgspec.json.decode(job.result(30)) == ["the service has no answer about tuning"]
 
 
-def test_a_job_cancelled_over_an_open_question_ends_and_its_slot_serves_on(service):
-    service.wait_for_idle()
-    asked, stopped = threading.Event(), threading.Event()
+class Unanswered:
+    """Answers a question never; knows when it was asked and when that was over."""
 
-    async def wait_for_ever(question):
-        asked.set()
+    def __init__(self):
+        self.asked, self.over = threading.Event(), threading.Event()
+
+    async def __call__(self, question):
+        self.asked.set()
         try:
             await asyncio.sleep(1000)
         finally:
-            stopped.set()
+            self.over.set()
 
-    job = service.compile("inquire", how="in turn", sizes=[2], wait=1000, on_query=wait_for_ever)
-    assert asked.wait(20)
+
+def test_a_job_cancelled_over_an_open_question_ends_and_its_slot_serves_on(service):
+    service.wait_for_idle()
+    unanswered = Unanswered()
+    job = service.compile("inquire", how="in turn", sizes=[2], wait=1000, on_query=unanswered)
+    assert unanswered.asked.wait(20)
     job.cancel()
-    assert stopped.wait(20)
+    assert unanswered.over.wait(20)
     service.wait_for_idle()
     assert service.compile("answer").result(30) == b"artifact"
+
+
+def test_a_server_that_dies_over_an_open_question_leaves_nobody_at_the_answer(service):
+    service.wait_for_idle()
+    unanswered = Unanswered()
+    job = service.compile("inquire", how="in turn", sizes=[2], wait=1000, on_query=unanswered)
+    assert unanswered.asked.wait(20)
+    (busy,) = [slot for slot in service.pool._slots.all.values() if slot.state == "busy"]
+    os.kill(busy.ready.pid, signal.SIGKILL)
+    with pytest.raises(CompileKilled, match="lost its job"):
+        job.result(20)
+    assert unanswered.over.wait(20)
+    service.wait_for_idle()
+    answers = [
+        service.compile("inquire", how="in turn", sizes=[2], on_query=answer_at_once) for _ in range(2)
+    ]
+    assert [msgspec.json.decode(each.result(30)) for each in answers] == [[["size 2"]]] * 2
 
 
 def test_the_compilers_error_crosses_ray_whole(service):
