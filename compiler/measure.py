@@ -94,8 +94,8 @@ def rank(
             return Ranking(leader, _summaries(samples, failed), frozenset(failed))
         wanted = min(2 * wanted, settings.most)
     rest = _summaries(samples, failed)  # whoever was dropped before all that were better failed
-    best = min((told.median for told in rest.values()), default=0.0)
-    winner = next((c for c in preferred if c in rest and rest[c].median <= limit * best), None)
+    shortest = min((told.median for told in rest.values()), default=0.0)
+    winner = next((c for c in preferred if c in rest and rest[c].median <= limit * shortest), None)
     return Ranking(winner, rest, frozenset(failed))
 
 
