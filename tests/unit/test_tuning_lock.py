@@ -130,6 +130,8 @@ def test_the_order_of_blocks_and_fields_does_not_matter() -> None:
     last = "\n".join(["[[ place . problem ]]", *reversed(blocks[0].splitlines()[1:])])
     assert tuning_lock.read("".join([head, *moved]).encode(), "x.lock") == [BMM, MM]
     assert tuning_lock.read("".join([head, *moved[:3], last]).encode(), "x.lock") == [BMM, MM]
+    turned = TEXT.replace('precision = "high", space = "DEFAULT"', 'space = "DEFAULT", precision = "high"')
+    assert tuning_lock.read(turned.encode(), "x.lock") == [BMM, MM] and turned != TEXT
 
 
 def test_a_problem_given_twice_names_both_lines() -> None:
