@@ -147,9 +147,11 @@ def test_rendered_relations_mean_what_sympy_means(left: sympy.Expr, right: sympy
         text = expr.render(relation, NAMES)
     except BadExpression:
         return
+    if _has_fractions(relation):
+        return  # nor can sympy put numbers into each of these: half of 5, inside Max, is not comparable
     for a, b, c in itertools.product((2, 5), (3, 7), (4,)):
         expected = relation.subs({A: a, B: b, C: c})
-        if expected in (sympy.true, sympy.false) and not _has_fractions(relation):
+        if expected in (sympy.true, sympy.false):
             assert expr.evaluate(text, {"s0": a, "s1": b, "s2": c}) == bool(expected), text
 
 
