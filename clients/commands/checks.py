@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from ... import __version__
-from ...compiler import wire
+from ...compiler import tuning_lock, wire
 from ...compiler.errors import (
     ClientError,
     CompileFailed,
@@ -123,7 +123,10 @@ def _backend(gateway: Gateway, settings: ClientSettings) -> str:
 def _settings(gateway: Gateway, settings: ClientSettings) -> str:
     if settings.mode == "off":
         raise SettingsError("mode is 'off': nothing is sent", hint="Set TORCHRELAY_MODE=remote")
-    return f"mode {settings.mode}, deadline {settings.deadline:g} s, cache {settings.cache_dir}"
+    found = f"mode {settings.mode}, deadline {settings.deadline:g} s, cache {settings.cache_dir}"
+    if settings.tuning_lock is None:
+        return found
+    return f"{found}, {settings.tuning_lock_mode} tuning lock of {len(tuning_lock.load(settings.tuning_lock))} winners"
 
 
 def _gateway(gateway: Gateway, settings: ClientSettings) -> str:

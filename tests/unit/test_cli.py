@@ -136,6 +136,16 @@ def test_the_doctor_without_a_gateway_says_what_to_do_and_skips_the_rest(environ
     assert any(line.startswith("skip round trip") for line in lines)
 
 
+def test_the_doctor_reads_the_tuning_lock(environment: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "team.lock"
+    environment["TORCHRELAY_TUNING_LOCK"] = str(file)
+    _, checks = diagnosis(environment)
+    assert checks["settings"][0] == "fail" and "team.lock cannot be read" in checks["settings"][1]
+    file.write_text("version = 1\n")
+    _, checks = diagnosis(environment)
+    assert checks["settings"][0] == "pass" and "strict tuning lock of 0 winners" in checks["settings"][1]
+
+
 def test_the_doctor_stops_at_settings_that_cannot_be_read(environment: dict[str, str]) -> None:
     status, checks = diagnosis({**environment, "TORCHRELAY_DEADLINE": "soon"})
     assert status == 1
