@@ -2,7 +2,7 @@
 
 On a CPU each runs in a copy of this process: one that crashes or hangs loses its copy and nothing else. On a GPU, which
 cannot be used after a fork, they run here. Every sample begins with cold caches: a kernel in a model finds there what
-the kernels before it left, not its own inputs.
+the kernels before it left, not its own inputs. On a CPU one that other work disturbed is taken again.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ from .torch_internals import Selection
 FIRST_SECONDS = 120.0
 SAMPLE_SECONDS = 30.0
 """How long a candidate may take to get ready and run once, and to run again, before it counts as hung."""
+
+RETAKES = 8
+UNDISTURBED = 0.01
+"""A sample on a CPU is taken again, at most so often, until its threads waited for a processor no longer than this
+share of its time; else the least disturbed one counts. Other work takes processors away for milliseconds."""
 
 COPIED_BYTES = 8 << 30
 """What all copies may hold together: whoever watches a job's memory counts in each of them what they share."""
@@ -123,12 +128,21 @@ class Copies:
         answer(error_of(result, self._reference) or 0.0)
         others = torch.zeros(_cache_bytes(), dtype=torch.uint8)
 
+        def sample(once: Callable[[], Any]) -> tuple[float, float]:
+            others.add_(1)
+            before, begin = waited(), time.perf_counter()
+            once()
+            took = max(time.perf_counter() - begin, 1e-9)
+            return (waited() - before) / took, took
+
         def serve(once: Callable[[], Any]) -> None:
             while asked():
-                others.add_(1)
-                begin = time.perf_counter()
-                once()
-                answer(max(time.perf_counter() - begin, 1e-9) * 1e3)
+                share, took = sample(once)
+                for _ in range(RETAKES):
+                    if share <= UNDISTURBED:
+                        break
+                    share, took = min((share, took), sample(once))
+                answer(took * 1e3)
 
         self._selection.run(candidate, serve)
 
@@ -200,6 +214,17 @@ class _Copy:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
+
+
+def waited(tasks: Path = Path("/proc/self/task")) -> float:
+    """Seconds that this process's threads were ready to run and had no processor, all together; 0 where Linux does not
+    tell (Documentation/scheduler/sched-stats.rst: the second number of schedstat, nanoseconds)."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for task in tasks.iterdir():
+            with contextlib.suppress(OSError, ValueError, IndexError):  # a thread that has ended
+                total += int((task / "schedstat").read_bytes().split()[1])
+    return total / 1e9
 
 
 def _held() -> int:

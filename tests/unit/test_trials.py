@@ -129,6 +129,57 @@ def test_a_candidate_runs_in_as_many_threads_as_the_kernels_will_whatever_this_p
         torch.set_num_threads(before)
 
 
+def by_turns(*seconds):
+    """Takes so long, run by run, and then the last of them for ever."""
+    runs = 0
+
+    def run():
+        nonlocal runs
+        time.sleep(seconds[min(runs, len(seconds) - 1)])
+        runs += 1
+        return right()
+
+    return run
+
+
+def ready_without_a_processor(monkeypatch, *shares):
+    """Have each sample, in turn, be disturbed for so many seconds; the last one's share is that of all that follow."""
+    told, total = [0], [0.0]
+
+    def waited():
+        if told[0] % 2:  # after a sample
+            total[0] += shares[min(told[0] // 2, len(shares) - 1)]
+        told[0] += 1
+        return total[0]
+
+    monkeypatch.setattr(trials, "waited", waited)
+
+
+def test_a_sample_that_other_work_disturbed_is_taken_again(monkeypatch):
+    ready_without_a_processor(monkeypatch, 0.04, 0.04, 0.0)
+    with Copies(Candidates(by_turns(0, 0.05, 0.05, 0.001)), REFERENCE, threads=1) as running:
+        running.start(0)
+        assert 1 <= running.take([0])[0] < 50
+
+
+def test_where_every_sample_is_disturbed_the_least_disturbed_counts(monkeypatch):
+    ready_without_a_processor(monkeypatch, *[0.5] * 3, 0.02, *[0.5] * trials.RETAKES)
+    seconds = [0.2] * 3 + [0.1] + [0.2] * 20
+    with Copies(Candidates(by_turns(0, *seconds)), REFERENCE, threads=1) as running:
+        running.start(0)
+        assert 100 <= running.take([0])[0] < 200
+
+
+def test_how_long_threads_waited_is_the_second_number_of_each(tmp_path):
+    for number, text in enumerate(["719785330 536858630 243\n", "1 2000000000 3", "", "garbage here 1"]):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "schedstat").write_text(text)
+    (tmp_path / "gone").mkdir()
+    assert trials.waited(tmp_path) == pytest.approx(2.536858630)
+    assert trials.waited(tmp_path / "none") == 0.0
+    assert trials.waited() >= 0.0
+
+
 def test_what_a_candidate_changes_is_not_seen_by_others():
     shared = torch.zeros(3)
 
