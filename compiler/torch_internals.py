@@ -1143,10 +1143,12 @@ class Selection:
                 settings["cudnn.allow_tf32"] = str(torch.backends.cudnn.allow_tf32)
         if self.device == "cuda" and dtypes & {"torch.float16", "torch.bfloat16"}:
             matmul = torch.backends.cuda.matmul
-            settings["reduced_precision"] = (
-                f"{matmul.allow_fp16_reduced_precision_reduction} "
-                f"{matmul.allow_bf16_reduced_precision_reduction}"
-            )
+            reduced = {
+                "fp16": matmul.allow_fp16_reduced_precision_reduction,
+                "bf16": matmul.allow_bf16_reduced_precision_reduction,
+            }
+            if limited := [f"{name}={allowed}" for name, allowed in reduced.items() if allowed is not True]:
+                settings["reduced_precision"] = " ".join(limited)
         if self.aten:
             settings |= {f"arg.{k}": repr(v) for k, v in self._choices[self.aten[0]].kwargs.items()}
         if dynamic := [f"{i}.{dim}" for i, node in enumerate(nodes) for dim in _symbolic(node)]:
