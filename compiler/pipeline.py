@@ -46,6 +46,8 @@ class PipelineSettings(Struct, frozen=True, kw_only=True):
     """Parallel C++ and Triton compilers; 0: as many as the process may use cores."""
     verify: verify.VerifySettings = verify.VerifySettings()
     search: measure.Settings = measure.DEFAULTS
+    search_on_gpu: bool = False
+    """Search for a GPU too, where candidates run in the compile's own process; else Inductor chooses there."""
 
 
 DEFAULTS = PipelineSettings()
@@ -100,7 +102,9 @@ def compile_request(
             beside=None if kernels is None else kernels.store,
             during=lambda problem: clock.during("autotune", problem),
         )
-        program, compiled = _compiled(request, program, threads, clock, search)
+        # A lock is followed everywhere.
+        ours = request.target.kind == "cpu" or settings.search_on_gpu or request.tuning_lock is not None
+        program, compiled = _compiled(request, program, threads, clock, search if ours else None)
         if any(kernel.configs for kernel in request.kernels):
             # Measuring runs a kernel many times on the memory that it may change: not while results are compared.
             clock.enter("autotune", "")
@@ -151,7 +155,7 @@ def compile_request(
 
 
 def _compiled(
-    request: wire.GraphRequest, program: aot.Program, threads: int, clock: _Clock, search: Search
+    request: wire.GraphRequest, program: aot.Program, threads: int, clock: _Clock, search: Search | None
 ) -> tuple[aot.Program, inductor.Compiled]:
     """Compile; on a CPU, where Inductor cannot generate a template that won, once more with PyTorch's own kernels."""
     while True:
@@ -161,13 +165,13 @@ def _compiled(
                 request,
                 threads=threads,
                 progress=clock.enter,
-                choose=search.choose,
+                choose=None if search is None else search.choose,
                 keep_halves=verify.draws_random_numbers(program.gm),
             )
         except CompileFailed as error:
             if type(error) is not CompileFailed or request.target.kind != "cpu":
                 raise
-            if not search.do_without_templates():
+            if search is None or not search.do_without_templates():
                 raise
             log.warning("compiled once more without templates: %s", error)
         clock.enter("aot", "without templates")

@@ -145,7 +145,7 @@ def _outcome(case: Case, folder: str) -> Outcome:
             progress=lambda stage, detail: outcome.stages.append((stage, detail)),
             kernels=Exchange(Path(case.store), Path(case.store)),
             ask=ask,
-            settings=pipeline.PipelineSettings(threads=2, search=SEARCH),
+            settings=pipeline.PipelineSettings(threads=2, search=SEARCH, search_on_gpu=True),
         )
     except errors.RelayError as error:
         outcome.error = f"{error.code}: {error.message}"
