@@ -146,7 +146,12 @@ def _propagate(gm: torch.fx.GraphModule, inputs: list[Any], fake_mode: FakeTenso
                 node.meta["example_value"] = result
             return result
 
-    with fake_mode, env.ignore_fresh_unbacked_symbols(), torch.random.fork_rng(devices=[]):
+    with (
+        fake_mode,
+        torch_internals.python_dispatcher(),
+        env.ignore_fresh_unbacked_symbols(),
+        torch.random.fork_rng(devices=[]),
+    ):
         Recorder(gm).run(*inputs)
 
 

@@ -86,6 +86,14 @@ def tracing(fake_mode: Any) -> Iterator[Any]:
         yield context
 
 
+def python_dispatcher() -> contextlib.AbstractContextManager[Any]:
+    """torch._dispatch.python.enable_python_dispatcher, under which Dynamo runs nodes on fake tensors: operators whose
+    C++ takes no symbolic sizes are decomposed in Python."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return enable_python_dispatcher()
+
+
 def sym_expr(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Expr:
     """The expression that a symbolic value is (SymNode.expr)."""
     expression: sympy.Expr = value.node.expr

@@ -326,6 +326,19 @@ def test_a_size_that_breaks_an_assumption_recompiles() -> None:
         torch.testing.assert_close(dict(found.values)[f"step {step}: output 0"], expected[0].detach())
 
 
+def test_an_operator_whose_kernel_takes_no_symbolic_sizes() -> None:
+    class Squared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bilinear = nn.Bilinear(8, 8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.bilinear(x, x.tanh())
+            return out
+
+    agree(Squared, lambda step: (torch.randn(4 + step, 8, requires_grad=True),), steps=3, dynamic=True)
+
+
 def test_a_symbolic_float_serves_every_value() -> None:
     found = agree(of(lambda x, k: x * k + k), lambda step: (torch.randn(4), 1.5 + step), steps=4)
     assert found.graphs == 2
