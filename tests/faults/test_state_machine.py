@@ -285,9 +285,8 @@ class CacheMachine(RuleBasedStateMachine):
     def _publication(self, holder: Holder, content: tuple[str, int]) -> tuple[str, str, bytes, Any]:
         data = self.artifacts[holder.key, *content]
         lease = holder.granted.lease
-        about = {"digest": hashlib.sha256(data).hexdigest(), "seconds": 1.0, "components": {}}
-        told = dict.fromkeys(Offer.__struct_fields__, "")  # what only the books want to know stays empty
-        offer = Offer(**{**told, "key": holder.key, "data": data, **about})
+        digest = hashlib.sha256(data).hexdigest()
+        offer = Offer(key=holder.key, digest=digest, data=data, seconds=1.0, components={})
         return holder.key, lease.token, data, self.cache.publish(lease, offer)
 
     def _check_publication(self, key: str, token: str, data: bytes, outcome: bool) -> None:
