@@ -138,7 +138,7 @@ class Search:
         if self._ask is None:
             return None
         try:
-            entries = self._ask(question)
+            entries = tuning.entries_of(self._ask(question))
         except Unavailable as error:
             log.warning("%s: without the tuning database: %s", selection.problem.text(), error)
             return None

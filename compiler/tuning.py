@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -127,7 +127,8 @@ class Timing(_Record, frozen=True):
 class Entry(_Record, frozen=True, kw_only=True):
     """What a search found.
 
-    aten: PyTorch's own kernel, None if it was no candidate. failed: candidates that did not build, did not run or were
+    aten: PyTorch's own kernel, None if it was no candidate. default: what Inductor takes without max-autotune, None if
+    it was no candidate. failed: candidates that did not build, did not run or were
     wrong. error: the winner's largest difference from the reference in higher precision, as a share of the largest
     value; None: there was no reference. clock: of the device while it was measured, '' if it does not tell.
     """
@@ -137,6 +138,7 @@ class Entry(_Record, frozen=True, kw_only=True):
     winner: Timing
     runner_up: Timing | None = None
     aten: Timing | None = None
+    default: Timing | None = None
     candidates: Several
     failed: Count = 0
     error: Finite | None = None
@@ -194,7 +196,31 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(",")) if text else ()
 
 
-# --- from a compile to the service, and back ---------------------------------------------------------------
+# --- between a compile or a searcher and the service -------------------------------------------------------
+
+
+class Task(_Record, frozen=True, kw_only=True):
+    """A problem that somebody is to search. `id` names it to the service.
+
+    exact: the result counts for this very problem only. Else (an operator that a user described) whoever searches it
+    completes its settings. space: which candidates there are. seconds, samples: at most so long, and so many of one
+    candidate; 0: as usual. avoid: candidates that ended a searcher's process.
+    """
+
+    id: Name
+    problem: Problem
+    exact: bool = True
+    space: Literal["default", "exhaustive"] = "default"
+    seconds: Finite = 0.0
+    samples: Count = 0
+    avoid: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
+
+
+class Failure(_Record, frozen=True):
+    """A candidate that did not build, did not run or was wrong."""
+
+    candidate: Text
+    why: Text
 
 
 class Lookup(_Record, frozen=True, tag="lookup"):
@@ -205,23 +231,77 @@ class Lookup(_Record, frozen=True, tag="lookup"):
 
 
 class Found(_Record, frozen=True, tag="found"):
-    """A search is over: keep what it found, unless there is an entry already. Answered by Known: what stands now."""
+    """A search is over: keep what it found, unless there is an entry already. Answered by Known: what stands now.
+
+    task: whose; '' in a compile that measured by itself. timings: of all candidates that ran, fastest first.
+    """
 
     entry: Entry
+    task: Annotated[str, Meta(max_length=128)] = ""
+    timings: Annotated[list[Timing], Meta(max_length=1024)] = []
+    failures: Annotated[list[Failure], Meta(max_length=1024)] = []
+
+
+class Wanted(_Record, frozen=True, tag="wanted"):
+    """A compile needs these problems: have those searched that nobody knows. Answered by Known, at once; asked again
+    until nothing is open."""
+
+    place: Place
+    problems: Annotated[list[Problem], Meta(max_length=256)]
+
+
+class Next(_Record, frozen=True, tag="next"):
+    """A searcher takes up another problem. `holding`: tasks that it has and has not measured yet. Answered by Work: at
+    once if it holds any, else as soon as there is something, and within five seconds."""
+
+    place: Place
+    holding: Count
+
+
+class Trying(_Record, frozen=True, tag="trying"):
+    """A searcher is about to run a candidate for the first time. If its process ends now, that is why."""
+
+    task: Name
+    candidate: Text
+
+
+class Unfit(_Record, frozen=True, tag="unfit"):
+    """A searcher cannot search this task."""
+
+    task: Name
+    why: Text
 
 
 class Known(_Record, frozen=True, tag="known"):
-    """The entries that there are, in any order."""
+    """The entries that there are, in any order.
+
+    Of those Wanted: `open` are still being searched; `given_up`: nobody will, so whoever wants them does it himself.
+    """
 
     entries: list[Entry]
+    open: Count = 0
+    given_up: list[Problem] = []
 
 
-Question = Lookup | Found
+class Work(_Record, frozen=True, tag="work"):
+    """What a searcher is to do. over: nothing more will come, and it may end."""
+
+    tasks: list[Task]
+    over: bool = False
+
+
+Question = Lookup | Found | Wanted | Next | Trying | Unfit
+Answer = Known | Work
 QUESTION_LIMIT = 1 << 20
 """Bytes of an encoded question."""
 ENTRY_LIMIT = 16 << 10
 """Bytes of an encoded entry that is kept; a usual one has one KiB."""
 
-Ask = Callable[[Question], list[Entry]]
-"""Puts a question to the service and waits for Known's entries; any thread may. Raises Unavailable: no answer came, and
+Ask = Callable[[Question], Answer]
+"""Puts a question to the service and waits for its answer; any thread may. Raises Unavailable: no answer came, and
 soon after that none is waited for."""
+
+
+def entries_of(answer: Answer) -> list[Entry]:
+    """Of an answer that should be Known's."""
+    return answer.entries if isinstance(answer, Known) else []

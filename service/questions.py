@@ -57,6 +57,8 @@ class Questions:
                 return [kept.entry for kept in await self._tunings.keep([entry])]
             case Found(entry):
                 return await self._tunings.known(entry.place, [entry.problem])
+            case _:
+                raise MalformedRequest(f"no compile asks {type(question).__name__}")
 
     def _believes(self, place: Place) -> bool:
         """Whether this compile could measure there. The gateway cannot tell one CPU's model from another's."""

@@ -8,7 +8,7 @@ frame before it passes it on: a child that writes anything else is killed. All t
 from __future__ import annotations
 
 import struct
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -28,12 +28,14 @@ class _Message(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Job(_Message, tag="job"):
-    """One request to compile. `seconds`: what is left of its deadline; `namespace`: whose kernels it shares."""
+    """`request`: a wire.GraphRequest to compile, or a SearchOrder. `seconds`: what is left of its deadline;
+    `namespace`: whose kernels it shares."""
 
     key: str
     request: bytes
     seconds: float
     namespace: str = "default"
+    work: Literal["compile", "search"] = "compile"
 
 
 class Cancel(_Message, tag="cancel"):

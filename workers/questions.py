@@ -48,7 +48,7 @@ class Asker:
         self._open: set[int] = set()
         self._rests_until = 0.0
 
-    def __call__(self, question: tuning.Question) -> list[tuning.Entry]:
+    def __call__(self, question: tuning.Question) -> tuning.Answer:
         data = msgspec.msgpack.encode(question)
         if len(data) > tuning.QUESTION_LIMIT:
             raise Unavailable(f"a question may have {tuning.QUESTION_LIMIT} bytes, and this has {len(data)}")
@@ -64,7 +64,8 @@ class Asker:
                 self._rests_until = time.monotonic() + REST_SECONDS
                 raise Unavailable("the service has no answer about tuning", hint="Its log says why")
         try:
-            return msgspec.msgpack.decode(answer, type=tuning.Known).entries
+            answered: tuning.Answer = msgspec.msgpack.decode(answer, type=tuning.Answer)
+            return answered
         except msgspec.MsgspecError as error:
             raise Unavailable(f"the service's answer about tuning cannot be read: {error}") from None
 

@@ -127,14 +127,14 @@ def _outcome(case: Case, folder: str) -> Outcome:
 
     autotune.fix_winners = recorded
 
-    def ask(question: tuning.Question) -> list[tuning.Entry]:
+    def ask(question: tuning.Question) -> tuning.Answer:
         outcome.asked.append(question)
         if case.known is None:
             raise errors.Unavailable("the database does not answer")
         if isinstance(question, tuning.Found):
             stand = [entry for entry in case.known if entry.problem == question.entry.problem]
-            return stand or [question.entry]
-        return [] if case.late else case.known
+            return tuning.Known(stand or [question.entry])
+        return tuning.Known([] if case.late else case.known)
 
     try:
         data = pipeline.compile_request(

@@ -96,7 +96,8 @@ def inquire(workdir, progress, ask, how, **order):
 def _asked(ask, size):
     """What the service says of a problem of `size`, or that it says nothing."""
     try:
-        return [entry.winner.candidate for entry in ask(tuning.Lookup(PLACE, [problem(size)]))]
+        answer = ask(tuning.Lookup(PLACE, [problem(size)]))
+        return [entry.winner.candidate for entry in tuning.entries_of(answer)]
     except Unavailable as error:
         return error.message
 

@@ -1,0 +1,17 @@
+"""What a worker is told when it is to search kernels: for what they are made. The tasks themselves it asks for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from .wire import Target, Toolchain
+
+
+class SearchOrder(Struct, frozen=True, forbid_unknown_fields=True):
+    """`threads`: that a CPU's kernels run in; 0 for a GPU."""
+
+    toolchain: Toolchain
+    target: Target
+    threads: Annotated[int, Meta(ge=0, le=4096)] = 0
