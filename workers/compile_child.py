@@ -130,6 +130,33 @@ def compile_graph(
         )
 
 
+def search(
+    request: bytes,
+    *,
+    worker: str,
+    workdir: Path,
+    limits: wire.Limits,
+    progress: Callable[[wire.Stage, str], None],
+    kernels: Exchange | None = None,
+    shared: Path | None = None,
+    ask: tuning.Ask | None = None,
+) -> bytes:
+    """Search what `ask` hands out, as a SearchOrder says; b'' once it is over. Raises RelayError subclasses."""
+    from ..compiler import headers, searcher
+    from ..compiler.search_order import SearchOrder
+
+    try:
+        order = msgspec.msgpack.decode(request, type=SearchOrder)
+    except msgspec.MsgspecError as error:
+        raise MalformedRequest(f"the order of a search does not match its schema: {error}") from None
+    if ask is None:
+        raise MalformedRequest("a searcher needs somebody to ask")
+    asking = ask
+    with headers.borrowed(shared, workdir / "headers"):
+        with_room(lambda: searcher.serve(order, asking, workdir=workdir, progress=progress, kernels=kernels))
+    return b""
+
+
 def _checked(request: bytes, limits: wire.Limits) -> wire.GraphRequest:
     from ..compiler import check
 
