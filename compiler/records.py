@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from . import wire
 from .trust_document import ListedKey
-from .tuning import Entry
+from .tuning import Entry, Failure, Timing
 
 Role = Literal["read", "compile", "tune", "train", "admin"]
 """read: artifacts, progress, stats; every other role includes it. compile: ask for compiles. tune, train: ask
@@ -185,6 +185,31 @@ class TuningsTaken(Struct, frozen=True):
     new: int = 0
     exists: int = 0
     replaced: int = 0
+
+
+class TuneResult(Struct, frozen=True, kw_only=True):
+    """What a tuning job has for one of its items, or for a ceiling that it measured beside them.
+
+    item: as the job's file describes it. line: of that file; 0: none. timings: of all candidates that ran, fastest first.
+    known: the entry stood already, and was not measured for this job. ceiling: a copy, or a large matrix product, that
+    says what the device can do. graphs: keys that have the problem, and how often each has it.
+    """
+
+    item: str
+    line: int = 0
+    entry: Entry
+    timings: list[Timing] = []
+    failures: list[Failure] = []
+    known: bool = False
+    ceiling: bool = False
+    graphs: list[tuple[str, int]] = []
+
+
+class TuneResultsReply(Struct, frozen=True):
+    """Answer of `GET /v1/tunes/{id}/results`. `next`: the cursor of the next page; '' after the last."""
+
+    results: list[TuneResult]
+    next: str
 
 
 # --- signing keys ----------------------------------------------------------------------------------------
