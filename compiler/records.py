@@ -190,9 +190,9 @@ class TuningsTaken(Struct, frozen=True):
 class TuneResult(Struct, frozen=True, kw_only=True):
     """What a tuning job has for one of its items, or for a ceiling that it measured beside them.
 
-    item: as the job's file describes it. line: of that file; 0: none. timings: of all candidates that ran, fastest first.
-    known: the entry stood already, and was not measured for this job. ceiling: a copy, or a large matrix product, that
-    says what the device can do. graphs: keys that have the problem, and how often each has it.
+    item: as the job's file describes it. line: of that file; 0: none. timings: of all candidates that ran, the
+    fastest first. known: the entry stood already, and was not measured for this job. ceiling: a copy, or a large
+    matrix product, that says what the device can do. graphs: keys that have the problem, and how often each has it.
     """
 
     item: str
