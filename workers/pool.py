@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 
 import msgspec
+from msgspec import Struct
 
 from ..compiler import wire
 from ..compiler.errors import CompileKilled, CompileTimeout, Overloaded, RelayError, Unavailable
@@ -23,7 +24,9 @@ from .settings import JobLimits, PoolSettings, SlotSettings
 from .slots import Kind, Slot, Slots
 
 __all__ = [  # all that service/ may use of workers/
+    "Lane",
     "PoolSettings",
+    "WorkerLost",
     "WorkerPool",
     "become_subreaper",
     "descendants",
@@ -46,6 +49,18 @@ _BACKOFF_SECONDS = (1.0, 30.0)
 """First and longest wait before a slot that failed is tried again."""
 _GRACE_SECONDS = 20.0
 """How long past its deadline, or after a cancel, a job may take to end before its actor is killed."""
+
+
+class Lane(Struct, frozen=True):
+    """Where a searcher can run. `searching`: one does; `compiling`: the worker's own slot is at work."""
+
+    worker: str
+    searching: bool = False
+    compiling: bool = False
+
+
+class WorkerLost(CompileKilled):
+    """The worker's actor or node has gone, or its fork server: not necessarily by what it ran."""
 
 
 class WorkerPool:
@@ -135,6 +150,30 @@ class WorkerPool:
         except asyncio.CancelledError:
             self._end(slot, job_id, running)
             raise
+
+    def lanes(self, toolchain: wire.Toolchain, target: wire.Target) -> list[Lane]:
+        """Where searches for `toolchain` and `target` can run, one for each device. Raises NoWorker where there is no
+        such worker, nor one to come."""
+        raise NotImplementedError
+
+    async def search(
+        self,
+        order: bytes,
+        *,
+        worker: str,
+        namespace: str,
+        toolchain: wire.Toolchain,
+        target: wire.Target,
+        on_query: OnQuery,
+        deadline_seconds: float,
+    ) -> None:
+        """Run a searcher (an encoded SearchOrder) on `worker`'s lane until it ends by itself.
+
+        on_query: as in compile. Cancelling the caller kills the searcher's processes. Raises NoWorker, Overloaded where
+        the lane's device is searched already, WorkerLost where the worker has gone, CompileTimeout, CompileKilled, and
+        what the searcher raised.
+        """
+        raise NotImplementedError
 
     async def _take_slot(
         self,
