@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from . import wire
 from .trust_document import ListedKey
-from .tuning import Entry, Failure, Timing
+from .tuning import Entry, Failure, Problem, Text, Timing
 
 Role = Literal["read", "compile", "tune", "train", "admin"]
 """read: artifacts, progress, stats; every other role includes it. compile: ask for compiles. tune, train: ask
@@ -187,6 +187,134 @@ class TuningsTaken(Struct, frozen=True):
     replaced: int = 0
 
 
+# --- batch tuning ----------------------------------------------------------------------------------------
+
+TUNE_ITEMS = 4096
+"""Problems, graphs and kernels of one batch job."""
+TUNE_ID = "^[0-9a-f]{16}$"
+
+ItemState = Literal["waiting", "searching", "done", "known", "failed", "skipped"]
+"""known: others had found it. skipped: the job's budget was over before, or it was cancelled."""
+TuneState = Literal["waiting", "running", "done", "cancelled"]
+"""done: every item is; some may have failed. Only those of cancelled and done jobs can be resumed."""
+ENDED: frozenset[str] = frozenset({"done", "known", "failed", "skipped"})
+"""States of an item of which nothing more comes."""
+
+Line = Annotated[int, Meta(ge=0, le=1 << 31)]
+Space = Literal["default", "exhaustive"]
+_Seconds = Annotated[float, Meta(ge=0, le=_YEARS_10)]
+
+
+class OperatorItem(Struct, frozen=True, forbid_unknown_fields=True, tag="operator"):
+    """An operator on operands of a user's choice; its settings are completed where it is searched. `line`: of the
+    file that it comes from; 0: none, the service added it. `ceiling`: it measures what the device can do at most."""
+
+    line: Line
+    problem: Problem
+    space: Space = "default"
+    ceiling: bool = False
+
+
+class GraphItem(Struct, frozen=True, forbid_unknown_fields=True, tag="graph"):
+    """A captured graph, by the key of its request: sent before (`POST /v1/tunes/graphs`), or asked for lately."""
+
+    line: Line
+    key: wire.Digest
+    mode: Literal["", "max-autotune", "max-autotune-no-cudagraphs"] = ""
+    """'': as it was captured if it tunes, else max-autotune-no-cudagraphs."""
+
+
+class KernelItem(Struct, frozen=True, forbid_unknown_fields=True, tag="kernel"):
+    """A user-written Triton kernel on inputs of a user's choice: the key of the request that tunes it, and what to
+    call it."""
+
+    line: Line
+    key: wire.Digest
+    name: Text
+
+
+TuneItem = OperatorItem | GraphItem | KernelItem
+
+
+class Budget(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a job may spend; what is searched when it is over ends, and nothing more begins. 0: no limit."""
+
+    seconds: _Seconds = 0.0
+    """Of searching, on all devices together."""
+    trials: Count = 0
+    """Candidates that are run."""
+    samples: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    """Of one candidate; 0: as usual."""
+
+
+class TuneRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/tunes`.
+
+    device: a GPU by name, or `cpu`; '': the one kind that the workers have. torch: the workers' version, where they
+    have several. threads: of a CPU's kernels. file: what errors and reports call the file that the lines are of.
+    """
+
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    items: Annotated[list[TuneItem], Meta(min_length=1, max_length=TUNE_ITEMS)]
+    device: Annotated[str, Meta(max_length=200)] = ""
+    torch: Annotated[str, Meta(max_length=100)] = ""
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    budget: Budget = Budget()
+    file: Annotated[str, Meta(max_length=300)] = ""
+
+
+class TuneJob(Struct, frozen=True, kw_only=True):
+    """A batch job, in the answers of `/v1/tunes`. `items`: how many there are in each state. `spent`: seconds of
+    searching, on all devices together. `ended`: 0 until it has."""
+
+    id: str
+    name: str
+    state: TuneState
+    by: str
+    """Name of the token that started it."""
+    created: float
+    ended: float = 0.0
+    toolchain: wire.Toolchain
+    target: wire.Target
+    threads: int = 0
+    budget: Budget = Budget()
+    file: str = ""
+    items: dict[ItemState, int] = {}
+    spent: float = 0.0
+    trials: int = 0
+    detail: str = ""
+    """Why it waits, or what stopped it."""
+
+
+class TuneProgress(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An item of a job and how far it is: in `GET /v1/tunes/{id}`, and the data of an `item` event.
+
+    kind: operator, ceiling, graph or kernel. text: the problem, or what the item is called. detail: the winner, or why
+    it failed, or where it is searched.
+    """
+
+    item: int
+    line: int
+    kind: str
+    state: ItemState
+    text: str
+    detail: str = ""
+    seconds: float = 0.0
+
+
+class TunesReply(Struct, frozen=True):
+    """Answer of `GET /v1/tunes`, the newest first."""
+
+    jobs: list[TuneJob]
+
+
+class TuneReply(Struct, frozen=True):
+    """Answer of `GET /v1/tunes/{id}`."""
+
+    job: TuneJob
+    progress: list[TuneProgress]
+
+
 class TuneResult(Struct, frozen=True, kw_only=True):
     """What a tuning job has for one of its items, or for a ceiling that it measured beside them.
 
@@ -210,6 +338,12 @@ class TuneResultsReply(Struct, frozen=True):
 
     results: list[TuneResult]
     next: str
+
+
+class GraphKept(Struct, frozen=True):
+    """Answer of `POST /v1/tunes/graphs`: the key of a request that jobs may now name."""
+
+    key: str
 
 
 # --- signing keys ----------------------------------------------------------------------------------------
