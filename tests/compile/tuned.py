@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -107,6 +108,8 @@ def _serve() -> None:
                 try:
                     (Path(folder) / "outcome").write_bytes(msgspec.msgpack.encode(_outcome(case, folder)))
                     status = 0
+                except BaseException:
+                    traceback.print_exc()
                 finally:
                     os._exit(status)
             assert os.waitpid(pid, 0)[1] == 0
