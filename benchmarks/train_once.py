@@ -28,8 +28,12 @@ def main() -> None:
     parser.add_argument("--load-artifacts", type=Path, help="Mega-Cache artifacts to start from")
     parser.add_argument("--save-artifacts", type=Path, help="write Mega-Cache artifacts when done")
     parser.add_argument("--change-layer", type=int, help="give this layer of a GPT-2 another activation")
+    parser.add_argument("--mode", default="default", help="of torch.compile")
+    parser.add_argument("--precision", help="of float32 products: highest, high or medium")
     args = parser.parse_args()
 
+    if args.precision is not None:
+        torch.set_float32_matmul_precision(args.precision)
     device = torch.device(args.device)
     workload = build(args.model, device)
     if args.change_layer is not None:
@@ -39,7 +43,10 @@ def main() -> None:
     began = time.perf_counter()
     if args.load_artifacts is not None:
         torch.compiler.load_cache_artifacts(args.load_artifacts.read_bytes())
-    step = workload.model if args.backend == "none" else torch.compile(workload.model, backend=args.backend)
+    mode = None if args.mode == "default" else args.mode
+    step = workload.model
+    if args.backend != "none":
+        step = torch.compile(workload.model, backend=args.backend, mode=mode)
     losses = [workload.step(step)]
     wait_for(device)
     first_step = time.perf_counter() - began

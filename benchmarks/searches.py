@@ -1,0 +1,157 @@
+"""Training compiles with max-autotune: in: a folder and flags; out: what they took, alone and through a service.
+
+Every run is a fresh process on a machine with empty caches that trains one step; `first_step` counts as in
+train_once.py. What a search costs is the difference to the same with mode default: both have the same imports,
+captures, pointwise kernels and checks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchrelay.compiler import artifact, wire
+from torchrelay.examples.machines import FreshMachine
+from torchrelay.examples.private_service import PrivateService
+from variants import HERE, run_child
+from winners import administration
+
+MODE = "max-autotune-no-cudagraphs"
+MODEL = {"cpu": "gpt2-4x256", "cuda": "gpt2-12x768"}
+OF_UPSTREAM, OF_ONE, OF_DEFAULT = 0.6, 0.55, 1.10
+
+Say = Callable[[str], None]
+Bar = Callable[[bool, str], None]
+
+
+def search(root: Path, args: argparse.Namespace, say: Say, bar: Bar) -> dict[str, Any]:
+    """Upstream's search beside the service's on one GPU, and on more where there are."""
+    root.mkdir()
+    found: dict[str, Any] = {}
+
+    def run(name: str, service: PrivateService | None, mode: str) -> dict[str, Any]:
+        record = train(root / name, service, args, mode)
+        found[name] = record
+        say(f"{name}: {told(record)}")
+        return record
+
+    def through(name: str, gpus: int, mode: str) -> dict[str, Any]:
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))} if gpus else {}
+        with PrivateService(root / f"{name} service", environment=visible) as service:
+            return run(name, service, mode)
+
+    counts = _counts(args)
+    took = {
+        "upstream": run("upstream", None, MODE)["first_step"],
+        "upstream default": run("upstream default", None, "default")["first_step"],
+        "default": through("default", counts[0], "default")["first_step"],
+    }
+    for gpus in counts:
+        took[str(gpus)] = through(f"torchrelay {gpus}", gpus, MODE)["first_step"]
+    upstream = took["upstream"] - took["upstream default"]
+    own = {gpus: took[str(gpus)] - took["default"] for gpus in counts}
+    one = counts[0]
+    say(f"searches: upstream {upstream:.1f} s; " + "; ".join(f"{n}: {own[n]:.1f} s" for n in counts))
+    ratio, whole = own[one] / upstream, took[str(one)] / took["upstream"]
+    text = "a GPT-2's search through the service / max-autotune's own"
+    bar(ratio <= OF_UPSTREAM, f"{ratio:.3f} (<= {OF_UPSTREAM})  {text} (the whole first step: {whole:.3f})")
+    if 2 in own:
+        ratio = own[2] / own[one]
+        bar(ratio <= OF_ONE, f"{ratio:.3f} (<= {OF_ONE})  the same search on two GPUs / on one")
+        _draw(own, upstream, args.out / "autotune_gpus.png")
+    return {"runs": found, "upstream_seconds": upstream, "seconds": own}
+
+
+def known(root: Path, args: argparse.Namespace, say: Say, bar: Bar) -> dict[str, Any]:
+    """The compile again, its artifacts deleted and all its winners known, beside mode default's, by turns."""
+    root.mkdir()
+    records: dict[str, list[dict[str, Any]]] = {"default": [], MODE: []}
+    with PrivateService(root / "service") as service:
+        for number in range(args.repeats + 1):  # the first of each searches and builds
+            for mode, runs in records.items():
+                with administration(service) as asked:
+                    for entry in asked.cache_entries():
+                        asked.remove(entry.key)
+                runs.append(train(root / f"{mode} {number}", service, args, mode))
+                say(f"{mode}, {'again' if number else 'the first time'}: {told(runs[-1])}")
+    pairs = list(zip(records["default"][1:], records[MODE][1:], strict=True))
+    ratio = statistics.median(tuned["first_step"] / plain["first_step"] for plain, tuned in pairs)
+    text = "first step with all problems known / mode default's"
+    bar(ratio <= OF_DEFAULT, f"{ratio:.3f} (<= {OF_DEFAULT})  {text}")
+    searched = sum(tuned["searched"] + tuned["benchmarks"] for _, tuned in pairs)
+    recalled = min(tuned["recalled"] for _, tuned in pairs)
+    text = f"searches and benchmarks of a compile of which all {recalled} problems are known"
+    bar(searched == 0 < recalled, f"{searched} (0)  {text}")
+    return {"runs": records, "ratio": ratio}
+
+
+def train(root: Path, service: PrivateService | None, args: argparse.Namespace, mode: str) -> dict[str, Any]:
+    """One process on a new machine; without a service PyTorch compiles."""
+    machine = FreshMachine(root)
+    command = [sys.executable, str(HERE / "train_once.py"), "--model", MODEL[args.device], "--steps", "0"]
+    command += ["--device", args.device, "--mode", mode, "--precision", "high"]
+    command += ["--backend", "inductor" if service is None else "torchrelay"]
+    client = {} if service is None else {**service.environment, "TORCHRELAY_MODE": "require"}
+    record = run_child(command, machine.environment(**client), args.child_timeout)
+    made = [artifact.read_manifest(path.read_bytes()) for path in _artifacts(root)]
+    return record | {
+        "stages": _by_stage(made),
+        "searched": sum(manifest.searched for manifest in made),
+        "recalled": sum(manifest.recalled for manifest in made),
+        "benchmarks": sum(getattr(manifest, "benchmarks", 0) for manifest in made),
+        "winners": [[each.problem, each.winner, each.milliseconds] for m in made for each in m.tuning],
+    }
+
+
+def told(record: dict[str, Any]) -> str:
+    text = f"first step {record['first_step']:.1f} s"
+    if record["stages"]:
+        parts = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in record["stages"].items())
+        text += f"; on the worker: {parts}; {record['searched']} searched, {record['recalled']} known"
+    return text
+
+
+def _artifacts(root: Path) -> list[Path]:
+    return [path for path in root.rglob("torchrelay/artifacts/**/*") if len(path.stem) == 64]
+
+
+def _by_stage(manifests: list[wire.Manifest]) -> dict[str, float]:
+    stages: dict[str, float] = {}
+    for manifest in manifests:
+        for stage, seconds in manifest.stages:
+            stages[stage] = round(stages.get(stage, 0.0) + seconds, 3)
+    return stages
+
+
+def _counts(args: argparse.Namespace) -> list[int]:
+    """How many GPUs are tried; 0: a CPU."""
+    if args.device == "cpu":
+        return [0]
+    there = torch.cuda.device_count()
+    return [n for n in (1, 2, 4, 8) if n <= min(there, args.gpus or there)]
+
+
+def _draw(own: dict[int, float], upstream: float, file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 3.6), dpi=150)
+    axes.plot(list(own), list(own.values()), "o-", color="#dd8452", label="torchrelay")
+    axes.plot(list(own), [own[1] / n for n in own], ":", color="#888888", label="one GPU's time, divided")
+    axes.axhline(upstream, color="#b8bcc4", label="max-autotune's own search")
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel("seconds")
+    axes.set_ylim(bottom=0)
+    axes.set_xticks(list(own))
+    axes.set_title("Search of a GPT-2's training compile", loc="left", fontsize=11)
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(file)
+    plt.close(figure)
