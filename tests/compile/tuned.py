@@ -63,8 +63,10 @@ class Worker:
         store.mkdir()
 
     def __enter__(self) -> Worker:
+        # as a worker's environment has it: to ask whether there is a GPU may not initialise CUDA before the fork
+        environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
         return self
 
