@@ -158,7 +158,9 @@ def _outcome(case: Case, folder: str) -> Outcome:
     outcome.manifest = artifact.read_manifest(data)
     entry, _, _ = pickle.loads(bundles[0])
     outcome.code = [
-        part.result.source_code for part in (entry.compiled_fw, entry.compiled_bw) if part is not None
+        part.result.source_code.replace(folder, "")  # "kernel path: ..." for a GPU
+        for part in (entry.compiled_fw, entry.compiled_bw)
+        if part is not None
     ]
     outcome.measured = torch._dynamo.utils.counters["inductor"]["select_algorithm_autotune"]
     return outcome
