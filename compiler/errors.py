@@ -9,6 +9,7 @@ RelayError
     LimitExceeded           limit_exceeded       413  bytes, nodes, depth or constants over a limit
     Unsupported             unsupported          422  the wire cannot carry it (client side: nothing is sent)
     BadOption               bad_option           422  an Inductor option outside the closed table
+    BadTuneJob              bad_tune_job         422  a batch job with a line that cannot be
   AccessError
     Unauthenticated         unauthenticated      401
     Forbidden               forbidden            403
@@ -103,6 +104,13 @@ class Unsupported(RequestError):
 class BadOption(RequestError):
     code, status = "bad_option", 422
     hint = "Use Inductor's own option names, or compile locally"
+
+
+class BadTuneJob(RequestError):
+    """The message names the line of the job's file."""
+
+    code, status = "bad_tune_job", 422
+    hint = "Correct that line; docs/tuning.md lists what a job may say"
 
 
 class AccessError(RelayError):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from . import wire
+from . import tune_kernels, wire
 from .trust_document import ListedKey
 from .tuning import Entry, Failure, Problem, Text, Timing
 
@@ -225,12 +225,11 @@ class GraphItem(Struct, frozen=True, forbid_unknown_fields=True, tag="graph"):
 
 
 class KernelItem(Struct, frozen=True, forbid_unknown_fields=True, tag="kernel"):
-    """A user-written Triton kernel on inputs of a user's choice: the key of the request that tunes it, and what to
-    call it."""
+    """A user-written Triton kernel on inputs of a user's choice; `name`: what to call it."""
 
     line: Line
-    key: wire.Digest
     name: Text
+    kernel: tune_kernels.Kernel
 
 
 TuneItem = OperatorItem | GraphItem | KernelItem
