@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -57,6 +57,8 @@ class Benchmark:
 
     def products(self) -> None:
         records, self._first = self._searched("first", compare=True, seconds=self.args.products_seconds)
+        if self.args.before is not None:
+            records += json.loads(self.args.before.read_text())["products"]
         compared = [record for record in records if "to_inductor" in record]
         failed = [record["product"] for record in records if "product" in record and record not in compared]
         self.found["products"] = records
@@ -73,7 +75,7 @@ class Benchmark:
         of = f"{len(ratios)} products, times of max-autotune's"
         self._bar(mean <= GEOMETRIC_MEAN, f"{mean:.3f} (<= {GEOMETRIC_MEAN})  geometric mean of {of}")
         self._bar(ratios[worst] <= WORST, f"{ratios[worst]:.3f} (<= {WORST})  the worst of {of}: {worst}")
-        if self.args.device == "cuda" and self.args.most >= 40:
+        if self.args.device == "cuda" and len(records) >= 40:
             self._bar(len(ratios) >= 40, f"{len(ratios)} (>= 40)  products compared")
 
     def again(self) -> None:
@@ -104,29 +106,59 @@ class Benchmark:
         args, place = self.args, self.root / name
         place.mkdir()
         lines = place / "records"
-        with PrivateService(place / "service") as service:
-            command = [sys.executable, str(HERE / "products_once.py"), "--device", args.device]
-            command += ["--records", str(lines), "--seconds", str(seconds), "--most", str(args.most)]
-            command += ["--compare" if compare else "--no-compare", "--rounds", str(args.rounds)]
-            if args.lock:
-                command += ["--lock", str(place / "tuning.lock")]
-            machine = FreshMachine(place / "client")
-            environment = machine.environment(**service.environment, TORCHRELAY_MODE="require")
-            said = place / "said"
-            with said.open("wb") as said_to, contextlib.suppress(subprocess.TimeoutExpired):
-                done = subprocess.run(
-                    command, env=environment, check=False, timeout=seconds + 90, stderr=said_to
-                )
-                if done.returncode:
-                    say(f"products_once.py ended with status {done.returncode}")
-                    print(said.read_text(errors="replace")[-3000:], service.log_tail(), sep="\n", flush=True)
+        with PrivateService(place / "service", environment=_visible(1) if args.apart else {}) as service:
+            with contextlib.ExitStack() as beside:
+                flags = ["--compare" if compare else "--no-compare"]
+                if args.apart and compare:
+                    beside.enter_context(self._beside(place, service, seconds))
+                    flags.append("--no-search")
+                said = place / "said"
+                with said.open("wb") as said_to, contextlib.suppress(subprocess.TimeoutExpired):
+                    command, environment = self._child(place, service, lines, seconds, *flags)
+                    environment |= _visible(0) if args.apart else {}
+                    done = subprocess.run(
+                        command, env=environment, check=False, timeout=seconds + 90, stderr=said_to
+                    )
+                    if done.returncode:
+                        say(f"products_once.py ended with status {done.returncode}")
+                        print(
+                            said.read_text(errors="replace")[-3000:], service.log_tail(), sep="\n", flush=True
+                        )
             found = entries(service)
         text = lines.read_text() if lines.exists() else ""
         return [json.loads(line) for line in text.splitlines()], found
 
+    def _child(
+        self, place: Path, service: PrivateService, lines: Path, seconds: float, *flags: str
+    ) -> tuple[list[str], dict[str, str]]:
+        args = self.args
+        command = [sys.executable, str(HERE / "products_once.py"), "--device", args.device]
+        command += ["--records", str(lines), "--seconds", str(seconds), "--rounds", str(args.rounds)]
+        command += ["--skip", str(args.skip), "--most", str(args.most), *flags]
+        if args.lock:
+            command += ["--lock", f"{lines}.lock"]
+        machine = FreshMachine(lines.with_name(f"{lines.name}-client"))
+        return command, machine.environment(**service.environment, TORCHRELAY_MODE="require")
+
+    @contextlib.contextmanager
+    def _beside(self, place: Path, service: PrivateService, seconds: float) -> Iterator[None]:
+        """Have the service search, on the second GPU, while PyTorch's own max-autotune does on the first."""
+        command, environment = self._child(place, service, place / "beside", seconds, "--no-compare")
+        with (place / "said-beside").open("wb") as said:
+            child = subprocess.Popen(command, env=environment | _visible(1), stderr=said)
+            try:
+                yield
+            finally:
+                child.terminate()
+                child.wait(60)
+
     def _bar(self, met: bool, text: str) -> None:
         self.verdicts.append((met, text))
         say(f"{'pass' if met else 'FAIL'}  {text}")
+
+
+def _visible(index: int) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": str(index)}
 
 
 def agreement(first: Sequence[tuning.Entry], second: Sequence[tuning.Entry]) -> dict[str, Any]:
@@ -215,7 +247,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--products-seconds", type=float, default=420.0)
     parser.add_argument("--again-seconds", type=float, default=240.0)
     parser.add_argument("--child-timeout", type=float, default=300.0, help="seconds, for each GPT-2")
+    parser.add_argument("--skip", type=int, default=0, help="products")
     parser.add_argument("--most", type=int, default=1000, help="products")
+    parser.add_argument("--before", type=Path, help="an autotune.json whose products count too")
+    parser.add_argument(
+        "--apart",
+        action="store_true",
+        help="the service searches on a second GPU, beside PyTorch on the first",
+    )
+    parser.add_argument(
+        "--upstream",
+        type=float,
+        nargs=2,
+        metavar="SECONDS",
+        help="PyTorch's own first steps, with max-autotune and mode default, if they were measured before",
+    )
     parser.add_argument("--rounds", type=int, default=300, help="samples of each way")
     parser.add_argument("--repeats", type=int, default=3, help="of what is compared with mode default")
     parser.add_argument(

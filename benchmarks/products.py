@@ -106,12 +106,10 @@ def _products() -> list[Product]:
         Product(f"{gpt2} MLP in, gradient of w", "mm", 768, 4096, 3072, bf16, "tn"),
         Product(f"{gpt2} MLP in", "addmm", 4096, 768, 3072, fp32, "nn"),
         Product(f"{gpt2} MLP out", "addmm", 4096, 3072, 768, fp32, "nn"),
-        Product(f"{gpt2} attention in, gradient of w", "mm", 768, 4096, 2304, fp32, "tn"),
         # Llama-7B: 2048 tokens at once, and a few at a time as when it writes
         Product(f"{llama} attention", "mm", 2048, 4096, 4096, bf16, "nt"),
         Product(f"{llama} MLP in", "mm", 2048, 4096, 11008, bf16, "nt"),
         Product(f"{llama} MLP out", "mm", 2048, 11008, 4096, bf16, "nt"),
-        Product(f"{llama} head", "mm", 2048, 4096, 32000, bf16, "nt"),
         Product(f"{llama} one token", "mm", 1, 4096, 4096, bf16, "nt"),
         Product(f"{llama} 8 tokens", "mm", 8, 4096, 11008, bf16, "nt"),
         Product(f"{llama} 16 tokens", "mm", 16, 11008, 4096, bf16, "nt"),
@@ -127,7 +125,6 @@ def _products() -> list[Product]:
         Product(f"{vit} MLP out, gradient of w", "mm", 1024, 6304, 4096, fp16, "tn"),
         Product(f"{vit} scores", "bmm", 197, 64, 197, fp16, "nt", 512),
         Product(f"{vit} values", "bmm", 197, 197, 64, fp16, "nn", 512),
-        Product(f"{vit} classes", "addmm", 32, 1024, 1000, fp32, "nt"),
         # BERT-large: 8 x 512 tokens
         Product(f"{bert} attention", "addmm", 4096, 1024, 1024, fp16, "nt"),
         Product(f"{bert} MLP in", "addmm", 4096, 1024, 4096, bf16, "nt"),
@@ -135,7 +132,6 @@ def _products() -> list[Product]:
         Product(f"{bert} head", "mm", 1024, 1024, 30522, fp16, "nt"),
         Product(f"{bert} scores", "bmm", 512, 64, 512, bf16, "nt", 128),
         Product(f"{bert} values", "bmm", 512, 512, 64, bf16, "nn", 128),
-        Product(f"{bert} scores", "bmm", 512, 64, 512, fp32, "nt", 128),
         # and what every table has
         Product("square", "mm", 512, 512, 512, bf16, "nn"),
         Product("square", "mm", 1024, 1024, 1024, fp16, "nn"),

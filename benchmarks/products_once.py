@@ -1,6 +1,6 @@
 """One process, many matrix products: in: flags; out: a line of JSON for each product, in a file as it goes.
 
-A service's client. `--search` has all products of a group searched by compiling them as one graph. `--compare` then
+A service's client. `--search` has the products of a group searched by compiling them as one graph. `--compare` then
 compiles each on its own, by PyTorch's own max-autotune in this process and through the service, and times both and
 ATen by turns.
 """
@@ -30,9 +30,11 @@ def main() -> None:
     parser.add_argument("--device", required=True, choices=("cpu", "cuda"))
     parser.add_argument("--records", type=Path, required=True, help="where the lines of JSON go")
     parser.add_argument("--seconds", type=float, required=True, help="after these nothing is begun")
+    parser.add_argument("--skip", type=int, default=0, help="products")
     parser.add_argument("--most", type=int, default=1000, help="products")
     parser.add_argument("--group", type=int, default=12, help="products of one graph")
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--search", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--compare", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--lock", type=Path, help="a loose lock to be made, that pins nothing here")
     args = parser.parse_args()
@@ -41,7 +43,7 @@ def main() -> None:
         args.lock.write_text(tuning_lock.write([elsewhere(args.device)]))
         os.environ |= {"TORCHRELAY_TUNING_LOCK": str(args.lock), "TORCHRELAY_TUNING_LOCK_MODE": "loose"}
     begun = time.monotonic()
-    every = products(args.device)[: args.most]
+    every = products(args.device)[args.skip :][: args.most]
     with args.records.open("a") as lines:
 
         def tell(record: dict[str, Any]) -> None:
@@ -52,9 +54,11 @@ def main() -> None:
             group = every[first : first + args.group]
             if time.monotonic() - begun > args.seconds:
                 break
-            say(f"products {first + 1} to {first + len(group)} of {len(every)}: searched as one graph")
-            torch.compiler.reset()
-            tell(searched(group, args.device))
+            if args.search:
+                say(f"products {first + 1} to {first + len(group)} of {len(every)}: searched as one graph")
+                torch.compiler.reset()
+                tell(record := searched(group, args.device))
+                say(f"  {record['relay_s']:.1f} s {record['relay'].get('failed', '')}")
             for product in group if args.compare else []:
                 if time.monotonic() - begun > args.seconds:
                     break
@@ -88,8 +92,8 @@ def compared(product: Product, device: str, rounds: int) -> dict[str, Any]:
     """Both compiles, and their times; where one fails, what it said."""
     inputs = product.inputs(device)
     record: dict[str, Any] = {"product": product.name, "op": product.op, "dtype": str(product.dtype)}
-    ours, record["relay_s"], record["relay"] = compiled(product.call(), inputs, "torchrelay")
     upstream, record["inductor_s"], record["inductor"] = compiled(product.call(), inputs, "inductor")
+    ours, record["relay_s"], record["relay"] = compiled(product.call(), inputs, "torchrelay")
     if ours is None or upstream is None:
         return record
     eager = product.call()
@@ -105,7 +109,7 @@ def compared(product: Product, device: str, rounds: int) -> dict[str, Any]:
             name: float((result - results["aten"]).abs().max()) / largest for name, result in results.items()
         }
         del results
-        times = interleaved(calls, device, rounds=rounds, seconds=3.0)
+        times = interleaved(calls, device, rounds=rounds, seconds=2.0)
     record["milliseconds"] = {name: statistics.median(taken) for name, taken in times.items()}
     for other in ("inductor", "aten"):
         told = measure.summary([a / b for a, b in zip(times["torchrelay"], times[other], strict=True)])

@@ -35,22 +35,23 @@ def search(root: Path, args: argparse.Namespace, say: Say, bar: Bar) -> dict[str
     found: dict[str, Any] = {}
 
     def run(name: str, service: PrivateService | None, mode: str) -> dict[str, Any]:
-        record = train(root / name, service, args, mode)
+        record = train(root / name.replace(" ", "-"), service, args, mode)
         found[name] = record
         say(f"{name}: {told(record)}")
         return record
 
     def through(name: str, gpus: int, mode: str) -> dict[str, Any]:
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))} if gpus else {}
-        with PrivateService(root / f"{name} service", environment=visible) as service:
+        with PrivateService(root / f"{name.replace(' ', '-')}-service", environment=visible) as service:
             return run(name, service, mode)
 
     counts = _counts(args)
-    took = {
-        "upstream": run("upstream", None, MODE)["first_step"],
-        "upstream default": run("upstream default", None, "default")["first_step"],
-        "default": through("default", counts[0], "default")["first_step"],
-    }
+    took = {"default": through("default", counts[0], "default")["first_step"]}
+    if args.upstream:
+        took["upstream"], took["upstream default"] = args.upstream
+    else:
+        took["upstream"] = run("upstream", None, MODE)["first_step"]
+        took["upstream default"] = run("upstream default", None, "default")["first_step"]
     for gpus in counts:
         took[str(gpus)] = through(f"torchrelay {gpus}", gpus, MODE)["first_step"]
     upstream = took["upstream"] - took["upstream default"]
@@ -64,7 +65,7 @@ def search(root: Path, args: argparse.Namespace, say: Say, bar: Bar) -> dict[str
         ratio = own[2] / own[one]
         bar(ratio <= OF_ONE, f"{ratio:.3f} (<= {OF_ONE})  the same search on two GPUs / on one")
         _draw(own, upstream, args.out / "autotune_gpus.png")
-    return {"runs": found, "upstream_seconds": upstream, "seconds": own}
+    return {"runs": found, "first_step": took, "upstream_seconds": upstream, "seconds": own}
 
 
 def known(root: Path, args: argparse.Namespace, say: Say, bar: Bar) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def known(root: Path, args: argparse.Namespace, say: Say, bar: Bar) -> dict[str,
                 with administration(service) as asked:
                     for entry in asked.cache_entries():
                         asked.remove(entry.key)
-                runs.append(train(root / f"{mode} {number}", service, args, mode))
+                runs.append(train(root / f"{mode}-{number}", service, args, mode))
                 say(f"{mode}, {'again' if number else 'the first time'}: {told(runs[-1])}")
     pairs = list(zip(records["default"][1:], records[MODE][1:], strict=True))
     ratio = statistics.median(tuned["first_step"] / plain["first_step"] for plain, tuned in pairs)
