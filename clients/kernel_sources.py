@@ -56,7 +56,7 @@ def describe(kernel: Any) -> wire.KernelSource:
         configs = []
         if type(kernel) is Autotuner:
             _check_tuner(kernel)
-            configs = [_config(config) for config in kernel.configs]
+            configs = [config_of(config) for config in kernel.configs]
             kernel = kernel.fn
         module = _Module()
         module.add(kernel)
@@ -89,7 +89,8 @@ def _check_tuner(tuner: Any) -> None:
             raise BadKernel(f"{what} of triton.autotune cannot be sent")
 
 
-def _config(config: Any) -> wire.KernelConfig:
+def config_of(config: Any) -> wire.KernelConfig:
+    """A triton.Config as it is sent. Raises BadKernel."""
     for name, value in vars(config).items():
         if name not in _CONFIG and value is not None:
             raise BadKernel(f"{name} of triton.Config cannot be sent")
