@@ -488,6 +488,8 @@ class WorkerInfo(_Wire, frozen=True):
     isolation: list[str] = []
     """What shuts its compiles in: of bubblewrap, namespaces, landlock and seccomp, or `none`, or `off`; [] until it
     is known."""
+    searching: bool = False
+    """Whether kernels are searched on its device, beside what it compiles."""
 
 
 # --- encoding --------------------------------------------------------------------------------------------

@@ -1,322 +1,79 @@
-"""A slot: what the Ray actor of each slot is, an asyncio object that owns one fork server.
+"""A slot: what the Ray actor of each slot is, an asyncio object with a station for compiles and one for searches.
 
-Knows nothing of Ray, so that a test can hold one in its hands. Requests come in as bytes and answers leave as
-encoded messages (workers/messages.py without the length), so that no exception type crosses Ray. torch is
-imported in the fork server, never here.
+Knows nothing of Ray, so that a test can hold one in its hands. Both stations see the actor's device and nothing else.
+A searcher is a job of hours that must not keep compiles waiting, so it has a fork server of its own, started when the
+first one comes and stopped when none has for a while: torch without work holds some hundred MB.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import shutil
-import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import msgspec
 
-from ..compiler.errors import CompileFailed, CompileKilled, CompileTimeout, RelayError
-from . import bubblewrap, job_folders
-from .environment import server_environment, slot_mark
-from .messages import (
-    Answer,
-    BadFrame,
-    Cancel,
-    Done,
-    Event,
-    Failed,
-    Job,
-    Order,
-    Ready,
-    Reply,
-    decode_answer,
-    encode,
-    frame_length,
-)
-from .processes import become_subreaper, descendants, kill_below
+from .messages import Job
 from .settings import SlotSettings
-from .view import view_of
-
-_WARM_SECONDS = 300.0
-"""Importing torch from a cold, shared disk takes minutes at worst."""
-_GRACE_SECONDS = 15.0
-"""How long past a job's deadline the fork server may take to answer before it counts as hung."""
-
-
-class ServerLost(Exception):
-    """The fork server has died, hung or written garbage."""
-
-
-class _Server:
-    """A running fork server and the socket to it."""
-
-    def __init__(
-        self,
-        settings: SlotSettings,
-        process: subprocess.Popen[bytes],
-        jobs_dir: Path,
-        lock: int,
-        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        *,
-        wrapped: bool,
-    ) -> None:
-        self._settings = settings
-        self._process = process
-        self._jobs_dir = jobs_dir
-        self._lock = lock
-        self._reader, self._writer = streams
-        self._wrapped = wrapped
-        self.ready: Ready | None = None
-        self.gone = asyncio.Event()
-
-    @classmethod
-    async def start(cls, settings: SlotSettings, *, wrapped: bool) -> _Server:
-        """`wrapped`: inside bubblewrap. Raises OSError."""
-        environment = server_environment(
-            os.environ, os.pathsep.join(entry for entry in sys.path if entry), settings.worker
-        )
-        jobs_dir, lock = job_folders.make(settings.jobs_root)
-        shared = job_folders.shared(settings.shared_dir)
-        settings = msgspec.structs.replace(settings, shared_dir=shared and str(shared))
-        here, there = socket.socketpair()
-        with there:
-            order = [
-                *(sys.executable, "-P", "-m", "torchrelay.workers.fork_server"),
-                *("--socket", str(there.fileno()), "--jobs", str(jobs_dir)),
-                *("--settings", msgspec.json.encode(settings).decode()),
-            ]
-            if wrapped:
-                view = view_of(settings.kind, environment)
-                writable = [jobs_dir, *([shared] if shared else []), *cls._kept(settings)]
-                order = bubblewrap.wrapped(order, view, writable=writable, environment=environment)
-            process = subprocess.Popen(
-                order,
-                pass_fds=[there.fileno(), lock],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,
-            )
-        streams = await asyncio.open_connection(sock=here)
-        return cls(settings, process, jobs_dir, lock, streams, wrapped=wrapped)
-
-    @staticmethod
-    def _kept(settings: SlotSettings) -> list[Path]:
-        """What outlives the server, made here: inside bubblewrap there is no other way to it."""
-        if settings.kernels_dir is None:
-            return []
-        folder = Path(settings.kernels_dir)
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError:  # the server says so, and does without
-            return []
-        return [folder]
-
-    def greeted(self, ready: Ready) -> Ready:
-        """Its greeting as it is seen from out here."""
-        if self._wrapped:
-            (inside, *_) = descendants(self._process.pid)
-            layers = ["bubblewrap", *(layer for layer in ready.isolation if layer != "none")]
-            ready = msgspec.structs.replace(ready, pid=inside, isolation=layers)
-        self.ready = ready
-        return ready
-
-    async def send(self, order: Order) -> None:
-        self._writer.write(encode(order))
-        try:
-            await self._writer.drain()
-        except ConnectionError:
-            raise self._lost() from None
-
-    async def receive(self) -> Answer:
-        try:
-            length = frame_length(await self._reader.readexactly(4))
-            return decode_answer(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            raise self._lost() from None
-        except BadFrame as error:
-            raise ServerLost(f"the fork server wrote garbage ({error})") from None
-
-    def _lost(self) -> ServerLost:
-        try:
-            code = self._process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            return ServerLost("the fork server closed its socket")
-        return ServerLost(f"the fork server ended with status {code}")
-
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def stop(self) -> None:
-        """Kill the server and all that it left: once it is dead, what was below it is below this process."""
-        self._writer.close()
-        if self.alive():
-            self._process.kill()
-        self._process.wait()
-        kill_below(os.getpid(), mark=slot_mark(self._settings.worker))
-        shutil.rmtree(self._jobs_dir, ignore_errors=True)
-        os.close(self._lock)
-        self.gone.set()
+from .station import Station
 
 
 class CompileSlot:
-    """One job at a time, each in a fresh child of a warm fork server."""
+    """One compile at a time and beside it one searcher, each in a fresh child of a warm fork server."""
 
     def __init__(self, settings: SlotSettings) -> None:
         self._settings = settings
-        self._server: _Server | None = None
-        self._starting = asyncio.Lock()
-        self._running: str | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._wraps: bool | None = None
-        """Whether servers start inside bubblewrap; None: not tried yet."""
+        self._compiles = Station(settings)
+        # under a name of its own: by it a station knows what it must kill
+        self._searches = Station(msgspec.structs.replace(settings, worker=f"{settings.worker}-search"))
+        self._resting: asyncio.TimerHandle | None = None
 
     async def start(self) -> bytes:
-        """Have a warm fork server, starting one if there is none; return its Ready, or a Failed, encoded."""
-        async with self._starting:
-            if self._server is None:
-                become_subreaper()
-                if self._wraps is None:
-                    self._wraps = await asyncio.to_thread(self._can_wrap)
-                server, answer = await self._started(wrapped=self._wraps)
-                if self._wraps and not (isinstance(answer, Ready) and not answer.missing):
-                    _say(f"inside bubblewrap worker {self._settings.worker} does not work: {_words(answer)}")
-                    self._wraps = False
-                    server.stop()
-                    server, answer = await self._started(wrapped=False)
-                if not isinstance(answer, Ready):
-                    server.stop()
-                    return msgspec.msgpack.encode(answer)
-                answer = server.greeted(answer)
-                _say(f"worker {self._settings.worker} isolates its jobs by: {', '.join(answer.isolation)}")
-                self._server = server
-                self._watching = asyncio.create_task(self._watch(server))
-            return msgspec.msgpack.encode(self._server.ready)
-
-    def _can_wrap(self) -> bool:
-        if self._settings.isolation == "off" or "bubblewrap" not in self._settings.forms:
-            return False
-        environment = server_environment(os.environ, "", self._settings.worker)
-        why = bubblewrap.why_not(view_of(self._settings.kind, environment), environment)
-        if why:
-            _say(f"worker {self._settings.worker} does without bubblewrap: {why}")
-        return not why
-
-    async def _started(self, *, wrapped: bool) -> tuple[_Server, Answer]:
-        server = await _Server.start(self._settings, wrapped=wrapped)
-        return server, await self._first_answer(server)
-
-    @staticmethod
-    async def _first_answer(server: _Server) -> Answer:
-        try:
-            async with asyncio.timeout(_WARM_SECONDS):
-                return await server.receive()
-        except ServerLost as error:
-            return Failed.of(CompileFailed(f"the worker cannot start: {error}", hint="See the worker's log"))
-        except TimeoutError:
-            return Failed.of(CompileTimeout(f"the worker was not warm after {_WARM_SECONDS:.0f} s"))
-
-    async def _watch(self, server: _Server) -> None:
-        """Notice the death of an idle server; a running job notices it by itself."""
-        while server.alive():
-            await asyncio.sleep(0.5)
-        if self._server is server and self._running is None:
-            self._drop(server)
-
-    def _drop(self, server: _Server) -> None:
-        if self._server is server:
-            self._server = None
-        if not server.gone.is_set():
-            server.stop()
+        """Have a warm fork server for compiles, starting one if there is none; its Ready, or a Failed, encoded."""
+        return await self._compiles.start()
 
     async def lost(self) -> None:
-        """Return once there is no fork server (any more); `start` brings a new one."""
-        if self._server is not None:
-            await self._server.gone.wait()
+        """Return once there is no fork server for compiles (any more); `start` brings a new one."""
+        await self._compiles.lost()
 
     async def compile(
         self, job_id: str, request: bytes, key: str, seconds: float, namespace: str = "default"
     ) -> AsyncIterator[bytes]:
         """Encoded Events and Queries, then one encoded Done or Failed."""
-        greeting = await self.start()  # at once, unless the server has died a moment ago
-        server = self._server
-        if server is None:
-            yield greeting
-            return
-        if self._running is not None:
-            error = CompileKilled(f"worker {self._settings.worker} runs another job", hint="Try again")
-            yield msgspec.msgpack.encode(Failed.of(error))
-            return
-        self._running = job_id
-        answered = False
-        try:
-            async for answer in self._exchange(server, Job(key, request, seconds, namespace)):
-                if isinstance(answer, Done | Failed):
-                    answered = True
-                    self._running = (
-                        None  # before the yield: the next job may come before the generator resumes
-                    )
-                yield msgspec.msgpack.encode(answer)
-        except TimeoutError:
-            self._drop(server)
-            failure: RelayError = CompileTimeout(
-                f"worker {self._settings.worker} did not answer at the job's deadline"
-            )
-        except ServerLost as lost:
-            self._drop(server)
-            failure = CompileKilled(f"worker {self._settings.worker} lost its job: {lost}", hint="Try again")
-        except (GeneratorExit, asyncio.CancelledError):
-            if not answered:
-                self._running = None
-                self._drop(server)  # its answer to this job must not become the next one's
-            raise
-        else:
-            return
-        self._running = None
-        yield msgspec.msgpack.encode(Failed.of(failure))
-
-    @staticmethod
-    async def _exchange(server: _Server, job: Job) -> AsyncIterator[Answer]:
-        deadline = asyncio.get_running_loop().time() + job.seconds + _GRACE_SECONDS
-        await server.send(job)
-        answer: Answer = Event("queued")
-        while not isinstance(answer, Done | Failed):
-            async with asyncio.timeout_at(deadline):
-                answer = await server.receive()
-            if isinstance(answer, Ready):
-                raise ServerLost("the fork server answered a job with another greeting")
+        async for answer in self._compiles.run(job_id, Job(key, request, seconds, namespace)):
             yield answer
 
+    async def search(
+        self, job_id: str, order: bytes, seconds: float, namespace: str = "default"
+    ) -> AsyncIterator[bytes]:
+        """As `compile`: Queries, then Done once the searcher is told that its work is over."""
+        if self._resting is not None:
+            self._resting.cancel()
+        try:
+            async for answer in self._searches.run(
+                job_id, Job("search", order, seconds, namespace, work="search")
+            ):
+                yield answer
+        finally:
+            loop = asyncio.get_running_loop()
+            self._resting = loop.call_later(self._settings.search_idle_seconds, self._rest)
+
+    def _rest(self) -> None:
+        if not self._searches.busy():
+            self._searches.close()
+
     async def cancel(self, job_id: str) -> None:
-        """Kill job `job_id` if it still runs; its `compile` then ends with a Failed."""
-        if self._running == job_id and self._server is not None:
-            await self._server.send(Cancel())
+        """Kill job `job_id` if it still runs; its `compile` or `search` then ends with a Failed."""
+        for station in (self._compiles, self._searches):
+            await station.cancel(job_id)
 
     async def reply(self, job_id: str, question: int, answer: bytes) -> None:
         """Answer what job `job_id` asked, if it still runs."""
-        if self._running == job_id and self._server is not None:
-            with contextlib.suppress(ServerLost):  # `compile` says so
-                await self._server.send(Reply(question, answer))
+        for station in (self._compiles, self._searches):
+            await station.reply(job_id, question, answer)
 
     async def close(self) -> None:
-        """Stop the fork server and its job."""
-        if self._server is not None:
-            self._drop(self._server)
-
-
-def _words(answer: Answer) -> str:
-    match answer:
-        case Failed():
-            return answer.message
-        case Ready():
-            return answer.missing
-        case _:
-            return type(answer).__name__
-
-
-def _say(line: str) -> None:
-    """To Ray, which shows it in the service's log."""
-    print(line, file=sys.stderr, flush=True)
+        """Stop both fork servers and their jobs."""
+        if self._resting is not None:
+            self._resting.cancel()
+        self._searches.close()
+        self._compiles.close()

@@ -25,9 +25,9 @@ from ..compiler.errors import CompileFailed, CompileKilled, RelayError
 from ..compiler.kernel_store import Exchange
 from .environment import job_environment
 from .isolation import Enclosure
-from .messages import Answer, Done, Event, Failed, encode
+from .messages import Answer, Done, Event, Failed, Job, encode
 from .processes import die_with_parent
-from .questions import Asker
+from .questions import Asker, most_questions
 from .settings import JobLimits, SlotSettings
 
 OFFERS = "kernels"
@@ -174,11 +174,10 @@ def prepare(
     _write(pipes.tell, encode(Done(b"")))
 
 
-def compile_job(
+def do_job(
     engine: ModuleType,
     *,
-    request: bytes,
-    key: str,
+    job: Job,
     worker: str,
     seconds: float,
     work: Path,
@@ -200,25 +199,27 @@ def compile_job(
         send(Event(stage, detail))
 
     answer: Answer
+    if job.work == "search":
+        do = functools.partial(engine.search, job.request)
+    else:
+        do = functools.partial(engine.compile_graph, job.request, key=job.key)
     try:
-        artifact = engine.compile_graph(
-            request,
-            key=key,
+        result = do(
             worker=worker,
             workdir=work / "compile",
             limits=limits.request,
             progress=progress,
             kernels=None if kernels is None else Exchange(kernels, work / OFFERS),
             shared=shared,
-            ask=Asker(send, pipes.hear),
+            ask=Asker(send, pipes.hear, most_questions(job)),
         )
-        answer = Done(artifact)
+        answer = Done(result)
     except RelayError as error:
         traceback.print_exc()
         answer = Failed.of(error)
     except MemoryError:
         traceback.print_exc()
-        answer = Failed.of(CompileKilled("the compile ran out of memory"))
+        answer = Failed.of(CompileKilled(f"the {job.work} ran out of memory"))
     except Exception as error:  # whatever the compiler raises is the answer to this request
         traceback.print_exc()
         no_room = isinstance(error, OSError) and error.errno in _NO_ROOM

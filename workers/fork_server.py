@@ -73,7 +73,9 @@ class ForkServer:
             owner = job.Owner(self._send, self._connection.fileno(), self._listen)
             return job.run(order, self._around, owner)
         except job.Cancelled:
-            return Failed.of(CompileKilled("the compile was cancelled", hint="Nobody waits for it any more"))
+            return Failed.of(
+                CompileKilled(f"the {order.work} was cancelled", hint="Nobody waits for it any more")
+            )
         except (OSError, ValueError) as error:  # no room on the disk, say, or no such namespace
             return Failed.of(CompileKilled(f"the worker could not give the job a folder: {error}"))
 
@@ -88,7 +90,10 @@ class ForkServer:
             return Failed.of(error)
         self._around = msgspec.structs.replace(around, form=found.form)
         layers = isolation.layers(found.form, around.settings.isolation)
-        return Ready(os.getpid(), found.toolchain, found.target, str(around.jobs_dir), layers, found.missing)
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "") if around.settings.kind == "cuda" else ""
+        return Ready(
+            os.getpid(), found.toolchain, found.target, str(around.jobs_dir), layers, found.missing, gpu
+        )
 
     def _next_order(self) -> Order:
         while not self._orders:

@@ -40,7 +40,7 @@ from .messages import (
     decode_from_child,
 )
 from .processes import descendants, kill_below, reap, usage
-from .questions import Relay
+from .questions import Relay, most_questions
 from .settings import Form, SlotSettings
 from .view import View
 
@@ -92,10 +92,9 @@ def run(job: Job, around: Surroundings, owner: Owner) -> Done | Failed:
             _prepare(job, around, owner)
             left = job.seconds - (time.monotonic() - began)
             body = functools.partial(
-                child.compile_job,
+                child.do_job,
                 around.engine,
-                request=job.request,
-                key=job.key,
+                job=job,
                 worker=around.settings.worker,
                 seconds=left,
                 work=work,
@@ -208,7 +207,7 @@ class _Watch:
         self._idle = started.idle
         self._limits = settings.limits
         self._replies = started.replies
-        self._relay = Relay(started.replies)
+        self._relay = Relay(started.replies, most_questions(job))
         self._owner = owner
         self._deadline = time.monotonic() + seconds
         self._frames = Frames()
@@ -233,7 +232,7 @@ class _Watch:
                 poll.unregister(self._pipe)
                 pause = _EXITING_SECONDS
             if self._pipe not in ready and status is not None:
-                return self._answer or _died(status)
+                return self._answer or _died(self._job, status)
             now = time.monotonic()
             if now >= self._deadline:
                 return self._answer or self._overdue()
@@ -277,7 +276,7 @@ class _Watch:
                 self._owner.tell(message)
         except BadFrame as error:
             raise CompileKilled(
-                f"the compile process wrote something that is no message and was killed ({error})",
+                f"the {self._job.work} process wrote something that is no message and was killed ({error})",
                 hint="Compile this graph locally, and report it",
             ) from None
         return True
@@ -288,12 +287,12 @@ class _Watch:
         held = usage(pids)
         if held.memory > self._limits.memory_bytes:
             raise CompileKilled(
-                f"the compile held {held.memory >> 20} MiB of memory, over its limit of "
+                f"the {self._job.work} held {held.memory >> 20} MiB of memory, over its limit of "
                 f"{self._limits.memory_bytes >> 20} MiB, and was killed"
             )
         if held.processes > self._limits.processes:
             raise CompileKilled(
-                f"the compile had {held.processes} processes, over its limit of {self._limits.processes}, "
+                f"the {self._job.work} had {held.processes} processes, over its limit of {self._limits.processes}, "
                 "and was killed",
                 hint="Compile this graph locally",
             )
@@ -304,12 +303,12 @@ class _Watch:
 
     def _overdue(self) -> Failed:
         raise CompileTimeout(
-            f"the compile was still running after {self._job.seconds:.0f} s, its deadline, and was killed"
+            f"the {self._job.work} was still running after {self._job.seconds:.0f} s, its deadline, and was killed"
         )
 
 
-def _died(code: int) -> Failed:
+def _died(job: Job, code: int) -> Failed:
     if code >= 0:
-        raise CompileKilled(f"the compile process ended with exit status {code} and no answer")
+        raise CompileKilled(f"the {job.work} process ended with exit status {code} and no answer")
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    raise CompileKilled(f"the compile process was ended by {name}")
+    raise CompileKilled(f"the {job.work} process was ended by {name}")

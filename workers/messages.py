@@ -52,7 +52,8 @@ class Reply(_Message, tag="reply"):
 class Ready(_Message, tag="ready"):
     """The fork server is warm. `jobs_dir` is its own, for whoever must clean up after it.
 
-    isolation: what shuts its jobs in, as /v1/workers names it. missing: what jobs need and do not find there.
+    isolation: what shuts its jobs in, as /v1/workers names it. missing: what jobs need and do not find there. device:
+    which of a node's GPUs it sees; '' for a CPU.
     """
 
     pid: int
@@ -61,6 +62,7 @@ class Ready(_Message, tag="ready"):
     jobs_dir: str
     isolation: list[str] = []
     missing: str = ""
+    device: str = ""
 
 
 class Event(_Message, tag="event"):

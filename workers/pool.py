@@ -10,10 +10,10 @@ import asyncio
 import logging
 import secrets
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable
+from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from ..compiler import wire
 from ..compiler.errors import CompileKilled, CompileTimeout, Overloaded, RelayError, Unavailable
@@ -21,7 +21,7 @@ from .cluster import Cluster, Node, node_directory, node_resources, ray_environm
 from .messages import Done, Event, Failed, Query, Ready, decode_answer
 from .processes import become_subreaper, descendants, die_with_parent, kill_below, reap
 from .settings import JobLimits, PoolSettings, SlotSettings
-from .slots import Kind, Slot, Slots
+from .slots import Kind, Lane, Slot, Slots
 
 __all__ = [  # all that service/ may use of workers/
     "Lane",
@@ -51,16 +51,8 @@ _GRACE_SECONDS = 20.0
 """How long past its deadline, or after a cancel, a job may take to end before its actor is killed."""
 
 
-class Lane(Struct, frozen=True):
-    """Where a searcher can run. `searching`: one does; `compiling`: the worker's own slot is at work."""
-
-    worker: str
-    searching: bool = False
-    compiling: bool = False
-
-
 class WorkerLost(CompileKilled):
-    """The worker's actor or node has gone, or its fork server: not necessarily by what it ran."""
+    """The worker's actor or its node has gone: hardly by what it ran."""
 
 
 class WorkerPool:
@@ -154,7 +146,11 @@ class WorkerPool:
     def lanes(self, toolchain: wire.Toolchain, target: wire.Target) -> list[Lane]:
         """Where searches for `toolchain` and `target` can run, one for each device. Raises NoWorker where there is no
         such worker, nor one to come."""
-        raise NotImplementedError
+        return self._slots.lanes(toolchain, target)
+
+    def waiting(self) -> int:
+        """Compiles that wait for a worker."""
+        return self._slots.waiting()
 
     async def search(
         self,
@@ -173,7 +169,31 @@ class WorkerPool:
         the lane's device is searched already, WorkerLost where the worker has gone, CompileTimeout, CompileKilled, and
         what the searcher raised.
         """
-        raise NotImplementedError
+        slot = self._slots.take_lane(worker, toolchain, target)
+        job_id = uuid.uuid4().hex
+        running = asyncio.create_task(
+            self._search(slot, job_id, order, namespace, deadline_seconds, on_query)
+        )
+        try:
+            async with asyncio.timeout(deadline_seconds + _GRACE_SECONDS):
+                await asyncio.shield(running)
+        except TimeoutError:
+            self._end(slot, job_id, running)
+            raise CompileTimeout(f"the search on worker {worker} did not end by its deadline") from None
+        except asyncio.CancelledError:
+            self._end(slot, job_id, running)
+            raise
+
+    async def _search(
+        self, slot: Slot, job_id: str, order: bytes, namespace: str, seconds: float, on_query: OnQuery
+    ) -> bytes:
+        try:
+            stream = slot.actor.search.options(num_returns="streaming").remote(
+                job_id, order, seconds, namespace
+            )
+            return await self._follow(slot, job_id, stream, lambda *_: None, on_query)
+        finally:
+            slot.searching = False
 
     async def _take_slot(
         self,
@@ -212,19 +232,35 @@ class WorkerPool:
         on_query: OnQuery | None,
     ) -> bytes:
         """The job on its slot, to its end; the slot is free afterwards."""
-        from ray.exceptions import RayError
-
-        answering: set[asyncio.Task[None]] = set()
         try:
             compile_on = slot.actor.compile.options(num_returns="streaming")
             stream = compile_on.remote(job_id, request, key, seconds, namespace)
+            return await self._follow(slot, job_id, stream, on_progress, on_query)
+        finally:
+            slot.jobs_done += 1
+            self._slots.give_back(slot)
+
+    async def _follow(
+        self,
+        slot: Slot,
+        job_id: str,
+        stream: AsyncIterable[Awaitable[bytes]],
+        on_progress: Callable[[wire.Stage, str], None],
+        on_query: OnQuery | None,
+    ) -> bytes:
+        """What the job's actor streams, to the end: what was done. Raises WorkerLost, and what the job failed with."""
+        from ray.exceptions import RayError
+
+        actor = slot.actor
+        answering: set[asyncio.Task[None]] = set()
+        try:
             async for reference in stream:
                 message = decode_answer(await reference)
                 match message:
                     case Event():
                         on_progress(message.stage, message.detail)
                     case Query():
-                        task = asyncio.create_task(self._answer(slot, job_id, message, on_query))
+                        task = asyncio.create_task(self._answer(slot, actor, job_id, message, on_query))
                         answering.add(task)
                         task.add_done_callback(answering.discard)
                     case Done():
@@ -233,24 +269,23 @@ class WorkerPool:
                         raise message.error()
             raise CompileKilled(f"worker {slot.worker} ended its answer too early", hint="Try again")
         except RayError as error:
-            slot.state = "starting"  # not idle: its keeper is about to notice as well
+            if slot.actor is actor:
+                slot.state = "starting"  # not idle: its keeper is about to notice as well
             log.warning("worker %s was lost with a job: %s", slot.worker, _first_line(error))
-            raise CompileKilled(f"worker {slot.worker} died with the job", hint="Try again") from None
+            raise WorkerLost(f"worker {slot.worker} died with the job", hint="Try again") from None
         finally:
             for task in answering:
                 task.cancel()
-            slot.jobs_done += 1
-            self._slots.give_back(slot)
 
     @staticmethod
-    async def _answer(slot: Slot, job_id: str, query: Query, on_query: OnQuery | None) -> None:
+    async def _answer(slot: Slot, actor: Any, job_id: str, query: Query, on_query: OnQuery | None) -> None:
         answer = b""
         try:
             if on_query is not None:
                 answer = await on_query(query.question)
-        except Exception:  # the compile goes on without
-            log.exception("a question of a compile on worker %s met an error", slot.worker)
-        slot.actor.reply.remote(job_id, query.id, answer)
+        except Exception:  # the job goes on without
+            log.exception("a question of a job on worker %s met an error", slot.worker)
+        actor.reply.remote(job_id, query.id, answer)
 
     def _end(self, slot: Slot, job_id: str, running: asyncio.Task[bytes]) -> None:
         """Have a job that nobody waits for killed, in the background."""
@@ -259,11 +294,12 @@ class WorkerPool:
         ending.add_done_callback(self._endings.discard)
 
     async def _kill_job(self, slot: Slot, job_id: str, running: asyncio.Task[bytes]) -> None:
-        slot.actor.cancel.remote(job_id)
+        actor = slot.actor
+        actor.cancel.remote(job_id)
         await asyncio.wait({running}, timeout=_GRACE_SECONDS)
         if not running.done():
             log.error("worker %s does not end a cancelled job and is killed", slot.worker)
-            Cluster.remove(slot.actor)
+            Cluster.remove(actor)
             await asyncio.wait({running})
         if not running.cancelled() and (error := running.exception()) is not None:
             log.info("the cancelled job on worker %s ended: %s", slot.worker, error)

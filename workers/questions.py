@@ -1,4 +1,4 @@
-"""What a compile asks of the service while it runs, at both ends of a job's pipes: Asker in the job, Relay outside.
+"""What a job asks of the service while it runs, at both ends of a job's pipes: Asker in the job, Relay outside.
 
 A question goes up the pipe of events, through fork server, actor and pool, to the gateway; its answer comes down a
 pipe of its own. No answer is worth a compile: who gets none in time goes on without. The job is not trusted: it is
@@ -17,10 +17,12 @@ import msgspec
 
 from ..compiler import tuning
 from ..compiler.errors import Unavailable
-from .messages import BadFrame, Frames, Query, Reply, decode_reply, encode
+from .messages import BadFrame, Frames, Job, Query, Reply, decode_reply, encode
 
 MOST = 4096
-"""Questions of one job."""
+"""Questions of one compile."""
+MOST_OF_A_SEARCH = 1 << 20
+"""A searcher names each candidate that it tries, and works for an hour."""
 MOST_OPEN = 8
 """Of these, such as have no answer yet."""
 WAIT_SECONDS = 10.0
@@ -32,15 +34,20 @@ _UNREAD_BYTES = 16 << 20
 """Answers on their way to a job that does not read them; the largest has some 4 MiB (256 entries)."""
 
 
+def most_questions(job: Job) -> int:
+    return MOST_OF_A_SEARCH if job.work == "search" else MOST
+
+
 class Asker:
     """In the job: a tuning.Ask. Questions of several threads wait for each other.
 
-    send: to the fork server. pipe: the reading end of the answers'.
+    send: to the fork server. pipe: the reading end of the answers'. most: questions.
     """
 
-    def __init__(self, send: Callable[[Query], None], pipe: int) -> None:
+    def __init__(self, send: Callable[[Query], None], pipe: int, most: int = MOST) -> None:
         self._send = send
         self._pipe = pipe
+        self._most = most
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._frames = Frames()
@@ -57,8 +64,8 @@ class Asker:
         with self._lock:
             if time.monotonic() < self._rests_until:
                 raise Unavailable("the service did not answer a moment ago")
-            if self._asked >= MOST or len(self._open) >= MOST_OPEN:
-                raise Unavailable("this compile has asked as much as it may")
+            if self._asked >= self._most or len(self._open) >= MOST_OPEN:
+                raise Unavailable("this job has asked as much as it may")
             answer = self._exchange(data)
             if not answer:
                 self._rests_until = time.monotonic() + REST_SECONDS
@@ -93,11 +100,12 @@ class Asker:
 class Relay:
     """In the fork server: one job's questions on their way up, and their answers on the way down.
 
-    pipe: the writing end of the answers', which does not block.
+    pipe: the writing end of the answers', which does not block. most: questions.
     """
 
-    def __init__(self, pipe: int) -> None:
+    def __init__(self, pipe: int, most: int = MOST) -> None:
         self._pipe = pipe
+        self._most = most
         self._asked = 0
         self._open: set[int] = set()
         self._unread = bytearray()
@@ -105,8 +113,8 @@ class Relay:
     def ask(self, query: Query) -> None:
         """Let `query` pass. Raises BadFrame for one that no Asker sends."""
         self._asked += 1
-        if self._asked > MOST:
-            raise BadFrame(f"more than {MOST} questions")
+        if self._asked > self._most:
+            raise BadFrame(f"more than {self._most} questions")
         if len(query.question) > tuning.QUESTION_LIMIT:
             raise BadFrame(f"a question of {len(query.question)} bytes")
         if query.id in self._open or len(self._open) >= MOST_OPEN:

@@ -39,12 +39,12 @@ class JobLimits(Struct, frozen=True, kw_only=True):
 
 
 class SlotSettings(Struct, frozen=True, kw_only=True):
-    """One slot: a fork server and the one job that it runs at a time."""
+    """One slot: a fork server and the one job that it runs at a time; the same for searches."""
 
     worker: str
     kind: Literal["cpu", "cuda"]
     engine: str = ENGINE
-    """Module with preload(), describe(kind) and compile_graph(...)."""
+    """Module with preload(), describe(kind), compile_graph(...) and search(...)."""
     limits: JobLimits = JobLimits()
     jobs_root: str | None = None
     """Where job directories are made; None: the machine's temporary directory."""
@@ -54,6 +54,8 @@ class SlotSettings(Struct, frozen=True, kw_only=True):
     shared_dir: str | None = None
     """Where the server keeps what its own code prepares for all jobs (precompiled headers); None: below the
     machine's temporary directory, in a folder that all slots of this user share."""
+    search_idle_seconds: float = 300.0
+    """Without a searcher, after which the searches' fork server ends."""
     isolation: IsolationSetting = "auto"
     forms: tuple[Form, ...] = FORMS
     """What isolation may be tried of; a test takes some away."""

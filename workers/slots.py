@@ -7,12 +7,23 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
 
+from msgspec import Struct
+
 from ..compiler import wire
-from ..compiler.errors import NoWorker, RelayError
+from ..compiler.errors import NoWorker, Overloaded, RelayError
 from .cluster import Node
 from .messages import Ready
 
 Kind = Literal["cpu", "cuda"]
+
+
+class Lane(Struct, frozen=True):
+    """A device on which a searcher can run, by a worker's name. `searching`: one does; `compiling`: a compile runs
+    there too, on this worker or on another that shares the device."""
+
+    worker: str
+    searching: bool = False
+    compiling: bool = False
 
 
 class Slot:
@@ -26,6 +37,7 @@ class Slot:
         self.ready: Ready | None = None
         self.failure: RelayError | None = None
         self.jobs_done = 0
+        self.searching = False
         self.actor: Any = None
         self.keeper: asyncio.Task[None] | None = None
 
@@ -35,6 +47,22 @@ class Slot:
             return False
         own = self.ready.target
         return target.kind == "cpu" or (own.name, own.capability) == (target.name, target.capability)
+
+    def searches(self, toolchain: wire.Toolchain, target: wire.Target) -> bool:
+        """Whether kernels for `target` can be measured here: what any CPU can build it need not be able to run."""
+        return (
+            self.ready is not None
+            and self.suits(toolchain, target)
+            and set(target.cpu) <= set(self.ready.target.cpu)
+        )
+
+    def device(self) -> tuple[str, str]:
+        """Names what a searcher measures on: a GPU, however many slots share it; of a CPU each slot is one."""
+        gpu = self.ready.device if self.ready else ""
+        return (self.node.id, gpu or self.worker)
+
+    def up(self) -> bool:
+        return self.state in ("idle", "busy")
 
     def may_come(self, kind: Kind) -> bool:
         """Whether it is coming up for the first time, so that what it will be is not known yet."""
@@ -51,6 +79,7 @@ class Slot:
             jobs_done=self.jobs_done,
             host=self.node.host,
             isolation=self.ready.isolation if self.ready else [],
+            searching=self.searching,
         )
 
 
@@ -74,6 +103,35 @@ class Slots:
 
     def waiting(self) -> int:
         return len(self._waiting)
+
+    def lanes(self, toolchain: wire.Toolchain, target: wire.Target) -> list[Lane]:
+        """One for each device that is up. Raises NoWorker where there is none, nor one to come."""
+        by_device: dict[tuple[str, str], list[Slot]] = {}
+        suitable = [slot for slot in self.all.values() if slot.searches(toolchain, target)]
+        if not suitable and not any(slot.may_come(target.kind) for slot in self.all.values()):
+            raise self._none_for(toolchain, target)
+        for slot in suitable:
+            if slot.up():
+                by_device.setdefault(slot.device(), []).append(slot)
+        lanes = []
+        for slots in by_device.values():
+            best = min(slots, key=lambda slot: (not slot.searching, slot.state == "busy"))
+            compiling = any(slot.state == "busy" for slot in slots)
+            lanes.append(Lane(best.worker, searching=best.searching, compiling=compiling))
+        return lanes
+
+    def take_lane(self, worker: str, toolchain: wire.Toolchain, target: wire.Target) -> Slot:
+        """The slot of that name, its device now searched. Raises NoWorker, Overloaded."""
+        found = [
+            s for s in self.all.values() if s.worker == worker and s.searches(toolchain, target) and s.up()
+        ]
+        if not found:
+            raise NoWorker(f"worker {worker} is not there to search for {_describe(target)}")
+        (slot,) = found
+        if any(other.searching and other.device() == slot.device() for other in self.all.values()):
+            raise Overloaded(f"the device of worker {worker} is being searched")
+        slot.searching = True
+        return slot
 
     async def take(
         self, namespace: str, toolchain: wire.Toolchain, target: wire.Target, on_wait: Callable[[int], None]
@@ -124,7 +182,7 @@ class Slots:
                 return True
             if not suitable and not any(s.may_come(waiter.target.kind) for s in self.all.values()):
                 self._waiting.remove(waiter)
-                waiter.slot.set_exception(self._none_for(waiter))
+                waiter.slot.set_exception(self._none_for(waiter.toolchain, waiter.target))
         return False
 
     def _ahead(self, namespace: str) -> int:
@@ -133,8 +191,8 @@ class Slots:
         own = waiting.pop(namespace, 0)
         return own + sum(min(count, own + 1) for count in waiting.values())
 
-    def _none_for(self, waiter: _Waiter) -> NoWorker:
-        asked = f"{_describe(waiter.target)}, {_toolchain(waiter.toolchain)}"
+    def _none_for(self, toolchain: wire.Toolchain, target: wire.Target) -> NoWorker:
+        asked = f"{_describe(target)}, {_toolchain(toolchain)}"
         warm = [s.ready for s in self.all.values() if s.ready]
         there = {f"{_describe(ready.target)}, {_toolchain(ready.toolchain)}" for ready in warm}
         broken = {f"worker {s.worker}: {s.failure.message}" for s in self.all.values() if s.failure}

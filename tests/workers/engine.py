@@ -15,6 +15,7 @@ import msgspec
 from torchrelay.compiler import tuning, wire
 from torchrelay.compiler.ahead import Copy
 from torchrelay.compiler.errors import Unavailable, VerifyFailed
+from torchrelay.compiler.search_order import SearchOrder
 from torchrelay.workers import questions
 from torchrelay.workers.messages import Query
 
@@ -47,6 +48,62 @@ def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, s
     if order["do"] == "inquire":
         order["ask"] = ask
     return globals()[order.pop("do")](workdir=workdir, progress=progress, **order)
+
+
+def search(request, *, worker, workdir, limits, progress, kernels, shared, ask):
+    """Search what `ask` hands out. What happens to a task its problem's settings say, by SEARCHES."""
+    order = msgspec.msgpack.decode(request, type=SearchOrder)
+    place = msgspec.structs.replace(PLACE, threads=order.threads or 1)
+    held = []
+    while True:
+        work = ask(tuning.Next(place, len(held)))
+        held += work.tasks
+        if work.over and not held:
+            return b""
+        if held and (not work.tasks or len(held) == 3):
+            task = held.pop(0)
+            told = dict(task.problem.settings)
+            SEARCHES[told.get("do", "find")](ask, place, task, **told)
+
+
+def _find(ask, place, task, do="", sleep="0", crash="", leave="exit"):
+    """Try the candidates a, b and c; the first that is not to be avoided wins. `crash`: those that end the process."""
+    timings = []
+    for name in "abc":
+        if name in task.avoid:
+            continue
+        ask(tuning.Trying(task.id, name))
+        if name in crash:
+            if leave == "wait":
+                time.sleep(1000)
+            os._exit(9)
+        timings.append(tuning.Timing(name, 1.0 + len(timings), 1.0, 4.0, 10))
+    time.sleep(float(sleep))
+    entry = tuning.Entry(
+        problem=task.problem, place=place, winner=timings[0], candidates=3, seconds=float(sleep)
+    )
+    failures = [tuning.Failure(name, "it ends the process") for name in task.avoid]
+    ask(tuning.Found(entry, task.id, timings, failures))
+
+
+def _unfit(ask, place, task, do):
+    ask(tuning.Unfit(task.id, "this engine does not know it"))
+
+
+def _raise(ask, place, task, do):
+    raise ZeroDivisionError("a searcher's own mistake")
+
+
+def _die(ask, place, task, do):
+    """While it builds: nothing was tried."""
+    os._exit(9)
+
+
+def _hang(ask, place, task, do):
+    time.sleep(1000)
+
+
+SEARCHES = {"find": _find, "unfit": _unfit, "raise": _raise, "die": _die, "hang": _hang}
 
 
 def answer(workdir, progress, text="artifact", sleep=0.0):
@@ -132,9 +189,9 @@ def _raw(ask, queries, then="ignore"):
 QUESTIONS = {"in turn": _in_turn, "in threads": _in_threads, "in a copy": _in_a_copy, "raw": _raw}
 
 
-def problem(size):
+def problem(size, **settings):
     side = tuning.Operand("float32", (size, size), (size, 1))
-    return tuning.Problem("mm", (side, side), side)
+    return tuning.Problem("mm", (side, side), side, tuple(sorted(settings.items())))
 
 
 def _descriptors():

@@ -162,7 +162,7 @@ def test_who_is_never_answered_stops_asking_before_it_counts_as_a_flood(tmp_path
             sizes = list(range(1, 2 * MOST_OPEN))
             found = await run(slot, say_nothing, how="in turn", sizes=sizes, wait=0.05, rest=0)
             assert found[:MOST_OPEN] == [NO_ANSWER] * MOST_OPEN
-            assert set(found[MOST_OPEN:]) == {"this compile has asked as much as it may"}
+            assert set(found[MOST_OPEN:]) == {"this job has asked as much as it may"}
 
     asyncio.run(scenario())
 
