@@ -20,6 +20,8 @@ from torchrelay.workers.pool import PoolSettings, WorkerPool
 HERE = Path(__file__).parent
 TOOLCHAIN = wire.Toolchain(python="cp311", torch="0.0.0", triton="", cuda="", platform="linux-x86_64")
 CPU = wire.Target(kind="cpu", name="", capability="", units=0, cpu=["other"])
+RAY_TOKEN = "0123456789abcdef" * 4
+"""Ray reads its token once in a process, and there are several clusters in this one."""
 GPU = wire.Target(kind="cuda", name="NVIDIA H200", capability="9.0", units=132, cpu=[])
 
 
@@ -29,7 +31,9 @@ class Service:
     def __init__(self):
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.pool = WorkerPool(PoolSettings(cpu_slots=2, gpu_slots_per_gpu=0, engine="engine"))
+        self.pool = WorkerPool(
+            PoolSettings(cpu_slots=2, gpu_slots_per_gpu=0, engine="engine", ray_token=RAY_TOKEN)
+        )
 
     def submit(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)

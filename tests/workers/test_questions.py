@@ -14,9 +14,19 @@ from torchrelay.compiler import tuning
 from torchrelay.compiler.errors import CompileKilled
 from torchrelay.workers import questions
 from torchrelay.workers.actor import CompileSlot
-from torchrelay.workers.messages import BadFrame, Done, Failed, Frames, Query, Ready, Reply, decode_answer
+from torchrelay.workers.messages import (
+    BadFrame,
+    Done,
+    Failed,
+    Frames,
+    Job,
+    Query,
+    Ready,
+    Reply,
+    decode_answer,
+)
 from torchrelay.workers.messages import decode_reply as decoded
-from torchrelay.workers.questions import MOST, MOST_OPEN, Relay
+from torchrelay.workers.questions import MOST, MOST_OF_A_SEARCH, MOST_OPEN, Relay, most_questions
 
 NO_ANSWER = "the service has no answer about tuning"
 RESTING = "the service did not answer a moment ago"
@@ -250,14 +260,19 @@ def pipe():
     os.close(writing)
 
 
-def test_one_job_asks_so_often_and_no_more(pipe):
-    relay = Relay(pipe[1])
-    for number in range(MOST):
+@pytest.mark.parametrize(
+    ("work", "most"), [("compile", MOST), ("search", MOST_OF_A_SEARCH)], ids=["compile", "search"]
+)
+def test_one_job_asks_so_often_and_no_more(pipe, monkeypatch, work, most):
+    monkeypatch.setattr(questions, "MOST_OF_A_SEARCH", 2 * MOST)
+    most = min(most, 2 * MOST)
+    relay = Relay(pipe[1], most_questions(Job("key", b"", 1.0, work=work)))
+    for number in range(most):
         relay.ask(Query(number, b""))
         relay.answer(Reply(number, b""))
         os.read(pipe[0], 1 << 20)
-    with pytest.raises(BadFrame, match=f"more than {MOST}"):
-        relay.ask(Query(MOST, b""))
+    with pytest.raises(BadFrame, match=f"more than {most}"):
+        relay.ask(Query(most, b""))
 
 
 def test_an_answer_that_nobody_asked_for_is_not_handed_on(pipe):
