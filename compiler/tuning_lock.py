@@ -27,7 +27,7 @@ _HEAD = """\
 # Written by `torchrelay tune export`, used with TORCHRELAY_TUNING_LOCK=FILE, explained in docs/tuning.md.
 # Times are milliseconds: the median, and a 95% confidence interval of it.
 """
-_TIMINGS = ("winner", "runner_up", "aten")
+_TIMINGS = ("winner", "runner_up", "aten", "default")
 _CONFLICT = ("<<<<<<<", "|||||||", "=======", ">>>>>>>")
 
 T = TypeVar("T")
@@ -51,6 +51,8 @@ class _Block(Struct, forbid_unknown_fields=True, kw_only=True):
     runner_up_ms: _Times | None = None
     aten: tuning.Text | None = None
     aten_ms: _Times | None = None
+    default: tuning.Text | None = None
+    default_ms: _Times | None = None
     candidates: tuning.Several
     failed: tuning.Count = 0
     error: tuning.Finite | None = None

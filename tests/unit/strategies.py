@@ -278,6 +278,7 @@ tuning_entries = st.builds(
     winner=timings,
     runner_up=st.none() | timings,
     aten=st.none() | timings,
+    default=st.none() | timings,
     candidates=counts,
     failed=counts,
     error=st.none() | shares,
