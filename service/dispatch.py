@@ -8,8 +8,10 @@ on its events in Redis, which any gateway can serve.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, Protocol
 
 import structlog
@@ -31,12 +33,13 @@ from ..compiler.errors import (
     Unsupported,
     VerifyFailed,
 )
+from ..compiler.tuning import Entry, Question
 from .blobs import StoreDown, sha256
 from .cache import Cache, Offer
 from .intake import Ask, Intake
 from .leases import Granted, Leases
 from .metrics import Metrics
-from .questions import Questions
+from .questions import Hear, Questions
 from .settings import ServiceSettings
 from .signing import Keyring
 from .tasks import end
@@ -119,6 +122,21 @@ class Dispatcher:
         self._keyring = keyring
         self._metrics = metrics
         self._flights: dict[asyncio.Task[None], Flight] = {}
+        self._listeners: dict[str, Hear] = {}
+
+    @contextmanager
+    def listening(self, key: str, hear: Hear) -> Iterator[None]:
+        """Meanwhile, `hear` what compiles of `key` here ask of the tuning database. The last one to listen does."""
+        self._listeners[key] = hear
+        try:
+            yield
+        finally:
+            if self._listeners.get(key) is hear:
+                del self._listeners[key]
+
+    def _heard(self, key: str, question: Question, entries: Sequence[Entry]) -> None:
+        if (hear := self._listeners.get(key)) is not None:
+            hear(question, entries)
 
     async def ask(self, ask: Ask, body: bytes, *, finish: bool) -> Literal["hit", "wait", "start"]:
         """Make sure that somebody compiles this. "hit": it was published a moment ago. "start": nobody did.
@@ -291,7 +309,7 @@ class Dispatcher:
                     target=ask.target,
                     deadline_seconds=deadline,
                     on_progress=on_progress,
-                    on_query=Questions(self._tunings, ask).answer,
+                    on_query=Questions(self._tunings, ask, functools.partial(self._heard, ask.key)).answer,
                 )
         except TimeoutError:
             raise CompileTimeout(f"the compile took longer than {deadline:g} s") from None

@@ -9,6 +9,7 @@ and its claim would choose others' kernels. It may ask: the entries are its own 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
@@ -27,19 +28,25 @@ _SECONDS = 8.0
 """For one answer: the compile waits for ten (workers/questions.py)."""
 
 
-class Questions:
-    """The questions of one compile. `ask`: what it was given to compile."""
+Hear = Callable[[tuning.Question, Sequence[Entry]], None]
+"""Hears, in the event loop, what a compile asked and which entries it was answered."""
 
-    def __init__(self, tunings: Tunings, ask: Ask) -> None:
+
+class Questions:
+    """The questions of one compile. `ask`: what it was given to compile. hear: who else wants to know of them."""
+
+    def __init__(self, tunings: Tunings, ask: Ask, hear: Hear | None = None) -> None:
         self._tunings = tunings
         self._ask = ask
+        self._hear = hear
         self._complained = False
 
     async def answer(self, question: bytes) -> bytes:
         """Raises nothing: b'' where there is no answer, and the first time a line in the log."""
         try:
             async with asyncio.timeout(_SECONDS):
-                entries = await self._entries(decoded(question))
+                asked = decoded(question)
+                entries = await self._entries(asked)
         except (RelayError, RedisError, TimeoutError) as error:
             if not self._complained:
                 self._complained = True
@@ -47,6 +54,8 @@ class Questions:
                     "tuning_unanswered", key=self._ask.key, error=f"{type(error).__name__}: {error}"[:500]
                 )
             return b""
+        if self._hear is not None:
+            self._hear(asked, entries)
         return msgspec.msgpack.encode(tuning.Known(entries))
 
     async def _entries(self, question: tuning.Question) -> list[Entry]:
