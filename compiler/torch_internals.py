@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import sympy
 import torch
@@ -40,6 +40,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from . import triton_store, tuning
 from .ahead import Copy
+from .configurations import Configuration, configuration_of
 from .errors import Unsupported
 from .kernel_store import Exchange
 from .triton_store import Winner
@@ -1328,9 +1329,25 @@ def _distinct(texts: Sequence[str]) -> list[str]:
     return numbered
 
 
+class Guide(Protocol):
+    """What `choosing` asks before it renders templates, which takes 5 to 20 ms each."""
+
+    def expects(self, problem: tuning.Problem, device: str) -> str | None:
+        """The candidate that will be taken, by its text; ATEN: PyTorch's own kernel; None: not known, render all."""
+
+    def more(self, problem: tuning.Problem) -> Sequence[Configuration]:
+        """Configurations that Inductor does not offer for the problem, and that are to be candidates too."""
+
+
+ATEN = "aten"
+
+
 @contextlib.contextmanager
-def choosing(choose: Callable[[Selection], int]) -> Iterator[None]:
-    """Inside the block, `choose` says which candidate implements an operator; Inductor measures none.
+def choosing(
+    choose: Callable[[Selection], int], *, least: int = 2, guide: Guide | None = None
+) -> Iterator[None]:
+    """Inside the block, `choose` says which candidate implements an operator; Inductor measures none. least: so many
+    candidates make a choice. With a guide, only candidates that may be taken are rendered, and there can be more.
 
     Wraps torch._inductor.select_algorithm.AlgorithmSelectorCache.__call__, which takes a single choice as it is and
     puts off nothing (no MultiTemplateBuffer): what a choice was made for does not show in the code. Left to Inductor:
@@ -1339,6 +1356,7 @@ def choosing(choose: Callable[[Selection], int]) -> Iterator[None]:
     """
     from torch._inductor import config
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
+    from torch._inductor.virtualized import V
 
     original = AlgorithmSelectorCache.__call__
     signature = inspect.signature(original)
@@ -1346,15 +1364,149 @@ def choosing(choose: Callable[[Selection], int]) -> Iterator[None]:
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(self, *args, **kwargs).arguments
+        ours = not config.deterministic and not _left_to_inductor(given)
+        if guide is not None and ours:
+            given["choices"] = _narrowed(self, given, guide)
+        given["choices"] = [choice for made in given["choices"] if (choice := _rendered(made)) is not None]
         for preprocess in self.preprocessing_fns:
             given["choices"] = preprocess(given["choices"])
-        if len(given["choices"]) > 1 and not config.deterministic and not _left_to_inductor(given):
+        if len(given["choices"]) >= least and ours:
             given["choices"] = [given["choices"][choose(Selection(self, given))]]
         del given["self"]
         return original(self, **given)
 
-    with _replaced(AlgorithmSelectorCache, "__call__", call):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_replaced(AlgorithmSelectorCache, "__call__", call))
+        if guide is not None:
+            stack.enter_context(V.set_choices_handler(_putting_off()))
         yield
+
+
+@functools.cache
+def _putting_off() -> Any:
+    """A choices handler (torch._inductor.choices.InductorChoices) whose templates' candidates are Unrendered."""
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.select_algorithm import ExternKernelChoice
+
+    class PuttingOff(InductorChoices):
+        def _finalize_template_configs(
+            self,
+            template_choices: Any,
+            kernel_inputs: Any,
+            templates: Any,
+            op_name: str,
+            kwarg_overrides: Any = None,
+        ) -> list[Any]:
+            made = super()._finalize_template_configs(
+                template_choices, kernel_inputs, templates, op_name, kwarg_overrides
+            )
+
+            def others(template: Any, configurations: Sequence[Configuration]) -> list[Any]:
+                return _with_configurations(
+                    configurations,
+                    lambda: self.get_ktc(
+                        kernel_inputs, template, op_name, (kwarg_overrides or {}).get(template.uid, {})
+                    ),
+                    (template.uid, kernel_inputs.device_type, op_name),
+                )
+
+            return [
+                choice if isinstance(choice.template, ExternKernelChoice) else _Unrendered(choice, others)
+                for choice in made
+            ]
+
+    return PuttingOff()
+
+
+class _Unrendered:
+    """A torch._inductor.kernel_template_choice.KernelTemplateChoice that stands in for its own candidate."""
+
+    def __init__(self, made: Any, others: Callable[[Any, Sequence[Configuration]], list[Any]]) -> None:
+        self.made = made
+        self._others = others
+        self.template = made.template
+        self.inputs = made.inputs
+
+    @property
+    def choice(self) -> _Unrendered:
+        return self
+
+    @property
+    def layout(self) -> Any:
+        return self.made.layout
+
+    @layout.setter
+    def layout(self, layout: Any) -> None:
+        self.made.layout = layout
+
+    def may_be(self, text: str) -> bool:
+        """Whether this could be the candidate: all that its text says of what it is made with is so."""
+        if not re.match(rf"triton_{re.escape(self.template.name)} ", text):
+            return False
+        told = dict(re.findall(r"\b([A-Za-z_]+)=([^,]+)", text))
+        parameters = self.made.params.to_kwargs()
+        return all(repr(value) == told[name] for name, value in parameters.items() if name in told)
+
+    def others(self, configurations: Sequence[Configuration]) -> list[_Unrendered]:
+        """The same template in other configurations."""
+        found = self._others(self.template, [c for c in configurations if c.template == self.template.name])
+        for made in found:
+            made.layout = self.layout
+        return [_Unrendered(made, self._others) for made in found]
+
+
+def _rendered(choice: Any) -> Any:
+    return choice.made.choice if isinstance(choice, _Unrendered) else choice
+
+
+def _with_configurations(
+    configurations: Sequence[Configuration], make: Callable[[], Iterable[Any]], heuristic_key: tuple[str, ...]
+) -> list[Any]:
+    """What `make` gives when a template's heuristic (BaseConfigHeuristic.mm_configs) has these configurations."""
+    from torch._inductor.template_heuristics.registry import get_template_heuristic
+    from torch._inductor.template_heuristics.triton import GemmConfig
+
+    heuristic: Any = get_template_heuristic(*heuristic_key)
+    if not configurations or not all(type(c) is GemmConfig for c in getattr(heuristic, "mm_configs", [None])):
+        return []
+    wanted = [
+        GemmConfig(c.block_m, c.block_n, c.block_k, c.stages, c.warps, group_m=c.group_m)
+        for c in configurations
+    ]
+    with _replaced(heuristic, "mm_configs", wanted), _replaced(heuristic, "should_scale_configs", False):
+        return list(make())
+
+
+def _narrowed(cache: Any, given: Mapping[str, Any], guide: Guide) -> list[Any]:
+    """An operator's candidates without those that will not be taken, and with the guide's own."""
+    choices = list(given["choices"])
+    templates = [choice for choice in choices if isinstance(choice, _Unrendered)]
+    ready = [choice for choice in choices if not isinstance(choice, _Unrendered)]
+    if not templates or given["name"] not in _TOLD_BY_OPERANDS or given.get("input_gen_fns"):
+        return choices
+    selection = Selection(cache, {**given, "choices": ready})
+    if not selection.aten:
+        return choices
+    expected = guide.expects(selection.problem, selection.device)
+    if expected is None:
+        tried = {str(template.made.params.to_kwargs()) for template in templates}
+        first = {template.template.uid: template for template in templates}
+        more = [
+            other for template in first.values() for other in template.others(guide.more(selection.problem))
+        ]
+        return [*choices, *(other for other in more if str(other.made.params.to_kwargs()) not in tried)]
+    if expected == ATEN or expected in selection.candidates:
+        return ready
+    configuration = configuration_of(expected)
+    offered = [template for template in templates if template.may_be(expected)]
+    if not offered and configuration is not None:
+        first = {template.template.uid: template for template in templates}
+        offered = [other for template in first.values() for other in template.others([configuration])]
+    for template in offered:
+        rendered = _rendered(template)
+        if rendered is not None and _candidate_text(rendered) == expected:
+            return [*ready, template]
+    return choices
 
 
 def _left_to_inductor(given: Mapping[str, Any]) -> bool:

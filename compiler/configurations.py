@@ -1,0 +1,88 @@
+"""Configurations of Inductor's Triton matrix templates: a candidate's text in, tile sizes and their neighbours out.
+
+Inductor has some twenty configurations for every matrix product. What is fastest for one product is often near the best
+of these and not among them, and neighbours are many fewer than all there could be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from msgspec import Struct
+
+_NAMES = {
+    "BLOCK_M": "block_m",
+    "BLOCK_N": "block_n",
+    "BLOCK_K": "block_k",
+    "GROUP_M": "group_m",
+    "num_stages": "stages",
+    "num_warps": "warps",
+}
+_BLOCKS = (16, 32, 64, 128, 256)
+_WARPS = (2, 4, 8)
+_STAGES = range(1, 8)
+_GROUPS = (1, 4, 8, 16)
+
+
+class Configuration(Struct, frozen=True, order=True):
+    """Of a template: `mm`, `bmm`, `mm_persistent_tma` ... Sizes of a tile in elements."""
+
+    template: str
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+    warps: int
+    group_m: int = 8
+
+    def usable(self) -> bool:
+        """Whether it is within the bounds of what is ever built."""
+        blocks = (self.block_m, self.block_n, self.block_k)
+        return (
+            all(block in _BLOCKS for block in blocks)
+            and self.warps in _WARPS
+            and self.stages in _STAGES
+            and self.group_m in _GROUPS
+            and self.warps * 256 <= self.block_m * self.block_n <= 256 * 128 * 2
+        )
+
+
+def configuration_of(candidate: str) -> Configuration | None:
+    """Of a candidate like `triton_mm ACC_TYPE='tl.float32', BLOCK_K=32, ...`; None: another kind, or out of bounds."""
+    found = re.match(r"triton_([a-z0-9_]{1,40}) ", candidate)
+    given = dict(re.findall(r"\b([A-Za-z_]+)=([0-9]{1,4})(?![0-9])", candidate))
+    if found is None or not _NAMES.keys() - {"GROUP_M"} <= given.keys():
+        return None
+    told = {field: int(given[name]) for name, field in _NAMES.items() if name in given}
+    configuration = Configuration(found[1], **told)
+    return configuration if configuration.usable() else None
+
+
+def neighbours(best: Sequence[Configuration], tried: Sequence[Configuration]) -> list[Configuration]:
+    """What differs from one of `best` by one step in one direction, best first; none of `tried`."""
+    seen = set(tried)
+    found: list[Configuration] = []
+    for configuration in best:
+        for other in _steps(configuration):
+            if other.usable() and other not in seen:
+                seen.add(other)
+                found.append(other)
+    return found
+
+
+def _steps(configuration: Configuration) -> Iterator[Configuration]:
+    directions: dict[str, Sequence[int]] = {
+        "block_m": _BLOCKS,
+        "block_n": _BLOCKS,
+        "block_k": _BLOCKS,
+        "stages": _STAGES,
+        "warps": _WARPS,
+        "group_m": _GROUPS,
+    }
+    for name, values in directions.items():
+        here = list(values).index(getattr(configuration, name))
+        for there in (here - 1, here + 1):
+            if 0 <= there < len(values):
+                yield msgspec.structs.replace(configuration, **{name: values[there]})
