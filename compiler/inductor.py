@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -42,12 +42,24 @@ class Compiled(Struct, frozen=True):
 
 def options_of(request: wire.GraphRequest, threads: int) -> dict[str, Any]:
     """Inductor's configuration for a request: its mode, its options, and what the target fixes."""
-    defaults = table.load(request.toolchain.torch).options
+    options = {**torch_internals.mode_options(request.mode), **dict(request.options)}
+    return _options(request.toolchain.torch, options, request.ambient.threads, threads)
+
+
+def search_options(torch_version: str, kernel_threads: int, threads: int) -> dict[str, Any]:
+    """Inductor's configuration where problems are searched apart from any request."""
+    options = torch_internals.mode_options("max-autotune-no-cudagraphs")
+    return _options(torch_version, options, kernel_threads, threads)
+
+
+def _options(
+    torch_version: str, options: Mapping[str, Any], kernel_threads: int, threads: int
+) -> dict[str, Any]:
+    defaults = table.load(torch_version).options
     return {
         **{name: option.default for name, option in defaults.items()},
-        **torch_internals.mode_options(request.mode),
-        **dict(request.options),
-        "cpp.threads": request.ambient.threads,
+        **options,
+        "cpp.threads": kernel_threads,
         "compile_threads": threads,
         "fx_graph_cache": True,
         "fx_graph_remote_cache": False,

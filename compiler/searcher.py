@@ -1,17 +1,47 @@
 """Stage 8, apart from any compile: problems in, one after the other; what a search of each found out.
 
 A searcher is a long-lived job at one device. It asks the service for tasks, rebuilds each one's operator from the
-problem alone, builds the candidates of the next while it measures the present one, and tells what it found.
+problem alone, builds the candidates of the next while it measures the present one, and tells what it found. On a GPU,
+where candidates run in its own process, one that hangs or breaks the device ends that process: who gave the task out
+was told which candidate was about to run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from . import tuning, wire
+import torch
+from msgspec import Struct
+
+from . import contest, inductor, measure, rebuild, torch_internals, trials, triton_store, tuning, wire
+from . import target as targets
+from .candidates import Candidates
+from .errors import CompileFailed, Unavailable
 from .kernel_store import Exchange
+from .place import place_of
+from .search import MOST_TOLD
 from .search_order import SearchOrder
+from .tuning import Place, Task
+
+log = logging.getLogger(__name__)
+
+AHEAD = 3
+"""Tasks at hand: one that is measured, others whose candidates are being built."""
+MOST_QUESTIONS = 3500
+"""After so many it ends, when it holds nothing: a service starts another one, with nothing left behind."""
+PATIENCE_SECONDS = 300.0
+"""Of a service that does not answer."""
+_RETRY_SECONDS = 2.0
+BROKEN = 76
+"""Exit status of a process whose candidate hung or broke the device."""
 
 
 def serve(
@@ -22,11 +52,238 @@ def serve(
     progress: Callable[[wire.Stage, str], None],
     kernels: Exchange | None = None,
     beside: Path | None = None,
+    settings: measure.Settings = measure.DEFAULTS,
 ) -> None:
     """Search what `ask` hands out until it says that it is over.
 
     workdir: a folder of this job alone. kernels: where what was built is found and laid. beside: a folder that the
-    searches on this machine share, so that only one measures at a time; None: that of `kernels`. Raises Unavailable
-    if the service does not answer for long. The process ends where a candidate hangs or breaks the device.
+    searches on this machine share, so that only one measures on its CPU at a time; None: that of `kernels`. Raises
+    Unavailable if the service does not answer for long. The process ends where a candidate hangs or breaks the device.
     """
-    raise NotImplementedError
+    device = order.target.kind
+    threads = len(os.sched_getaffinity(0))
+    cpu = order.target.cpu
+    caches = {
+        "TORCHINDUCTOR_CACHE_DIR": str(workdir / "inductor"),
+        "TRITON_CACHE_DIR": str(workdir / "triton"),
+    }
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch_internals.environment(**caches))
+        stack.enter_context(triton_store.sharing_binaries(kernels))
+        if device == "cuda" and threads > 1:
+            torch_internals.start_kernel_processes(threads)
+            stack.callback(torch_internals.stop_kernel_processes)
+        stack.enter_context(torch_internals.sharing_libraries(kernels))
+        stack.enter_context(
+            torch_internals.cpu_target(
+                targets.vector_sets(cpu), targets.compiler_flags(cpu), "avx512_bf16" in cpu
+            )
+        )
+        options = inductor.search_options(order.toolchain.torch, order.threads, threads)
+        stack.enter_context(torch_internals.options_in_force(options))
+        if order.threads and torch.get_num_threads() != order.threads:
+            torch.set_num_threads(order.threads)
+        shared = beside if beside is not None or kernels is None else kernels.store
+        _Searcher(
+            ask,
+            device=device,
+            place=place_of(order.toolchain, order.target, device, order.threads),
+            threads=order.threads,
+            # What is built while something is measured on the same processors would be measured too.
+            ahead=AHEAD if device == "cuda" or threads > order.threads else 1,
+            beside=shared if device == "cpu" else contest.gpu_folder(),
+            settings=settings,
+            progress=progress,
+        ).run()
+
+
+class _Prepared(Struct):
+    """A task whose candidates are being built. wait: for that; says which failed, and why."""
+
+    task: Task
+    selection: Candidates
+    wait: Callable[[], Mapping[int, str]]
+    begun: float
+
+
+class _Searcher:
+    """The loop. All of it in one thread, but the building."""
+
+    def __init__(
+        self,
+        ask: tuning.Ask,
+        *,
+        device: str,
+        place: Place,
+        threads: int,
+        ahead: int,
+        beside: Path | None,
+        settings: measure.Settings,
+        progress: Callable[[wire.Stage, str], None],
+    ) -> None:
+        self._ask = ask
+        self._device = device
+        self._place = place
+        self._threads = threads
+        self._ahead = ahead
+        self._beside = beside
+        self._settings = settings
+        self._progress = progress
+        self._asked = 0
+        self._held: deque[_Prepared] = deque()
+
+    def run(self) -> None:
+        over = False
+        while True:
+            while not over and len(self._held) < self._ahead:
+                work = self._next()
+                over = work.over or self._asked >= MOST_QUESTIONS
+                for task in work.tasks:
+                    self._prepare(task)
+                if not work.tasks:
+                    break
+            if self._held:
+                self._search(self._held.popleft())
+            elif over:
+                return
+
+    def _next(self) -> tuning.Work:
+        """What the service gives, however long it takes to answer at all. Raises Unavailable after PATIENCE_SECONDS."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                answer = self._told(tuning.Next(self._place, len(self._held)))
+                return answer if isinstance(answer, tuning.Work) else tuning.Work([])
+            except Unavailable:
+                if self._held:  # these can be searched meanwhile
+                    return tuning.Work([])
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_RETRY_SECONDS)
+
+    def _told(self, question: tuning.Question) -> tuning.Answer:
+        self._asked += 1
+        return self._ask(question)
+
+    def _prepare(self, task: Task) -> None:
+        """Rebuild a task's operator and have its candidates built."""
+        begun = time.monotonic()
+        try:
+            with rebuild.in_force(task):
+                selection = rebuild.rebuild(task, self._device)
+                if not task.exact and self._is_known(task, selection):
+                    return
+                wait = selection.begin_building()
+        except rebuild.Unsuited as error:
+            self._unfit(task, str(error))
+            return
+        except Exception as error:
+            log.exception("%s", task.problem.text())
+            self._check_device(task)
+            self._unfit(task, f"{type(error).__name__}: {error}")
+            return
+        self._held.append(_Prepared(task, selection, wait, begun))
+
+    def _is_known(self, task: Task, selection: Candidates) -> bool:
+        """Whether somebody has searched this very problem here; if so that is what was found."""
+        try:
+            entries = tuning.entries_of(self._told(tuning.Lookup(self._place, [selection.problem])))
+        except Unavailable:
+            return False
+        for entry in entries:
+            here = (entry.problem, entry.place) == (selection.problem, self._place)
+            if here and entry.winner.candidate in selection.candidates:
+                self._say(tuning.Found(entry, task=task.id))
+                return True
+        return False
+
+    def _search(self, prepared: _Prepared) -> None:
+        task, selection = prepared.task, prepared.selection
+        self._progress("autotune", selection.problem.text()[:500])
+        try:
+            doomed = dict(prepared.wait())
+            for candidate, text in enumerate(selection.candidates):
+                if text in task.avoid:
+                    doomed[candidate] = "ended the process that ran it"
+            with rebuild.in_force(task):
+                found = contest.hold(
+                    selection,
+                    place=self._place,
+                    settings=self._limited(task),
+                    threads=self._threads,
+                    beside=self._beside,
+                    doomed=doomed,
+                    begun=prepared.begun,
+                    before=lambda candidate: self._trying(task, selection.candidates[candidate]),
+                    failed=lambda: self._check_device(task),
+                    watched=self._watched if self._device == "cuda" else trials.unwatched,
+                )
+        except CompileFailed as error:
+            self._unfit(task, error.message)
+            return
+        except Exception as error:
+            log.exception("%s", task.problem.text())
+            self._check_device(task)
+            self._unfit(task, f"{type(error).__name__}: {error}")
+            return
+        self._say(
+            tuning.Found(
+                found.entry,
+                task=task.id,
+                timings=found.timings[:MOST_TOLD],
+                failures=found.failures[:MOST_TOLD],
+            )
+        )
+
+    def _limited(self, task: Task) -> measure.Settings:
+        most = task.samples or self._settings.most
+        return measure.Settings(
+            band=self._settings.band,
+            rounds=min(self._settings.rounds, most),
+            most=most,
+            seconds=task.seconds or self._settings.seconds,
+        )
+
+    def _trying(self, task: Task, candidate: str) -> None:
+        self._say(tuning.Trying(task.id, candidate))
+
+    def _unfit(self, task: Task, why: str) -> None:
+        log.warning("%s is not searched: %s", task.problem.text(), why)
+        self._say(tuning.Unfit(task.id, " ".join(why.split())[:1000]))
+
+    def _say(self, question: tuning.Question) -> None:
+        """Tell the service; it gives the task out again if it does not hear."""
+        try:
+            self._told(question)
+        except Unavailable as error:
+            log.warning("the service was not told: %s", error)
+
+    # --- the device -----------------------------------------------------------------------------------------
+
+    def _check_device(self, task: Task) -> None:
+        """End the process if the GPU can be used no more: whatever ran last broke it."""
+        if self._device != "cuda":
+            return
+        try:
+            held = torch.ones(1024, device="cuda")
+            works = int(held.mul_(2).sum().item()) == 2048
+        except Exception:
+            works = False
+        if not works:
+            _end(f"the GPU cannot be used any more, after a candidate for {task.problem.text()}")
+
+    @contextlib.contextmanager
+    def _watched(self, seconds: float) -> Iterator[None]:
+        """End the process if the block takes longer: a kernel that hangs cannot be stopped otherwise."""
+        timer = threading.Timer(seconds, _end, [f"a candidate did not come back for {seconds:.0f} s"])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+def _end(why: str) -> None:
+    print(why, file=sys.stderr, flush=True)
+    os._exit(BROKEN)

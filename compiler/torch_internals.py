@@ -1144,7 +1144,7 @@ class Selection:
         name, nodes = self._given["name"], list(self._given["input_nodes"])
         keys = [self._cache.key_of(node) for node in nodes]
         result = self._cache.key_of(ir.Buffer(name="result", layout=self._given["layout"]))
-        settings = {option: str(value) for option, value in changed_options().items() if option in _SPACES}
+        settings = {option: str(value) for option, value in changed_options().items() if option in SPACES}
         dtypes = {key[1] for key in keys}
         if "torch.float32" in dtypes:
             settings["precision"] = torch.get_float32_matmul_precision()
@@ -1159,7 +1159,11 @@ class Selection:
             if limited := [f"{name}={allowed}" for name, allowed in reduced.items() if allowed is not True]:
                 settings["reduced_precision"] = " ".join(limited)
         if self.aten:
-            settings |= {f"arg.{k}": repr(v) for k, v in self._choices[self.aten[0]].kwargs.items()}
+            own = self._choices[self.aten[0]]
+            settings |= {f"arg.{k}": repr(v) for k, v in own.kwargs.items()}
+            for i, (node, key) in enumerate(zip(own.input_nodes, keys, strict=False)):
+                if (given := self._cache.key_of(node)) != key:  # a bias that only the templates take expanded
+                    settings[f"given.{i}"] = _operand(given).text()
         if dynamic := [f"{i}.{dim}" for i, node in enumerate(nodes) for dim in _symbolic(node)]:
             settings["dynamic"] = " ".join(dynamic)
         if any(key[-1] for key in keys):
@@ -1176,30 +1180,39 @@ class Selection:
             name, tuple(map(_operand, keys)), _operand(result), tuple(sorted(settings.items()))
         )
 
-    def build(self) -> list[int]:
-        """Compile the candidates, as many at once as Inductor may; those that do not compile."""
+    def begin_building(self) -> Callable[[], dict[int, str]]:
+        """Have the candidates compiled, as many at once as Inductor may. What is returned waits for that, and says
+        which do not compile, and why."""
         from torch._inductor import config
         from torch._inductor.select_algorithm import create_inputs_key
 
         if self.device == "cpu":
-            with ThreadPoolExecutor(config.compile_threads or 1) as pool:
-                built = {
-                    i: pool.submit(_for_a_trial().run, choice.precompile)
-                    for i, choice in enumerate(self._choices)
-                    if hasattr(choice, "precompile")
-                }
-            return [i for i, done in built.items() if done.exception() is not None]
+            pool = ThreadPoolExecutor(config.compile_threads or 1)
+            built = {
+                i: pool.submit(_for_a_trial().run, choice.precompile)
+                for i, choice in enumerate(self._choices)
+                if hasattr(choice, "precompile")
+            }
+            pool.shutdown(wait=False)
+            return lambda: {i: str(e) for i, done in built.items() if (e := done.exception()) is not None}
         inputs_key = create_inputs_key(self._given["input_nodes"])
         limit = self._given.get("precompilation_timeout_seconds", 3600)
-        self._cache.make_precompile_fn(self._choices, self._given["name"], inputs_key, limit)()
-        return [i for i, choice in enumerate(self._choices) if choice.failed]
+        wait = self._cache.make_precompile_fn(self._choices, self._given["name"], inputs_key, limit)
+
+        def waited() -> dict[int, str]:
+            wait()
+            return {i: "does not build" for i, choice in enumerate(self._choices) if choice.failed}
+
+        return waited
 
     def prepare(self, seed: int) -> None:
         """Make the example inputs: random, or as the operator wants them (`input_gen_fns`)."""
         from torch._dynamo.utils import counters
+        from torch._inductor.virtualized import V
 
         counters["inductor"]["select_algorithm_autotune"] += 1
-        with torch.random.fork_rng(devices=[0] if self.device == "cuda" else []):
+        devices = [0] if self.device == "cuda" else []
+        with torch.random.fork_rng(devices=devices), V.set_graph_handler(self._graph):
             torch.manual_seed(seed)
             self._arguments = self._cache.get_inputs(
                 self._choices,
@@ -1266,7 +1279,7 @@ class Selection:
                 clean()
 
 
-_SPACES = frozenset(
+SPACES = frozenset(
     {
         "max_autotune_conv_backends",
         "max_autotune_flex_search_space",
@@ -1524,6 +1537,80 @@ def _left_to_inductor(given: Mapping[str, Any]) -> bool:
             for choice in given["choices"]
         )
     )
+
+
+def select_alone(
+    target: OpOverload,
+    call: Callable[[list[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
+    operands: Sequence[tuning.Operand],
+    offsets: Sequence[int],
+    constants: Collection[int],
+    device: torch.device,
+    *,
+    channels_last: bool | None,
+) -> list[Selection]:
+    """What Inductor chooses from when it lowers a graph of one operator (torch._inductor.graph.GraphLowering).
+
+    call(operands): the operator's arguments. offsets: where each operand begins in its storage, in elements.
+    constants: operands that are constants of the graph. channels_last: as in a graph where Inductor prefers it; None:
+    Inductor decides.
+    """
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)  # constants
+    graph, root = torch.fx.Graph(), torch.nn.Module()
+    nodes: list[Any] = []
+    inputs: list[Any] = []
+    for i, (operand, offset) in enumerate(zip(operands, offsets, strict=True)):
+        dtype = getattr(torch, operand.dtype)
+        if i in constants:
+            held = torch.empty_strided(operand.size, operand.stride, dtype=dtype, device=device)
+            root.register_buffer(f"constant_{i}", held.zero_())
+            nodes.append(graph.get_attr(f"constant_{i}"))
+            continue
+        with mode:
+            if offset:
+                steps = zip(operand.size, operand.stride, strict=True)
+                length = offset + 1 + sum((size - 1) * stride for size, stride in steps)
+                inputs.append(torch.empty(length, dtype=dtype, device=device))
+            else:
+                inputs.append(torch.empty_strided(operand.size, operand.stride, dtype=dtype, device=device))
+        node = graph.placeholder(f"operand_{i}")
+        if offset:
+            view = (node, list(operand.size), list(operand.stride), offset)
+            node = graph.call_function(torch.ops.aten.as_strided.default, view)
+        nodes.append(node)
+    arguments, named = call(nodes)
+    graph.output((graph.call_function(target, arguments, named),))
+    gm = torch.fx.GraphModule(root, graph)
+    FakeTensorProp(gm, mode).propagate(*inputs)
+    found: list[Selection] = []
+
+    def record(selection: Selection) -> int:
+        found.append(selection)
+        return selection.aten[0] if selection.aten else 0
+
+    with tracing(mode), V.set_fake_mode(mode), choosing(record, least=1), torch.no_grad():
+        lowering = GraphLowering(gm, example_inputs=inputs, is_inference=True, layout_opt=channels_last)
+        with V.set_graph_handler(lowering):
+            lowering.run(*inputs)
+    return found
+
+
+def options_in_force(options: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Set torch._inductor.config entries inside a block."""
+    from torch._inductor import config
+
+    manager: contextlib.AbstractContextManager[Any] = config.patch(dict(options))
+    return manager
+
+
+def keep_gpu_busy(seconds: float) -> None:
+    """Have the current stream wait for about so long before what comes next (torch.cuda._sleep, in clock cycles)."""
+    sleep: Any = torch.cuda._sleep
+    sleep(int(seconds * 1.5e9))
 
 
 # --- load side -------------------------------------------------------------------------------------------

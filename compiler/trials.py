@@ -17,13 +17,15 @@ import struct
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import torch
 
-from .torch_internals import Selection
+from . import torch_internals
+from .candidates import Candidates
 
 FIRST_SECONDS = 120.0
 SAMPLE_SECONDS = 30.0
@@ -46,6 +48,15 @@ class Failed(Exception):
     """A candidate crashed, hung or raised."""
 
 
+Watch = Callable[[float], AbstractContextManager[None]]
+"""Around what may hang, which is given so many seconds."""
+
+
+@contextlib.contextmanager
+def unwatched(seconds: float) -> Iterator[None]:
+    yield
+
+
 class Trials(Protocol):
     """Candidates of one selection that can be run, in a `with` block."""
 
@@ -62,7 +73,7 @@ class Trials(Protocol):
         """One sample, in milliseconds, of each candidate named, all of them started; None from where one fails."""
 
 
-def trials(selection: Selection, threads: int) -> Trials:
+def trials(selection: Candidates, threads: int) -> Trials:
     """For a selection that is prepared. threads: that a CPU's kernels run in."""
     reference = selection.reference()
     return Copies(selection, reference, threads) if selection.device == "cpu" else OnGpu(selection, reference)
@@ -83,7 +94,7 @@ def error_of(result: torch.Tensor, reference: torch.Tensor | None) -> float | No
 class Copies:
     """On a CPU. Each started candidate has a process, which waits to be asked for a sample."""
 
-    def __init__(self, selection: Selection, reference: torch.Tensor | None, threads: int) -> None:
+    def __init__(self, selection: Candidates, reference: torch.Tensor | None, threads: int) -> None:
         self._selection = selection
         self._reference = reference
         self._threads = threads
@@ -244,17 +255,25 @@ def _cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> i
 
 
 class OnGpu:
-    """On the current GPU, in this process; a candidate that ends the process's use of the GPU ends the compile.
+    """On the current GPU, in this process; a candidate that ends the process's use of the GPU ends the search.
 
-    Samples are enqueued behind each other and waited for once. Each starts with a write of four times the L2 cache,
-    which also keeps the GPU busy while the host enqueues the kernel: the events stand around nothing else.
+    A few dozen samples are enqueued behind a kernel that does nothing for longer than that takes, so that no wait of
+    the host's (another thread, an import, other work) stands between them: else they are taken again. Each starts with
+    a write of four times the L2 cache; the events stand around nothing but the candidate.
     """
 
-    def __init__(self, selection: Selection, reference: torch.Tensor | None) -> None:
+    AT_ONCE = 48
+    """Samples in line: Python enqueues them in about a millisecond, and CUDA's queue has room for them."""
+    LEAD_SECONDS = (2e-3, 0.1)
+    """How long the first of them waits at first, and at most."""
+    ATTEMPTS = 4
+
+    def __init__(self, selection: Candidates, reference: torch.Tensor | None) -> None:
         self._selection = selection
         self._reference = reference
         self._once: dict[int, Callable[[], Any]] = {}
         self._others: torch.Tensor | None = None
+        self._lead = self.LEAD_SECONDS[0]
 
     def __enter__(self) -> OnGpu:
         return self
@@ -262,6 +281,7 @@ class OnGpu:
     def __exit__(self, *error: object) -> None:
         self._once.clear()
         self._others = None
+        self._reference = None
 
     def start(self, candidate: int) -> float | None:
         kept: list[Callable[[], Any]] = []
@@ -275,7 +295,7 @@ class OnGpu:
             torch.cuda.synchronize()
             error = error_of(result, self._reference)
         except Exception as error:
-            raise Failed(str(error)) from error
+            raise Failed(" ".join(str(error).split())[:500] or type(error).__name__) from error
         self._once[candidate] = kept[0]
         return error
 
@@ -283,24 +303,43 @@ class OnGpu:
         if self._others is None:
             size = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
             self._others = torch.empty(max(4 * size, 64 << 20), dtype=torch.uint8, device="cuda")
-        event: Any = torch.cuda.Event
-        events: list[tuple[Any, Any] | None] = []
-        for candidate in order:
-            once = self._once.get(candidate)
-            if once is None:
-                events.append(None)
-                continue
-            begin, end = (event(enable_timing=True) for _ in range(2))
-            self._others.zero_()
-            begin.record()
-            try:
-                once()
-            except Exception:
-                traceback.print_exc()
-                del self._once[candidate]
-                events.append(None)
-                continue
-            end.record()
-            events.append((begin, end))
-        torch.cuda.synchronize()
+        times: list[float | None] = []
+        for begin in range(0, len(order), self.AT_ONCE):
+            times += self._in_line(order[begin : begin + self.AT_ONCE], self._others)
+        return times
+
+    def _in_line(self, order: Sequence[int], others: torch.Tensor) -> list[float | None]:
+        least, most = self.LEAD_SECONDS
+        for _ in range(self.ATTEMPTS):
+            begun = time.perf_counter()
+            started = _event()
+            torch_internals.keep_gpu_busy(self._lead)
+            started.record()
+            events = [self._enqueue(candidate, others) for candidate in order]
+            in_time = not started.query()
+            self._lead = min(max(2 * (time.perf_counter() - begun), least), most)
+            torch.cuda.synchronize()
+            if in_time:
+                break
         return [None if pair is None else max(pair[0].elapsed_time(pair[1]), 1e-6) for pair in events]
+
+    def _enqueue(self, candidate: int, others: torch.Tensor) -> tuple[Any, Any] | None:
+        once = self._once.get(candidate)
+        if once is None:
+            return None
+        begin, end = _event(), _event()
+        others.zero_()
+        begin.record()
+        try:
+            once()
+        except Exception:
+            traceback.print_exc()
+            del self._once[candidate]
+            return None
+        end.record()
+        return begin, end
+
+
+def _event() -> Any:
+    event: Any = torch.cuda.Event
+    return event(enable_timing=True)

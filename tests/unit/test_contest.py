@@ -1,11 +1,11 @@
-"""compiler/search.py: who wins among equals, what counts as wrong, and where this is."""
+"""compiler/contest.py, compiler/place.py: who wins among equals, what counts as wrong, and where this is."""
 
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
-from torchrelay.compiler import search
+from torchrelay.compiler import contest, place
 from torchrelay.compiler.tuning import Operand, Problem
 
 
@@ -16,8 +16,8 @@ def selection(dtype="float32", aten=(1,)):
 
 
 def test_among_equals_pytorchs_own_kernel_wins_and_then_the_first_by_text():
-    assert search._preferred(selection(aten=[1, 3])) == [1, 3, 2, 0]
-    assert search._preferred(selection(aten=[])) == [1, 3, 2, 0]
+    assert contest.preferred(selection(aten=[1, 3])) == [1, 3, 2, 0]
+    assert contest.preferred(selection(aten=[])) == [1, 3, 2, 0]
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,13 @@ def test_among_equals_pytorchs_own_kernel_wins_and_then_the_first_by_text():
     ],
 )
 def test_a_candidate_is_wrong_when_it_is_much_further_off_than_pytorchs_own(dtype, own, error, wrong):
-    found = search._wrong(selection(dtype), {1: own, 2: error})
+    found = contest.wrong(selection(dtype), {1: own, 2: error})
     assert set(found) == ({2} if wrong else set())
 
 
 def test_without_a_reference_or_a_kernel_of_pytorchs_nothing_is_wrong():
-    assert search._wrong(selection(), {1: None, 2: None}) == {}
-    assert search._wrong(selection(aten=[]), {0: 0.5, 2: 0.5}) == {}
+    assert contest.wrong(selection(), {1: None, 2: None}) == {}
+    assert contest.wrong(selection(aten=[]), {0: 0.5, 2: 0.5}) == {}
 
 
 def test_the_processors_model_is_linuxs_own_name_for_it(tmp_path):
@@ -51,10 +51,10 @@ def test_the_processors_model_is_linuxs_own_name_for_it(tmp_path):
     listed.write_text(
         "processor\t: 0\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R) Platinum 8488C\nflags\t: fpu\n"
     )
-    assert search._cpu_model(listed) == "Intel(R) Xeon(R) Platinum 8488C"
+    assert place._cpu_model(listed) == "Intel(R) Xeon(R) Platinum 8488C"
     listed.write_text("processor\t: 0\nBogoMIPS\t: 50.00\n")
-    assert search._cpu_model(listed)
-    assert search._cpu_model(tmp_path / "none")
+    assert place._cpu_model(listed)
+    assert place._cpu_model(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_the_processors_model_is_linuxs_own_name_for_it(tmp_path):
 )  # fmt: skip
 def test_the_drivers_version_is_the_kernel_modules(tmp_path, text, version):
     (tmp_path / "version").write_text(text)
-    assert search._gpu_driver(tmp_path / "version") == version
-    assert search._gpu_driver(tmp_path / "none") == ""
+    assert place._gpu_driver(tmp_path / "version") == version
+    assert place._gpu_driver(tmp_path / "none") == ""
 
 
 def test_searches_that_share_a_folder_follow_one_another(tmp_path):
@@ -76,7 +76,7 @@ def test_searches_that_share_a_folder_follow_one_another(tmp_path):
     most = []
 
     def one():
-        with search.alone(tmp_path):  # a lock of an opened file: threads are to each other as processes are
+        with contest.alone(tmp_path):  # a lock of an opened file: threads are to each other as processes are
             inside.append(1)
             most.append(len(inside))
             time.sleep(0.05)
@@ -91,10 +91,10 @@ def test_searches_that_share_a_folder_follow_one_another(tmp_path):
 
 
 def test_nobody_waits_for_ever_and_nobody_needs_the_folder(tmp_path):
-    with search.alone(tmp_path), search.alone(tmp_path, seconds=0.1):
+    with contest.alone(tmp_path), contest.alone(tmp_path, seconds=0.1):
         pass
-    with search.alone(tmp_path / "none"), search.alone(None):
+    with contest.alone(tmp_path / "none"), contest.alone(None):
         pass
-    with search.alone(tmp_path, seconds=5):  # it was let go of
+    with contest.alone(tmp_path, seconds=5):  # it was let go of
         pass
     assert list(tmp_path.iterdir()) == []

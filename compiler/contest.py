@@ -1,0 +1,207 @@
+"""Stage 8: one operator's candidates, built, in; the winner, and what was measured and why the rest failed, out.
+
+Only a candidate that agrees with a reference in higher precision can win.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from msgspec import Struct
+
+from . import measure, trials, tuning
+from .candidates import Candidates
+from .errors import CompileFailed
+from .tuning import Entry, Failure, Place, Timing
+
+log = logging.getLogger(__name__)
+
+_TIMES_ATEN = 4.0
+_ULPS = 4.0
+"""A candidate may be as far off the reference as this many times PyTorch's own kernel, and as many units in the last
+place of its dtype: another order of summation is not an error."""
+
+ALONE_SECONDS = 30.0
+
+DEVICES = Path("/sys/bus/pci/devices")
+
+
+class Outcome(Struct, frozen=True):
+    """timings: of all candidates that ran, fastest first. failed: positions of those that did not."""
+
+    entry: Entry
+    timings: list[Timing]
+    failures: list[Failure]
+    failed: frozenset[int]
+
+
+def hold(
+    selection: Candidates,
+    *,
+    place: Place,
+    settings: measure.Settings,
+    threads: int,
+    beside: Path | None,
+    doomed: Mapping[int, str],
+    begun: float,
+    before: Callable[[int], None] = lambda candidate: None,
+    failed: Callable[[], None] = lambda: None,
+    watched: trials.Watch = trials.unwatched,
+) -> Outcome:
+    """Run and measure the candidates but those that are `doomed`.
+
+    threads: of a CPU's kernels. beside: see `alone`. begun: when the search began (time.monotonic). before: called
+    with each candidate before its first run; failed: after one that failed. watched: around whatever may hang. Raises CompileFailed if none works.
+    """
+    name = tuning.name_of(selection.problem)
+    why = dict(doomed)
+    errors: dict[int, float | None] = {}
+    try:
+        with alone(beside):
+            with watched(trials.FIRST_SECONDS):
+                selection.prepare(seed=int(name[:8], 16))
+                running = trials.trials(selection, threads)
+            with running:
+                for candidate in preferred(selection):
+                    if candidate not in why:
+                        before(candidate)
+                        try:
+                            with watched(trials.FIRST_SECONDS):
+                                errors[candidate] = running.start(candidate)
+                        except trials.Failed as error:
+                            why[candidate] = str(error)
+                            failed()
+                why |= wrong(selection, errors)
+                ranking = measure.rank(
+                    lambda order: _taken(running, order, watched),
+                    [candidate for candidate in preferred(selection) if candidate not in why],
+                    name=name,
+                    settings=settings,
+                )
+    finally:
+        selection.close()
+    why |= dict.fromkeys(ranking.failed, "failed while it was measured")
+    for candidate, text in why.items():
+        log.warning("%s: %s %s", selection.problem.text(), selection.candidates[candidate], text)
+    if ranking.winner is None:
+        raise CompileFailed(f"no candidate for {selection.problem.text()} works: {_listed(selection, why)}")
+    timings = {
+        candidate: _timing(selection.candidates[candidate], told) for candidate, told in ranking.timed.items()
+    }
+    off = errors[ranking.winner]
+    own = [candidate for candidate in selection.aten if candidate in timings]
+    entry = Entry(
+        problem=selection.problem,
+        place=place,
+        winner=timings[ranking.winner],
+        runner_up=_fastest([timings[c] for c in timings if c != ranking.winner]),
+        aten=_fastest([timings[c] for c in own]),
+        default=timings[own[0]] if own and own[0] == selection.aten[0] else None,
+        candidates=len(selection.candidates),
+        failed=len(why),
+        error=None if off is None or not math.isfinite(off) else tuning.rounded(off),
+        clock=_clock() if selection.device == "cuda" else "",
+        seconds=round(time.monotonic() - begun, 3),
+    )
+    return Outcome(
+        entry,
+        sorted(timings.values(), key=lambda timing: (timing.milliseconds, timing.candidate)),
+        [Failure(selection.candidates[candidate], text[:1000]) for candidate, text in sorted(why.items())],
+        frozenset(why),
+    )
+
+
+def _taken(running: trials.Trials, order: Sequence[int], watched: trials.Watch) -> list[float | None]:
+    with watched(trials.SAMPLE_SECONDS + 0.1 * len(order)):
+        return running.take(order)
+
+
+def _timing(candidate: str, told: measure.Summary) -> Timing:
+    median, low, high = map(tuning.rounded, (told.median, told.low, told.high))
+    return Timing(candidate, median, low, high, told.samples)
+
+
+def _fastest(timings: list[Timing]) -> Timing | None:
+    return min(timings, key=lambda timing: timing.milliseconds, default=None)
+
+
+@contextlib.contextmanager
+def alone(folder: Path | None, seconds: float = ALONE_SECONDS) -> Iterator[None]:
+    """Inside the block, no other process is inside such a block with `folder`.
+
+    A wish and no promise: after `seconds` it is entered all the same. Who holds it may have stopped, and to measure is
+    then better than to wait. Nothing is written: a job may only read what it shares with others.
+    """
+    if folder is None:
+        yield
+        return
+    try:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield
+        return
+    try:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:  # somebody is; or this file system has no locks
+                time.sleep(0.02)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_UN)  # copies of this process hold the file open too
+        os.close(held)
+
+
+def gpu_folder(devices: Path = DEVICES) -> Path | None:
+    """The folder in which Linux shows the current GPU, to every process of the machine; None if it cannot be told."""
+    told = torch.cuda.get_device_properties(torch.cuda.current_device())
+    try:
+        address = f"{told.pci_domain_id:04x}:{told.pci_bus_id:02x}:{told.pci_device_id:02x}.0"  # type: ignore[attr-defined]
+    except AttributeError:
+        return None
+    return devices / address
+
+
+def preferred(selection: Candidates) -> list[int]:
+    """Who wins among equals: PyTorch's own kernel, which needs no compiler and keeps the code small; then by text."""
+    return sorted(
+        range(len(selection.candidates)), key=lambda c: (c not in selection.aten, selection.candidates[c])
+    )
+
+
+def wrong(selection: Candidates, errors: Mapping[int, float | None]) -> dict[int, str]:
+    """Candidates further off the reference than PyTorch's own kernel allows, and why."""
+    own = [error for candidate, error in errors.items() if candidate in selection.aten and error is not None]
+    if not own:
+        return {}
+    dtype = getattr(torch, selection.problem.result.dtype)
+    ulp = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+    allowed = _TIMES_ATEN * min(own) + _ULPS * ulp
+    return {
+        candidate: f"is off by {error:.2g} of the largest value, where {allowed:.2g} is rounding"
+        for candidate, error in errors.items()
+        if error is not None and not error <= allowed
+    }
+
+
+def _listed(selection: Candidates, failed: Mapping[int, str]) -> str:
+    return "; ".join(f"{selection.candidates[candidate]} {why}" for candidate, why in sorted(failed.items()))
+
+
+def _clock() -> str:
+    """Of the GPU's multiprocessors, now; '' where NVML is not to be had."""
+    try:
+        return f"{torch.cuda.clock_rate()} MHz"
+    except Exception:
+        return ""

@@ -1,0 +1,133 @@
+"""A searcher: problems rebuilt from their texts alone, measured, and told; what cannot be rebuilt is said to be unfit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from torchrelay.compiler.toolchain import local_target, local_toolchain
+from torchrelay.compiler.tuning import Task, problem_of
+
+sys.path.insert(0, str(Path(__file__).parent))
+from searching import Told, search
+from test_autotune import requested
+from tuned import Worker
+
+
+def described(name: str, shape: str, **settings: str) -> Task:
+    """A task for an operator that somebody has described."""
+    named = {key.replace("__", "."): value for key, value in settings.items()}
+    return Task(id=name, problem=problem_of(shape, tuple(sorted(named.items()))), exact=False)
+
+
+SEARCHED = [
+    described("bmm", "bmm(f32[4,48,32], f32[4,32,64]) -> f32[4,48,64]"),
+    described("constant", "mm(f32[64,32], f32[32,64]) -> f32[64,64]", constants="1", precision="high"),
+    described("bias", "addmm(bf16[64], bf16[64,32], bf16[32,64]) -> bf16[64,64]", constants="2"),
+    described("single", "mm(f32[64,32], f32[32,64]) -> f32[64,64]"),
+    described("conv", "convolution(f32[2,8,16,16], f32[8,8,3,3]) -> f32[2,8,14,14]", arg__stride="(1, 1)"),
+    described("copy", "copy(f32[1024,1024]) -> f32[1024,1024]"),
+    described("integers", "int_mm(i8[64,32], i8[32,64]) -> i32[64,64]"),
+]
+MM, ADDMM, BMM = (
+    "mm(f32[4,4], f32[4,4]) -> f32[4,4]",
+    "addmm(f32[4], f32[4,4], f32[4,4]) -> f32[4,4]",
+    "bmm(f32[4,48,32], f32[4,32,64]) -> f32[4,48,64]",
+)
+IMPORT = "__import__('os')"
+UNFIT = [
+    (described("shapes", "mm(f32[64,32], f32[31,64]) -> f32[64,64]"), "must have same reduction dim"),
+    (described("operator", "system(f32[2,2]) -> f32[2,2]"), "system cannot be rebuilt"),
+    (described("code", ADDMM, arg__alpha=IMPORT), "no literal"),
+    (described("large", ADDMM, arg__alpha="'a'*9"), "no literal"),
+    (described("text", ADDMM, arg__alpha="'a'"), "no argument of an operator"),
+    (described("argument", MM, arg__out="1"), "no argument out"),
+    (described("setting", MM, cudnn__benchmark="True"), "cannot be put in force"),
+    (described("dynamic", MM, dynamic="0.0"), "cannot be put in force"),
+    (described("space", MM, max_autotune_gemm_backends=IMPORT), "no search space"),
+    (described("precision", MM, precision="low"), "is none of high, highest, medium"),
+    (Task(id="another", problem=problem_of(BMM, (("precision", "high"), ("sources", "0")))), "it is bmm"),
+]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    store = tmp_path_factory.mktemp("store")
+    tasks = [*SEARCHED, *(task for task, _ in UNFIT)]
+    return search(tasks, local_target("cpu"), local_toolchain(), store)
+
+
+def test_every_task_gets_an_answer_and_the_searcher_ends(told: Told) -> None:
+    assert told.status == 0, told.log
+    assert told.found().keys() == {task.id for task in SEARCHED}, told.unfit()
+    assert told.unfit().keys() == {task.id for task, _ in UNFIT}
+
+
+@pytest.mark.parametrize("task, why", UNFIT, ids=[task.id for task, _ in UNFIT])
+def test_what_cannot_be_rebuilt_is_said_to_be_unfit(told: Told, task: Task, why: str) -> None:
+    assert why in told.unfit()[task.id]
+
+
+@pytest.mark.parametrize("task", SEARCHED, ids=lambda task: task.id)
+def test_a_described_operator_is_completed_and_measured(told: Told, task: Task) -> None:
+    found = told.found()[task.id]
+    entry = found.entry
+    assert entry.problem.op == task.problem.op
+    assert set(task.problem.settings) <= set(entry.problem.settings)
+    assert [timing.candidate for timing in found.timings][:1]
+    assert sorted(told.tried(task.id)) == sorted(
+        [timing.candidate for timing in found.timings] + [failure.candidate for failure in found.failures]
+    )
+    assert entry.winner in found.timings
+    assert found.timings == sorted(found.timings, key=lambda timing: timing.milliseconds)
+    assert entry.default is not None and entry.default.candidate.startswith("aten ")
+    assert entry.aten is not None and entry.aten.milliseconds <= entry.default.milliseconds
+    assert len(found.timings) == entry.candidates - entry.failed
+    if task.id in ("bmm", "constant", "bias"):
+        assert entry.candidates > 1 and entry.error is not None
+
+
+def test_a_candidate_is_named_before_it_runs(told: Told) -> None:
+    kinds = [type(q).__name__ for q in told.asked if getattr(q, "task", "") == "bmm"]
+    assert kinds == ["Trying", "Trying", "Found"]
+
+
+def test_what_is_known_is_not_measured_again(told: Told, tmp_path: Path) -> None:
+    entry = told.found()["bmm"].entry
+    again = search([SEARCHED[0]], local_target("cpu"), local_toolchain(), tmp_path, known=[entry])
+    assert again.status == 0, again.log
+    assert [(q.entry, q.timings) for q in again.found().values()] == [(entry, [])]
+    assert again.tried("bmm") == []
+
+
+def test_what_ended_a_process_is_not_tried_again(told: Told, tmp_path: Path) -> None:
+    """Nor does a search with a budget take longer than that."""
+    bmm = SEARCHED[0]
+    avoided = Task(id="b", problem=bmm.problem, exact=False, avoid=("aten bmm",), seconds=0.2, samples=12)
+    again = search([avoided], local_target("cpu"), local_toolchain(), tmp_path)
+    found = again.found()["b"]
+    assert "aten bmm" not in again.tried("b")
+    assert [f.candidate for f in found.failures] == ["aten bmm"]
+    assert (found.entry.aten, found.entry.failed) == (None, 1)
+    assert max(timing.samples for timing in found.timings) <= 12
+
+
+def test_a_compiles_problem_is_rebuilt_exactly_and_its_winner_taken(tmp_path: Path) -> None:
+    """What a searcher finds for the problem of a compile is what that compile would have measured."""
+    with Worker(tmp_path / "store") as worker:
+        request = requested()
+        cold = worker.compile(request)
+        problems = [entry.problem for entry in cold.found()]
+        tasks = [Task(id=str(i), problem=problem) for i, problem in enumerate(problems)]
+        told = search(
+            tasks, request.target, request.toolchain, tmp_path / "store", threads=request.ambient.threads
+        )
+        assert told.status == 0 and told.unfit() == {}, told.log
+        entries = [told.found()[task.id].entry for task in tasks]
+        assert [(e.problem, e.place, e.candidates) for e in entries] == [
+            (e.problem, e.place, e.candidates) for e in cold.found()
+        ]
+        warm = worker.compile(request, entries)
+    assert warm.manifest is not None, warm.error
+    assert (warm.manifest.searched, warm.manifest.recalled, warm.measured) == (0, len(entries), 0)
