@@ -59,7 +59,8 @@ def hold(
     """Run and measure the candidates but those that are `doomed`.
 
     threads: of a CPU's kernels. beside: see `alone`. begun: when the search began (time.monotonic). before: called
-    with each candidate before its first run; failed: after one that failed. watched: around whatever may hang. Raises CompileFailed if none works.
+    with each candidate before its first run; failed: after one that failed. watched: around whatever may hang. Raises
+    CompileFailed if none works.
     """
     name = tuning.name_of(selection.problem)
     why = dict(doomed)

@@ -13,7 +13,8 @@ from .tuning import Place
 
 
 def place_of(toolchain: wire.Toolchain, target: wire.Target, device: str, threads: int) -> Place:
-    """Where code for `target` that runs on `device` (`cpu` or `cuda`) is measured; here. threads: of a CPU's kernels."""
+    """Where code for `target` that runs on `device` (`cpu` or `cuda`) is measured, if it is measured here. threads: of
+    a CPU's kernels."""
     versions = toolchain.torch, toolchain.triton, toolchain.cuda
     if device == "cuda":
         return Place(target.name, target.capability, _gpu_driver(), *versions)

@@ -1,4 +1,4 @@
-"""A searcher: problems rebuilt from their texts alone, measured, and told; what cannot be rebuilt is said to be unfit."""
+"""A searcher: problems rebuilt from their texts alone and measured; what cannot be rebuilt is said to be unfit."""
 
 from __future__ import annotations
 
