@@ -64,8 +64,13 @@ def search(
     start = Start(SearchOrder(toolchain, target, threads), str(store), settings, fault)
     waiting, asked = list(tasks), list[tuning.Question]()
     with tempfile.TemporaryFile() as log:
+        environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # as workers have it
         process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment,
         )
         assert process.stdin is not None and process.stdout is not None
         _send(process.stdin, msgspec.msgpack.encode(start))
