@@ -236,7 +236,7 @@ TuneItem = OperatorItem | GraphItem | KernelItem
 
 
 class Budget(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a job may spend; what is searched when it is over ends, and nothing more begins. 0: no limit."""
+    """What a job may spend; once it is spent, no search begins. 0: no limit."""
 
     seconds: _Seconds = 0.0
     """Of searching, on all devices together."""

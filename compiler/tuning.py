@@ -183,6 +183,23 @@ def problem_of(shape: str, settings: tuple[tuple[str, str], ...] = ()) -> Proble
     return Problem(found[1], tuple(map(operand_of, operands)), operand_of(found[3]), settings)
 
 
+def problem_from(text: str) -> Problem | None:
+    """The inverse of `Problem.text`; None if it is none's."""
+    shape, brace, rest = text.partition(" {")
+    settings: list[tuple[str, str]] = []
+    if brace:
+        if not rest.endswith("}"):
+            return None
+        begins = list(re.finditer(rf"(?:^|, )({_NAME})=", rest[:-1]))
+        ends = [found.start() for found in begins[1:]] + [len(rest) - 1]
+        settings = [(found[1], rest[found.end() : end]) for found, end in zip(begins, ends, strict=True)]
+    try:
+        problem = problem_of(shape, tuple(settings))
+    except ValueError:
+        return None
+    return problem if problem.text() == text else None
+
+
 def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
     strides: list[int] = []
     step = 1

@@ -376,12 +376,16 @@ class Verification(_Wire, frozen=True):
 
 
 class Measurement(_Wire, frozen=True):
-    """A tuning winner (max-autotune): the problem, the choice, its time and how many were compared."""
+    """A tuning winner (max-autotune): the problem, the choice, its time and how many were compared.
+
+    uses: how many of the graph's operators are this problem.
+    """
 
     problem: str
     winner: str
     milliseconds: float
     candidates: int
+    uses: int = 1
 
 
 class Manifest(_Wire, frozen=True):

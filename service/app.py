@@ -38,6 +38,7 @@ from .routes import (
     progress,
     status,
     tokens,
+    tunes,
     tunings,
 )
 from .settings import ServiceSettings
@@ -77,6 +78,12 @@ _SCHEMAS = (
     records.TuningsReply,
     records.TuningsRequest,
     records.TuningsTaken,
+    records.TuneRequest,
+    records.TuneJob,
+    records.TunesReply,
+    records.TuneReply,
+    records.TuneResultsReply,
+    records.GraphKept,
 )
 
 
@@ -92,6 +99,7 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
             asyncio.create_task(gateway.wakes.listen(), name="wake-ups"),
             asyncio.create_task(parts.start_pool(gateway), name="start workers"),
             asyncio.create_task(parts.sweep(gateway), name="sweep blobs"),
+            asyncio.create_task(parts.drive_tunes(gateway), name="drive batch jobs"),
         ]
         log.info("gateway_started", version=version("torchrelay"), state_dir=str(settings.state_dir))
         try:
@@ -119,6 +127,7 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
         health,
         keys,
         tokens,
+        tunes,
         tunings,
         audit,
         cache,

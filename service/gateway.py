@@ -166,6 +166,17 @@ async def sweep(gateway: Gateway) -> None:
         await asyncio.sleep(_SWEEP_SECONDS)
 
 
+async def drive_tunes(gateway: Gateway) -> None:
+    """Take up batch jobs that no gateway drives, of all namespaces. Runs until cancelled."""
+    while not gateway.state.stopping:
+        try:
+            for tenant in await gateway.tenants.every():
+                await tenant.driver.look()
+        except (RedisError, Unavailable) as error:
+            log.warning("tunes_not_looked_at", error=str(error))
+        await asyncio.sleep(gateway.settings.lease_seconds)
+
+
 def gateway_of(request: Request) -> Gateway:
     """The FastAPI dependency behind every route."""
     gateway: Gateway = request.app.state.gateway

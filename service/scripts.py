@@ -27,6 +27,11 @@ NAMES = (
     "used",
     "recall",
     "keep",
+    "keep_request",
+    "tune_new",
+    "tune_lease",
+    "tune_item",
+    "tune_turn",
 )
 
 
@@ -88,6 +93,18 @@ class Keys:
         """Hash: digests of a place and a problem to their tuning.Entry, MessagePack."""
         self.tuned = f"{prefix}tuned"
         """Sorted set: fields of tunings by last use, ms."""
+        self.tunes = f"{prefix}tunes"
+        """Sorted set: batch job by its beginning, ms."""
+        self.tunes_open = f"{prefix}tunes_open"
+        """Sorted set, as tunes: those that have not ended."""
+        self.tune_prefix = f"{prefix}tune:"
+        self.kept = f"{prefix}kept"
+        """Sorted set: cache key whose request is kept by when, ms."""
+        self.kept_sizes = f"{prefix}kept_sizes"
+        """Hash: cache key to bytes of its request."""
+        self.kept_total = f"{prefix}kept_total"
+        """Sum of kept_sizes."""
+        self.kept_prefix = f"{prefix}kept:"
         self.job_prefix = f"{prefix}job:"
         self.script_prefix = f"{prefix}script:"
         self.index_prefix = f"{prefix}index:"
@@ -123,6 +140,39 @@ class Keys:
     def script(self, script: str) -> str:
         """Sorted set: cache keys that a script used, by when and in which order."""
         return self.script_prefix + script
+
+    def tune(self, job: str) -> str:
+        """Hash: the job as JSON and what changes of it: state, ended (ms), spent (s), trials, detail, and `n:<state>`:
+        how many items ended so."""
+        return self.tune_prefix + job
+
+    def tune_items(self, job: str) -> str:
+        """Hash: an item's number to the item, JSON."""
+        return f"{self.tune_prefix}{job}:items"
+
+    def tune_bodies(self, job: str) -> str:
+        """Hash: number of a graph or kernel to its request's body."""
+        return f"{self.tune_prefix}{job}:bodies"
+
+    def tune_progress(self, job: str) -> str:
+        """Hash: an item's number to its TuneProgress, JSON; none of those that wait."""
+        return f"{self.tune_prefix}{job}:progress"
+
+    def tune_results(self, job: str) -> str:
+        """Hash: an item's number to its TuneResults, MessagePack, zstd."""
+        return f"{self.tune_prefix}{job}:results"
+
+    def tune_events(self, job: str) -> str:
+        """Stream: name and data of each event."""
+        return f"{self.tune_prefix}{job}:events"
+
+    def tune_lease(self, job: str) -> str:
+        """Which gateway drives the job; expires with its lease."""
+        return f"{self.tune_prefix}{job}:lease"
+
+    def kept_request(self, key: str) -> str:
+        """The body of a request, for batch jobs that name it by key."""
+        return self.kept_prefix + key
 
     def lease(self, key: str) -> str:
         """`owner:fence`, expires with the lease."""
@@ -173,6 +223,11 @@ class Scripts:
     used: Script
     recall: Script
     keep: Script
+    keep_request: Script
+    tune_new: Script
+    tune_lease: Script
+    tune_item: Script
+    tune_turn: Script
 
     def __init__(self, redis: Redis) -> None:
         folder = resources.files(__package__) / "lua"

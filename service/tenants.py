@@ -19,8 +19,10 @@ from .cache import Cache
 from .contents import Contents
 from .dispatch import CompilePool, Dispatcher
 from .events import Events, WakeUps
+from .farm import Farm
 from .intake import Intake
 from .jobs import Jobs
+from .kept_requests import KeptRequests
 from .leases import Leases
 from .metrics import Metrics
 from .namespaces import Namespaces
@@ -29,6 +31,9 @@ from .scripts import DEFAULT, Keys, Scripts
 from .settings import ServiceSettings
 from .signing import Keyring
 from .stats import Stats
+from .tune_drive import Driver
+from .tune_intake import TuneIntake
+from .tunes import Tunes
 from .tunings import Tunings
 from .used import Used
 from .watch import Watches
@@ -67,6 +72,11 @@ class Tenant:
     jobs: Jobs
     used: Used
     tunings: Tunings
+    farm: Farm
+    kept: KeptRequests
+    tunes: Tunes
+    tune_intake: TuneIntake
+    driver: Driver
 
 
 class Tenants:
@@ -99,7 +109,8 @@ class Tenants:
             tenant.watches.wake_all()
 
     async def close(self) -> None:
-        """Stop all compiles and give their leases back."""
+        """Leave batch jobs to others, stop all compiles and give their leases back."""
+        await asyncio.gather(*(tenant.driver.close() for tenant in self._open.values()))
         await asyncio.gather(*(tenant.dispatcher.close() for tenant in self._open.values()))
 
 
@@ -140,6 +151,22 @@ def _tenant(shared: Shared, namespace: str) -> Tenant:
         shared.keyring,
         shared.metrics,
     )
+    watches = Watches(events, shared.wakes, dispatcher, settings)
+    farm = Farm()
+    kept = KeptRequests(redis, keys, scripts)
+    tunes = Tunes(redis, keys, scripts, lease_seconds=settings.lease_seconds)
+    driver = Driver(
+        tunes,
+        farm=farm,
+        dispatcher=dispatcher,
+        watches=watches,
+        wakes=shared.wakes,
+        cache=cache,
+        tunings=tunings,
+        intake=shared.intake,
+        pool=shared.pool,
+        lease_seconds=settings.lease_seconds,
+    )
     return Tenant(
         namespace=namespace,
         keys=keys,
@@ -148,10 +175,15 @@ def _tenant(shared: Shared, namespace: str) -> Tenant:
         contents=Contents(redis, keys, scripts, blobs, audit),
         misses=Misses(redis, keys, scripts),
         events=events,
-        watches=Watches(events, shared.wakes, dispatcher, settings),
+        watches=watches,
         dispatcher=dispatcher,
         stats=Stats(redis, keys),
         jobs=Jobs(redis, keys, scripts),
         used=Used(redis, keys, scripts),
         tunings=tunings,
+        farm=farm,
+        kept=kept,
+        tunes=tunes,
+        tune_intake=TuneIntake(settings.limits, shared.intake, kept, shared.pool, farm),
+        driver=driver,
     )

@@ -96,6 +96,7 @@ async def compile_graph(
         answer = await tenant.dispatcher.ask(ask, body, finish=finish)
         if answer == "start":
             await _log_cause(tenant, grant, ask)
+            await tenant.kept.note(key, body)
         if answer != "hit":
             return Response(
                 wire.to_json(await status_of(tenant, key)),

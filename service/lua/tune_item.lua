@@ -1,0 +1,25 @@
+-- How far an item of a batch job is, told by who drives the job. What has ended stays as it is.
+-- KEYS: job, lease, progress, results, events.
+-- ARGV: id, owner, number, progress JSON, state, results or '', seconds, trials, wake channel, most events.
+-- Returns 'kept', 'ended' (it had) or 'lost' (another drives the job, or it has ended).
+local state = redis.call('HGET', KEYS[1], 'state')
+if redis.call('GET', KEYS[2]) ~= ARGV[2] or state == 'done' or state == 'cancelled' then
+  return 'lost'
+end
+local open = { waiting = true, searching = true }
+local before = redis.call('HGET', KEYS[3], ARGV[3])
+if before and not open[cjson.decode(before).state] then
+  return 'ended'
+end
+redis.call('HSET', KEYS[3], ARGV[3], ARGV[4])
+if not open[ARGV[5]] then
+  redis.call('HINCRBY', KEYS[1], 'n:' .. ARGV[5], 1)
+  redis.call('HINCRBYFLOAT', KEYS[1], 'spent', ARGV[7])
+  redis.call('HINCRBY', KEYS[1], 'trials', ARGV[8])
+  if ARGV[6] ~= '' then
+    redis.call('HSET', KEYS[4], ARGV[3], ARGV[6])
+  end
+end
+redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[10], '*', 'event', 'item', 'data', ARGV[4])
+redis.call('PUBLISH', ARGV[9], 'tune:' .. ARGV[1])
+return 'kept'

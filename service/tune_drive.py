@@ -1,0 +1,476 @@
+"""Batch jobs on their way: those of a namespace that nobody drives in; their items searched, told and ended, out.
+
+Whoever holds a job's lease submits its operators to the farm and compiles its graphs, one after the other and only
+while a worker is idle, and writes down what came of each. If this gateway dies, another takes the lease and goes on
+with what is left. An outage of Redis is waited out; a Redis that comes back without the job is given it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+import structlog
+from redis.exceptions import RedisError
+
+from ..compiler import artifact, tune_kernels, wire
+from ..compiler.errors import NotFound, Overloaded, OverQuota, RelayError, from_code
+from ..compiler.records import (
+    ENDED,
+    ItemState,
+    KernelItem,
+    OperatorItem,
+    TuneItem,
+    TuneProgress,
+    TuneResult,
+)
+from ..compiler.tuning import Entry, Found, Place, Question, Task, problem_from
+from .cache import Cache
+from .dispatch import OUTAGES, CompilePool, Dispatcher
+from .events import WakeUps
+from .farm import Aim, Farm, State, Ticket
+from .intake import Ask, Intake
+from .tasks import end
+from .tunes import Loaded, Tunes, pack, waiting, wake_name
+from .tunings import Tunings
+from .watch import Watches
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+_RETRY_SECONDS = 0.5
+_TIMINGS = 256
+"""Of one result: the fastest."""
+_FAILURES = 64
+_WHY = 300
+_BUDGET = "the job's budget was spent before"
+_PATIENCE = 60.0
+"""The longest pause before a compile that was refused for now is asked for again."""
+
+
+class Lost(Exception):
+    """Another gateway drives the job, or it has ended."""
+
+
+class Driver:
+    """Drives the batch jobs of one namespace that this gateway has the lease of."""
+
+    def __init__(
+        self,
+        tunes: Tunes,
+        *,
+        farm: Farm,
+        dispatcher: Dispatcher,
+        watches: Watches,
+        wakes: WakeUps,
+        cache: Cache,
+        tunings: Tunings,
+        intake: Intake,
+        pool: CompilePool,
+        lease_seconds: float,
+    ) -> None:
+        self._tunes = tunes
+        self._farm = farm
+        self._dispatcher = dispatcher
+        self._watches = watches
+        self._wakes = wakes
+        self._cache = cache
+        self._tunings = tunings
+        self._intake = intake
+        self._pool = pool
+        self._lease_seconds = lease_seconds
+        self._driven: dict[str, asyncio.Task[None]] = {}
+        self._closed = False
+
+    async def look(self) -> None:
+        """Take up what nobody drives. Raises RedisError."""
+        for job in await self._tunes.open():
+            if job in self._driven:
+                continue
+            owner = uuid.uuid4().hex
+            if await self._tunes.take(job, owner) == "held" and not self._closed:
+                task = asyncio.create_task(self._drive(job, owner), name=f"tune {job}")
+                self._driven[job] = task
+                task.add_done_callback(lambda done, job=job: self._landed(job, done))
+
+    async def close(self) -> None:
+        """Leave all jobs to other gateways."""
+        self._closed = True
+        await end(*self._driven.values())
+
+    def _landed(self, job: str, done: asyncio.Task[None]) -> None:
+        if self._driven.get(job) is done:
+            del self._driven[job]
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.error("tune_broke", job=job, exc_info=error)
+
+    async def _drive(self, job: str, owner: str) -> None:
+        log.info("tune_driven", job=job)
+        drive: Drive | None = None
+        try:
+            loaded = await _patiently(lambda: self._tunes.load(job))
+            drive = Drive(loaded, owner, self)
+            keeper = asyncio.create_task(self._keep(drive))
+            worker = asyncio.create_task(drive.run())
+            try:
+                await asyncio.wait({keeper, worker}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await end(keeper)
+                await end(worker)
+            if worker.done() and not worker.cancelled() and (error := worker.exception()) is not None:
+                raise error
+        except (Lost, NotFound):
+            log.info("tune_left", job=job)
+        finally:
+            if drive is not None:
+                drive.stop()
+            try:
+                await self._tunes.release(job, owner)
+            except RedisError as error:
+                log.warning("tune_not_released", job=job, error=str(error))  # it expires by itself
+
+    async def _keep(self, drive: Drive) -> None:
+        """Keep the lease; return once the job is not ours any more. Waits out outages of Redis."""
+        job = drive.loaded.job.id
+        async with self._wakes.woken(wake_name(job)) as wake:
+            while True:
+                try:
+                    held = await self._tunes.take(job, drive.owner)
+                    if held == "gone":
+                        log.warning("tune_written_again", job=job)
+                        await self._tunes.create(drive.snapshot())
+                        held = await self._tunes.take(job, drive.owner)
+                    if held != "held":
+                        return
+                except (RedisError, Overloaded) as error:
+                    log.warning("tune_lease_not_renewed", job=job, error=str(error))
+                wake.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._lease_seconds / 3):
+                        await wake.wait()
+                        await asyncio.sleep(self._lease_seconds / 30)  # our own events wake us too
+
+
+class Drive:
+    """One job under one lease."""
+
+    def __init__(self, loaded: Loaded, owner: str, driver: Driver) -> None:
+        self.loaded = loaded
+        self.owner = owner
+        self._parts = driver
+        self._progress = dict(loaded.progress)
+        self._results = dict(loaded.results)
+        self._spent = loaded.job.spent
+        self._trials = loaded.job.trials
+        self._aim = Aim(loaded.job.toolchain, loaded.job.target, loaded.job.threads)
+        self._tickets: dict[int, Ticket] = {}
+        self._places: dict[Place, None] = {}
+        self._telling: set[asyncio.Task[None]] = set()
+
+    def snapshot(self) -> Loaded:
+        """The job as far as it is."""
+        job = msgspec.structs.replace(self.loaded.job, spent=self._spent, trials=self._trials)
+        job = msgspec.structs.replace(job, items={"waiting": len(self.loaded.items)})
+        return msgspec.structs.replace(self.loaded, job=job, progress=self._progress, results=self._results)
+
+    def stop(self) -> None:
+        """Withdraw what the farm still has of it."""
+        for ticket in self._tickets.values():
+            ticket.cancel()
+        for task in self._telling:
+            task.cancel()
+
+    async def run(self) -> None:
+        """All items to their end, then the job's. Raises Lost."""
+        left = [n for n in range(len(self.loaded.items)) if not self._ended(n)]
+        operators = [n for n in left if isinstance(self.loaded.items[n], OperatorItem)]
+        operators.sort(key=lambda n: -_ceiling(self.loaded.items[n]))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._compile_all([n for n in left if n not in set(operators)]))
+                for n in operators:
+                    group.create_task(self._search(n))
+        except BaseExceptionGroup as failed:
+            if failed.subgroup(Lost) is not None:
+                raise Lost from None
+            raise
+        await self._parts._tunes.turn(self.loaded.job.id, "end", owner=self.owner)
+
+    # --- operators -----------------------------------------------------------------------------------------
+
+    async def _search(self, n: int) -> None:
+        item = self.loaded.items[n]
+        assert isinstance(item, OperatorItem)
+        if self._over():
+            await self._end(n, "skipped", _BUDGET)
+            return
+        task = Task(
+            id=f"{self.loaded.job.id}.{n}",
+            problem=item.problem,
+            exact=False,
+            space=item.space,
+            samples=self.loaded.job.budget.samples,
+        )
+        ticket = self._parts._farm.submit(
+            task, self._aim, on_change=lambda state, detail: self._changed(n, state, detail)
+        )
+        self._tickets[n] = ticket
+        outcome = await ticket.outcome()
+        del self._tickets[n]
+        if isinstance(outcome, Found):
+            self._places[outcome.entry.place] = None
+            known = ticket.known or not outcome.timings
+            result = _result(item, self._text(n), outcome, known=known)
+            await self._end(
+                n,
+                "known" if known else "done",
+                _winner(outcome.entry),
+                [result],
+                spent=0.0 if known else outcome.entry.seconds,
+                trials=0 if known else outcome.entry.candidates,
+            )
+        elif self._over():
+            await self._end(n, "skipped", _BUDGET)
+        else:
+            await self._end(n, "failed", outcome)
+
+    def _changed(self, n: int, state: State, detail: str) -> None:
+        if state == "searching" and not self._ended(n):
+            self._progress[n] = self._told(n, "searching", detail)
+            task = asyncio.create_task(self._tell_quietly(self._progress[n]))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def _tell_quietly(self, progress: TuneProgress) -> None:
+        with contextlib.suppress(RedisError):
+            await self._parts._tunes.tell(self.loaded.job.id, self.owner, progress)
+
+    def _over(self) -> bool:
+        """Whether the budget is spent; then nothing begins, and what waits at the farm is withdrawn."""
+        budget, (seconds, trials) = self.loaded.job.budget, self.loaded.base
+        over = bool(
+            (budget.seconds and self._spent - seconds >= budget.seconds)
+            or (budget.trials and self._trials - trials >= budget.trials)
+        )
+        if over:
+            for ticket in self._tickets.values():
+                if ticket.state == "queued":
+                    ticket.cancel()
+        return over
+
+    # --- graphs and kernels --------------------------------------------------------------------------------
+
+    async def _compile_all(self, numbers: Sequence[int]) -> None:
+        for n in numbers:
+            if self._over():
+                await self._end(n, "skipped", _BUDGET)
+                continue
+            try:
+                results, detail = await self._compile(n)
+            except RelayError as error:
+                await self._end(n, "failed", error.message)
+            else:
+                measured = [r for r in results if not r.known]
+                await self._end(
+                    n,
+                    "done" if measured else "known",
+                    detail,
+                    results,
+                    spent=sum(r.entry.seconds for r in measured),
+                    trials=sum(r.entry.candidates for r in measured),
+                )
+
+    async def _compile(self, n: int) -> tuple[list[TuneResult], str]:
+        """What the compile of a graph or kernel found. Raises the compile's error."""
+        parts, item = self._parts, self.loaded.items[n]
+        body = self.loaded.bodies[n]
+        ask = await parts._intake.parse(body)
+        heard: dict[str, Found] = {}
+        known: dict[str, Entry] = {}
+
+        def hear(question: Question, entries: Sequence[Entry]) -> None:
+            for entry in entries:
+                known[entry.problem.text()] = entry
+                self._places[entry.place] = None
+            if isinstance(question, Found):
+                heard[question.entry.problem.text()] = question
+
+        data = await _patiently(lambda: parts._cache.lookup(ask.key, "fetch"))
+        fresh = data is None
+        if data is None:
+            with parts._dispatcher.listening(ask.key, hear):
+                data = await self._compiled(n, ask, body)
+        manifest = await asyncio.to_thread(artifact.read_manifest, data)
+        found = [Found(entry) for entry in known.values()] if fresh else []
+        texts = {measured.problem: measured.uses for measured in manifest.tuning}
+        if isinstance(item, KernelItem):
+            texts = {tune_kernels.problem(item.kernel).text(): 1}
+        missing = texts.keys() - known.keys()
+        if missing:
+            found += [Found(entry) for entry in await self._stored(item, manifest)]
+        results: dict[str, TuneResult] = {}
+        for each in found:
+            text = each.entry.problem.text()
+            if text in texts and text not in results:
+                told = heard.get(text)
+                measured = told is not None and told.entry == each.entry
+                outcome = told if told is not None and measured else each
+                results[text] = msgspec.structs.replace(
+                    _result(item, self._text(n), outcome, known=not measured),
+                    graphs=[(ask.key, texts[text])],
+                )
+        return list(results.values()), f"{len(manifest.tuning)} problems"
+
+    async def _stored(self, item: TuneItem, manifest: wire.Manifest) -> list[Entry]:
+        """What the database has for an artifact's problems, in the places that this job has seen."""
+        problems = [problem for m in manifest.tuning if (problem := problem_from(m.problem)) is not None]
+        if isinstance(item, KernelItem):
+            problems = [tune_kernels.problem(item.kernel)]
+        found: list[Entry] = []
+        for place in self._places:
+            for start in range(0, len(problems), 256):
+                batch = problems[start : start + 256]
+                found += await _patiently(lambda p=place, b=batch: self._parts._tunings.known(p, b))
+        return found
+
+    async def _compiled(self, n: int, ask: Ask, body: bytes) -> bytes:
+        """The artifact, once there is room for its compile. Raises the compile's error."""
+        parts = self._parts
+        while True:
+            await self._room(n, ask)
+            try:
+                answer = await _patiently(lambda: parts._dispatcher.ask(ask, body, finish=False))
+            except (Overloaded, OverQuota) as error:
+                await self._tell_quietly(self._told(n, "waiting", error.message))
+                await asyncio.sleep(max(1.0, min(error.retry_after or 5, _PATIENCE)))
+                continue
+            if answer != "hit":
+                await self._tell_quietly(self._told(n, "searching", "compiles"))
+                await self._followed(n, ask)
+            data = await _patiently(lambda: parts._cache.lookup(ask.key, "fetch"))
+            if data is not None:
+                return data
+
+    async def _room(self, n: int, ask: Ask) -> None:
+        """Wait until a worker for it has nothing else to do: others' compiles go first."""
+        pause = 0.1
+        while not any(
+            (w.toolchain, w.target, w.state) == (ask.toolchain, ask.target, "idle")
+            for w in self._parts._pool.workers()
+        ):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 2.0)
+
+    async def _followed(self, n: int, ask: Ask) -> None:
+        """Wait for the compile's end. Raises its error."""
+        told = 0
+        async with self._parts._watches.watch(ask.key) as watch:
+            while True:
+                changed = watch.changed
+                for event in watch.events[told:]:
+                    told += 1
+                    if event.error is not None:
+                        raise _rebuilt(event.error)
+                    if event.progress.stage == "autotune" and event.progress.detail:
+                        await self._tell_quietly(self._told(n, "searching", event.progress.detail))
+                if watch.ending:
+                    return
+                await changed.wait()
+
+    # --- telling -------------------------------------------------------------------------------------------
+
+    async def _end(
+        self,
+        n: int,
+        state: ItemState,
+        detail: str,
+        results: Sequence[TuneResult] = (),
+        *,
+        spent: float = 0.0,
+        trials: int = 0,
+    ) -> None:
+        """Raises Lost."""
+        progress = self._told(n, state, detail, spent)
+        packed = await asyncio.to_thread(pack, results) if results else b""
+        self._progress[n] = progress
+        if packed:
+            self._results[n] = packed
+        self._spent += spent
+        self._trials += trials
+        self._over()
+        tunes, job = self._parts._tunes, self.loaded.job.id
+        kept = await _patiently(
+            lambda: tunes.tell(job, self.owner, progress, packed, spent=spent, trials=trials)
+        )
+        if not kept and not await self._ours_again():
+            raise Lost
+
+    async def _ours_again(self) -> bool:
+        """Whether the job is ours after all: the lease had run out while Redis was away, or Redis had lost the job.
+        What was to be told then is told with all of it."""
+        tunes, job = self._parts._tunes, self.loaded.job.id
+        held = await _patiently(lambda: tunes.take(job, self.owner))
+        if held == "gone":
+            await _patiently(lambda: tunes.create(self.snapshot()))
+            held = await _patiently(lambda: tunes.take(job, self.owner))
+        if held != "held":
+            return False
+        for n, progress in self._progress.items():
+            if progress.state in ENDED:
+                packed = self._results.get(n, b"")
+                if not await _patiently(lambda p=progress, r=packed: tunes.tell(job, self.owner, p, r)):
+                    return False
+        return True
+
+    def _told(self, n: int, state: ItemState, detail: str, seconds: float = 0.0) -> TuneProgress:
+        item = waiting(n, self.loaded.items[n])
+        return msgspec.structs.replace(item, state=state, detail=detail[:_WHY], seconds=round(seconds, 3))
+
+    def _ended(self, n: int) -> bool:
+        progress = self._progress.get(n)
+        return progress is not None and progress.state in ENDED
+
+    def _text(self, n: int) -> str:
+        return waiting(n, self.loaded.items[n]).text
+
+
+def _ceiling(item: TuneItem) -> bool:
+    return isinstance(item, OperatorItem) and item.ceiling
+
+
+def _result(item: TuneItem, text: str, outcome: Found, *, known: bool) -> TuneResult:
+    failures = [
+        msgspec.structs.replace(failure, why=failure.why[:_WHY]) for failure in outcome.failures[:_FAILURES]
+    ]
+    return TuneResult(
+        item=text,
+        line=item.line,
+        entry=outcome.entry,
+        timings=[] if known else outcome.timings[:_TIMINGS],
+        failures=[] if known else failures,
+        known=known,
+        ceiling=_ceiling(item),
+    )
+
+
+def _winner(entry: Entry) -> str:
+    return f"{entry.winner.candidate[:200]} {entry.winner.milliseconds:.4g} ms"
+
+
+def _rebuilt(error: wire.ErrorBody) -> RelayError:
+    return from_code(error.code, error.message, error.hint)
+
+
+async def _patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """What `call` returns, once Redis is back if it is away."""
+    while True:
+        try:
+            return await call()
+        except OUTAGES as error:
+            log.warning("tune_waits", error=str(error))
+            await asyncio.sleep(_RETRY_SECONDS)
