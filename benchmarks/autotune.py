@@ -22,15 +22,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 import verdicts
-from searches import known, search
+from searches import search
 from torchrelay.compiler import measure, tuning
 from torchrelay.examples.machines import FreshMachine
 from torchrelay.examples.private_service import PrivateService
@@ -54,6 +55,7 @@ class Benchmark:
         self.found: dict[str, Any] = {}
         self.verdicts: list[verdicts.Verdict] = []
         self._first: list[tuning.Entry] = []
+        self._second: list[tuning.Entry] = []
 
     def products(self) -> None:
         records, self._first = self._searched("first", compare=True, seconds=self.args.products_seconds)
@@ -82,7 +84,7 @@ class Benchmark:
         limit = self.args.again_seconds
         if not self._first:
             _, self._first = self._searched("first", compare=False, seconds=limit)
-        _, second = self._searched("second", compare=False, seconds=limit)
+        second = self._second or self._searched("second", compare=False, seconds=limit)[1]
         result = agreement(self._first, second)
         self.found["again"] = result
         for text in result["others"]:
@@ -94,10 +96,8 @@ class Benchmark:
         self._bar(apart == 0, f"{apart} (0)  {of} differ by more than the tie band")
 
     def search(self) -> None:
-        self.found["search"] = search(self.root / "search", self.args, say, self._bar)
-
-    def known(self) -> None:
-        self.found["known"] = known(self.root / "known", self.args, say, self._bar)
+        parts = {"search", "known"} & set(self.args.part)
+        self.found["search"] = search(self.root / "search", self.args, say, self._bar, parts=parts)
 
     def _searched(
         self, name: str, *, compare: bool, seconds: float
@@ -106,30 +106,41 @@ class Benchmark:
         args, place = self.args, self.root / name
         place.mkdir()
         lines = place / "records"
+        flags = ["--compare" if compare else "--no-compare"]
         with PrivateService(place / "service", environment=_visible(1) if args.apart else {}) as service:
-            with contextlib.ExitStack() as beside:
-                flags = ["--compare" if compare else "--no-compare"]
-                if args.apart and compare:
-                    beside.enter_context(self._beside(place, service, seconds))
-                    flags.append("--no-search")
-                said = place / "said"
-                with said.open("wb") as said_to, contextlib.suppress(subprocess.TimeoutExpired):
-                    command, environment = self._child(place, service, lines, seconds, *flags)
-                    environment |= _visible(0) if args.apart else {}
-                    done = subprocess.run(
-                        command, env=environment, check=False, timeout=seconds + 90, stderr=said_to
-                    )
-                    if done.returncode:
-                        say(f"products_once.py ended with status {done.returncode}")
-                        print(
-                            said.read_text(errors="replace")[-3000:], service.log_tail(), sep="\n", flush=True
-                        )
+            beside: threading.Thread | None = None
+            if args.apart and compare:
+                flags.append("--no-search")
+                beside = threading.Thread(target=self._beside, args=(place, service, seconds))
+                beside.start()
+            self._run(service, lines, seconds, *flags)
+            if beside is not None:
+                beside.join()
             found = entries(service)
         text = lines.read_text() if lines.exists() else ""
         return [json.loads(line) for line in text.splitlines()], found
 
+    def _beside(self, place: Path, service: PrivateService, seconds: float) -> None:
+        """Have the service search, on the second GPU, while PyTorch's own max-autotune does on the first; and then
+        another service, if that is asked for."""
+        self._run(service, place / "beside", seconds, "--no-compare")
+        if "again" in self.args.part:
+            _, self._second = self._searched("second", compare=False, seconds=self.args.again_seconds)
+
+    def _run(self, service: PrivateService, lines: Path, seconds: float, *flags: str) -> None:
+        """products_once.py, until its end or a while past `seconds`."""
+        command, environment = self._child(service, lines, seconds, *flags)
+        if self.args.apart:
+            environment |= _visible(0 if "--compare" in flags else 1)
+        said = Path(f"{lines}.said")
+        with said.open("wb") as said_to, contextlib.suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(command, env=environment, check=False, timeout=seconds + 60, stderr=said_to)
+            if done.returncode:
+                say(f"products_once.py ended with status {done.returncode}")
+                print(said.read_text(errors="replace")[-3000:], service.log_tail(), sep="\n", flush=True)
+
     def _child(
-        self, place: Path, service: PrivateService, lines: Path, seconds: float, *flags: str
+        self, service: PrivateService, lines: Path, seconds: float, *flags: str
     ) -> tuple[list[str], dict[str, str]]:
         args = self.args
         command = [sys.executable, str(HERE / "products_once.py"), "--device", args.device]
@@ -139,18 +150,6 @@ class Benchmark:
             command += ["--lock", f"{lines}.lock"]
         machine = FreshMachine(lines.with_name(f"{lines.name}-client"))
         return command, machine.environment(**service.environment, TORCHRELAY_MODE="require")
-
-    @contextlib.contextmanager
-    def _beside(self, place: Path, service: PrivateService, seconds: float) -> Iterator[None]:
-        """Have the service search, on the second GPU, while PyTorch's own max-autotune does on the first."""
-        command, environment = self._child(place, service, place / "beside", seconds, "--no-compare")
-        with (place / "said-beside").open("wb") as said:
-            child = subprocess.Popen(command, env=environment | _visible(1), stderr=said)
-            try:
-                yield
-            finally:
-                child.terminate()
-                child.wait(60)
 
     def _bar(self, met: bool, text: str) -> None:
         self.verdicts.append((met, text))
@@ -199,7 +198,7 @@ PARTS: dict[str, Callable[[Benchmark], None]] = {
     "products": Benchmark.products,
     "again": Benchmark.again,
     "search": Benchmark.search,
-    "known": Benchmark.known,
+    "known": Benchmark.search,
 }
 
 
@@ -216,6 +215,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="relay-", ignore_cleanup_errors=True) as folder:
         benchmark = Benchmark(args, Path(folder))
         for name in args.part:
+            if name == "known" and "search" in args.part:
+                continue  # was measured on the way
             begin = time.monotonic()
             try:
                 PARTS[name](benchmark)

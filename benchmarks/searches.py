@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -27,60 +27,69 @@ OF_UPSTREAM, OF_ONE, OF_DEFAULT = 0.6, 0.55, 1.10
 
 Say = Callable[[str], None]
 Bar = Callable[[bool, str], None]
+Run = Callable[[str, PrivateService | None, str], dict[str, Any]]
 
 
-def search(root: Path, args: argparse.Namespace, say: Say, bar: Bar) -> dict[str, Any]:
-    """Upstream's search beside the service's on one GPU, and on more where there are."""
+def search(
+    root: Path, args: argparse.Namespace, say: Say, bar: Bar, *, parts: Collection[str]
+) -> dict[str, Any]:
+    """Parts: `search`: upstream's beside the service's on one GPU, and on more where there are. `known`: the same
+    compile again, its artifacts deleted and all its winners known, beside mode default's, by turns."""
     root.mkdir()
-    found: dict[str, Any] = {}
+    runs: dict[str, dict[str, Any]] = {}
 
     def run(name: str, service: PrivateService | None, mode: str) -> dict[str, Any]:
-        record = train(root / name.replace(" ", "-"), service, args, mode)
-        found[name] = record
-        say(f"{name}: {told(record)}")
-        return record
+        runs[name] = train(root / name.replace(" ", "-"), service, args, mode)
+        say(f"{name}: {told(runs[name])}")
+        return runs[name]
 
-    def through(name: str, gpus: int, mode: str) -> dict[str, Any]:
+    def serving(gpus: int) -> PrivateService:
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))} if gpus else {}
-        with PrivateService(root / f"{name.replace(' ', '-')}-service", environment=visible) as service:
-            return run(name, service, mode)
+        return PrivateService(root / f"service-{gpus}", environment=visible)
 
     counts = _counts(args)
-    took = {"default": through("default", counts[0], "default")["first_step"]}
-    if args.upstream:
-        took["upstream"], took["upstream default"] = args.upstream
-    else:
-        took["upstream"] = run("upstream", None, MODE)["first_step"]
-        took["upstream default"] = run("upstream default", None, "default")["first_step"]
-    for gpus in counts:
-        took[str(gpus)] = through(f"torchrelay {gpus}", gpus, MODE)["first_step"]
-    upstream = took["upstream"] - took["upstream default"]
-    own = {gpus: took[str(gpus)] - took["default"] for gpus in counts}
     one = counts[0]
-    say(f"searches: upstream {upstream:.1f} s; " + "; ".join(f"{n}: {own[n]:.1f} s" for n in counts))
-    ratio, whole = own[one] / upstream, took[str(one)] / took["upstream"]
+    found: dict[str, Any] = {"runs": runs}
+    with serving(one) as service:
+        run(f"torchrelay {one}", service, MODE)
+        run(
+            "default", service, "default"
+        )  # after the search: it may find kernels, which makes searches look longer
+        if "known" in parts:
+            found["known"] = _known(service, run, args.repeats, bar)
+    if "search" not in parts:
+        return found
+    for gpus in counts[1:]:
+        with serving(gpus) as service:
+            run(f"torchrelay {gpus}", service, MODE)
+    if args.upstream:
+        upstream, plain = args.upstream
+    else:
+        upstream = run("upstream", None, MODE)["first_step"]
+        plain = run("upstream default", None, "default")["first_step"]
+    took = {gpus: runs[f"torchrelay {gpus}"]["first_step"] for gpus in counts}
+    own = {gpus: took[gpus] - runs["default"]["first_step"] for gpus in counts}
+    say(f"searches: upstream {upstream - plain:.1f} s; " + "; ".join(f"{n}: {own[n]:.1f} s" for n in counts))
+    ratio, whole = own[one] / (upstream - plain), took[one] / upstream
     text = "a GPT-2's search through the service / max-autotune's own"
     bar(ratio <= OF_UPSTREAM, f"{ratio:.3f} (<= {OF_UPSTREAM})  {text} (the whole first step: {whole:.3f})")
     if 2 in own:
         ratio = own[2] / own[one]
         bar(ratio <= OF_ONE, f"{ratio:.3f} (<= {OF_ONE})  the same search on two GPUs / on one")
-        _draw(own, upstream, args.out / "autotune_gpus.png")
-    return {"runs": found, "first_step": took, "upstream_seconds": upstream, "seconds": own}
+        _draw(own, upstream - plain, args.out / "autotune_gpus.png")
+    return found | {"upstream": {"tuned": upstream, "default": plain}, "seconds": own}
 
 
-def known(root: Path, args: argparse.Namespace, say: Say, bar: Bar) -> dict[str, Any]:
-    """The compile again, its artifacts deleted and all its winners known, beside mode default's, by turns."""
-    root.mkdir()
-    records: dict[str, list[dict[str, Any]]] = {"default": [], MODE: []}
-    with PrivateService(root / "service") as service:
-        for number in range(args.repeats + 1):  # the first of each searches and builds
-            for mode, runs in records.items():
-                with administration(service) as asked:
-                    for entry in asked.cache_entries():
-                        asked.remove(entry.key)
-                runs.append(train(root / f"{mode}-{number}", service, args, mode))
-                say(f"{mode}, {'again' if number else 'the first time'}: {told(runs[-1])}")
-    pairs = list(zip(records["default"][1:], records[MODE][1:], strict=True))
+def _known(service: PrivateService, run: Run, repeats: int, bar: Bar) -> dict[str, Any]:
+    pairs = []
+    for number in range(repeats):
+        pair = []
+        for mode in ("default", MODE):
+            with administration(service) as asked:
+                for entry in asked.cache_entries():
+                    asked.remove(entry.key)
+            pair.append(run(f"{mode} again {number}", service, mode))
+        pairs.append(pair)
     ratio = statistics.median(tuned["first_step"] / plain["first_step"] for plain, tuned in pairs)
     text = "first step with all problems known / mode default's"
     bar(ratio <= OF_DEFAULT, f"{ratio:.3f} (<= {OF_DEFAULT})  {text}")
@@ -88,7 +97,7 @@ def known(root: Path, args: argparse.Namespace, say: Say, bar: Bar) -> dict[str,
     recalled = min(tuned["recalled"] for _, tuned in pairs)
     text = f"searches and benchmarks of a compile of which all {recalled} problems are known"
     bar(searched == 0 < recalled, f"{searched} (0)  {text}")
-    return {"runs": records, "ratio": ratio}
+    return {"ratio": ratio, "searched": searched, "recalled": recalled}
 
 
 def train(root: Path, service: PrivateService | None, args: argparse.Namespace, mode: str) -> dict[str, Any]:

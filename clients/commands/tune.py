@@ -15,13 +15,15 @@ from ...compiler.tuning_changes import changes
 from ..administration import Administration
 from ..settings import load_settings
 from ..whole_file import write_whole
-from . import output
+from . import output, tune_report
 from .output import Namespace
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Write the team's tuning winners to a lock file, take them from one, compare two.",
 )
+
+app.command("report")(tune_report.write_report)
 
 
 @app.command("export")

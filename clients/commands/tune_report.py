@@ -1,0 +1,63 @@
+"""`torchrelay tune report`: a job's results, or a lock file, as a page to read and pictures to show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...compiler import tuning_lock
+from ...compiler.errors import SettingsError
+from ...compiler.tuning import Entry
+from .. import report_page, report_pictures, tuning_report
+from ..whole_file import write_whole
+from . import output
+from .output import Namespace
+
+PAGE = "index.html"
+
+
+def write_report(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or a lock file.")],
+    directory: Annotated[
+        Path, typer.Option("--output", help="The folder to write to; made if it is not there.")
+    ] = Path("tune-report"),
+    lock: Annotated[
+        Path | None, typer.Option(help="An older lock file: what is slower than there stands at the top.")
+    ] = None,
+    pictures: Annotated[
+        bool, typer.Option("--pictures/--no-pictures", help="PNG files beside the page.")
+    ] = True,
+    namespace: Namespace = "",
+) -> None:
+    """Write an HTML page, and pictures, of what a job found: gains, rooflines, candidates, regressions."""
+    if pictures:
+        report_pictures.require()
+    old = None if lock is None else tuning_lock.load(lock)
+    against = "" if lock is None else lock.name
+    report = _report(job, old, against, output.checked_namespace(namespace))
+    files = {PAGE: report_page.page(report).encode()}
+    if pictures:
+        files |= report_pictures.pictures(report)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            write_whole(directory / name, data, mode=0o644)
+    except OSError as error:
+        raise SettingsError(
+            f"{directory} cannot be written: {error.strerror}", hint="Name another one: --output DIR"
+        ) from None
+    slower = sum(change.kind == "slower" for change in report.changes or [])
+    told = f", {slower} slower than in {against}" if report.changes is not None else ""
+    print(f"{report.problems} problems{told}: {directory / PAGE}")
+    for name in sorted(set(files) - {PAGE}):
+        print(f"  {directory / name}")
+
+
+def _report(
+    job: str, old: list[Entry] | None, against: str, namespace: str
+) -> tuning_report.Report:
+    path = Path(job)
+    entries = tuning_lock.load(path)
+    return tuning_report.report(path.name, tuning_report.of_lock(entries), old=old, against=against)

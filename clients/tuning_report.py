@@ -1,0 +1,208 @@
+"""What a tuning job found, worked out for people: results in; rows, totals and regressions out. Pure, no torch.
+
+Times are milliseconds. A ratio is another choice's time as a multiple of the winner's: how much faster the winner is.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from ..compiler import roofline, tuning, tuning_changes
+from ..compiler.records import TuneJob, TuneResult
+from ..compiler.tuning import Entry, Place
+
+_LARGE = 2048
+"""A square product of this many rows, in a lock file, says what the device's units can do."""
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """A problem in a place. `saved`: milliseconds a step of all graphs that have it; None: no graph, or no default."""
+
+    result: TuneResult
+    share: roofline.Share | None
+    rate: float | None
+    """Flops a second that the winner does; None where they are not known."""
+    intensity: float | None
+    """Flops for each byte that must be moved."""
+    saved: float | None
+
+    @property
+    def entry(self) -> Entry:
+        return self.result.entry
+
+    @property
+    def of_default(self) -> float | None:
+        return _ratio(self.entry.default, self.entry)
+
+    @property
+    def of_aten(self) -> float | None:
+        return _ratio(self.entry.aten, self.entry)
+
+
+class Graph(Struct, frozen=True):
+    """A graph that asked: in its tuned problems, what a step took by Inductor's default choices and takes now."""
+
+    key: str
+    problems: int
+    default: float
+    winners: float
+
+    @property
+    def saved(self) -> float:
+        return self.default - self.winners
+
+
+class Device(Struct, frozen=True):
+    """What was tuned in one place. `ceilings`: the results that they were taken from."""
+
+    place: Place
+    rows: list[Row]
+    ceilings: roofline.Ceilings
+    measured: list[TuneResult]
+
+    @property
+    def clock(self) -> str:
+        """Of the device while it was measured, as far as one clock is told."""
+        clocks = {row.entry.clock for row in self.rows if row.entry.clock}
+        return clocks.pop() if len(clocks) == 1 else ""
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """`seconds`: of searching, on all devices together. `changes`: None: there was no other lock to compare with.
+    `against`: what that lock is called. of_default, of_aten: geometric means of the ratios; None: there are none."""
+
+    title: str
+    job: TuneJob | None
+    devices: list[Device]
+    graphs: list[Graph]
+    problems: int
+    known: int
+    seconds: float
+    candidates: int
+    failed: int
+    of_default: float | None
+    of_aten: float | None
+    changes: list[tuning_changes.Change] | None
+    against: str = ""
+
+
+def report(
+    title: str,
+    results: Iterable[TuneResult],
+    *,
+    job: TuneJob | None = None,
+    old: Sequence[Entry] | None = None,
+    against: str = "",
+) -> Report:
+    """`old`: of the last lock. An item whose problem another one has too counts once."""
+    by_problem: dict[tuple[object, ...], TuneResult] = {}
+    for result in results:
+        by_problem.setdefault((result.ceiling, *tuning.order(result.entry)), result)
+    every = list(by_problem.values())
+    devices = [_device(place, every) for place in _places(every)]
+    rows = [row for device in devices for row in device.rows]
+    mine = [row for row in rows if not row.result.known]
+    return Report(
+        title=title,
+        job=job,
+        devices=devices,
+        graphs=_graphs(rows),
+        problems=len(rows),
+        known=len(rows) - len(mine),
+        seconds=sum(row.entry.seconds for row in mine),
+        candidates=sum(row.entry.candidates for row in rows),
+        failed=sum(row.entry.failed for row in rows),
+        of_default=_mean(row.of_default for row in rows if not _prepares(row.entry)),
+        of_aten=_mean(row.of_aten for row in rows if not _prepares(row.entry)),
+        changes=None if old is None else _changes(old, [row.entry for row in rows], whole=job is None),
+        against=against,
+    )
+
+
+def of_lock(entries: Iterable[Entry]) -> list[TuneResult]:
+    """A lock file's entries as a job's results; copies and large square products say what the devices can do."""
+    return [
+        TuneResult(item="", entry=entry, ceiling=ceiling)
+        for entry in entries
+        for ceiling in ([False, True] if _large(entry) else [entry.problem.op == "copy"])
+    ]
+
+
+def _prepares(entry: Entry) -> bool:
+    """Whether it says how another problem is posed (are its matrices padded?), and that one has its own times."""
+    return entry.problem.op.startswith("pad_mm.")
+
+
+def _large(entry: Entry) -> bool:
+    pair = entry.problem.operands
+    sizes = {length for operand in pair for length in operand.size}
+    return entry.problem.op == "mm" and len(sizes) == 1 and min(sizes) >= _LARGE
+
+
+def _places(results: Iterable[TuneResult]) -> list[Place]:
+    found = {result.entry.place.digest(): result.entry.place for result in results if not result.ceiling}
+    return sorted(found.values(), key=lambda place: (place.device, place.torch, place.digest()))
+
+
+def _device(place: Place, results: Iterable[TuneResult]) -> Device:
+    mine = [result for result in results if result.entry.place == place]
+    measured = [result for result in mine if result.ceiling]
+    ceilings = roofline.ceilings(result.entry for result in measured)
+    rows = [_row(result, ceilings) for result in mine if not result.ceiling]
+    return Device(place, sorted(rows, key=_gain), ceilings, measured)
+
+
+def _row(result: TuneResult, ceilings: roofline.Ceilings) -> Row:
+    entry = result.entry
+    done, took = roofline.work(entry.problem), entry.winner.milliseconds
+    saved = None
+    if entry.default is not None and result.graphs and not _prepares(entry):
+        saved = sum(count for _, count in result.graphs) * (entry.default.milliseconds - took)
+    return Row(
+        result=result,
+        share=roofline.share(entry.problem, took, ceilings),
+        rate=done.flops / (took / 1e3) if done.flops else None,
+        intensity=done.flops / done.bytes if done.flops and done.bytes else None,
+        saved=saved,
+    )
+
+
+def _gain(row: Row) -> tuple[object, ...]:
+    """What gains most first."""
+    ratio = row.of_default or row.of_aten
+    return ratio is None, -(ratio or 0.0), row.entry.problem.text()
+
+
+def _graphs(rows: Iterable[Row]) -> list[Graph]:
+    """Those for which it is known what Inductor would have taken; the largest saving first."""
+    found: dict[str, Graph] = {}
+    for row in rows:
+        default = None if _prepares(row.entry) else row.entry.default
+        for key, count in row.result.graphs:
+            had = found.get(key, Graph(key, 0, 0.0, 0.0))
+            if default is not None:
+                found[key] = Graph(
+                    key,
+                    had.problems + 1,
+                    had.default + count * default.milliseconds,
+                    had.winners + count * row.entry.winner.milliseconds,
+                )
+    return sorted(found.values(), key=lambda graph: (-graph.saved, graph.key))
+
+
+def _changes(old: Sequence[Entry], new: Sequence[Entry], *, whole: bool) -> list[tuning_changes.Change]:
+    """A job has some problems: what it leaves out of the old lock is not gone."""
+    found = tuning_changes.changes(old, new)
+    return [change for change in found if whole or change.kind != "gone"]
+
+
+def _ratio(other: tuning.Timing | None, entry: Entry) -> float | None:
+    return None if other is None else other.milliseconds / entry.winner.milliseconds
+
+
+def _mean(ratios: Iterable[float | None]) -> float | None:
+    known = [ratio for ratio in ratios if ratio is not None]
+    return statistics.geometric_mean(known) if known else None
