@@ -55,9 +55,7 @@ def write_report(
         print(f"  {directory / name}")
 
 
-def _report(
-    job: str, old: list[Entry] | None, against: str, namespace: str
-) -> tuning_report.Report:
+def _report(job: str, old: list[Entry] | None, against: str, namespace: str) -> tuning_report.Report:
     path = Path(job)
     entries = tuning_lock.load(path)
     return tuning_report.report(path.name, tuning_report.of_lock(entries), old=old, against=against)
