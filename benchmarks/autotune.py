@@ -263,7 +263,7 @@ def parse_arguments() -> argparse.Namespace:
         metavar="SECONDS",
         help="PyTorch's own first steps, with max-autotune and mode default, if they were measured before",
     )
-    parser.add_argument("--rounds", type=int, default=300, help="samples of each way")
+    parser.add_argument("--rounds", type=int, default=200, help="samples of each way")
     parser.add_argument("--repeats", type=int, default=3, help="of what is compared with mode default")
     parser.add_argument(
         "--gpus", type=int, default=0, help="at most so many; 0: 1, 2, 4 ... of those there are"

@@ -106,7 +106,9 @@ def train(root: Path, service: PrivateService | None, args: argparse.Namespace, 
     command = [sys.executable, str(HERE / "train_once.py"), "--model", MODEL[args.device], "--steps", "0"]
     command += ["--device", args.device, "--mode", mode, "--precision", "high"]
     command += ["--backend", "inductor" if service is None else "torchrelay"]
-    client = {} if service is None else {**service.environment, "TORCHRELAY_MODE": "require"}
+    client = {}
+    if service is not None:  # without prefetch: it would fetch what other modes compiled
+        client = {**service.environment, "TORCHRELAY_MODE": "require", "TORCHRELAY_PREFETCH": "0"}
     record = run_child(command, machine.environment(**client), args.child_timeout)
     made = [artifact.read_manifest(path.read_bytes()) for path in _artifacts(root)]
     return record | {
