@@ -250,7 +250,8 @@ class TuneRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Body of `POST /v1/tunes`.
 
     device: a GPU by name, or `cpu`; '': the one kind that the workers have. torch: the workers' version, where they
-    have several. threads: of a CPU's kernels. file: what errors and reports call the file that the lines are of.
+    have several. threads: of a CPU's kernels. file: what errors and reports call the file that the lines are of. id: of
+    the job, if whoever begins it chooses one: then it is begun once, however often this is sent.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -260,6 +261,7 @@ class TuneRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     budget: Budget = Budget()
     file: Annotated[str, Meta(max_length=300)] = ""
+    id: Annotated[str, Meta(pattern="^([0-9a-f]{16})?$", max_length=16)] = ""
 
 
 class TuneJob(Struct, frozen=True, kw_only=True):

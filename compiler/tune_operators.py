@@ -237,12 +237,12 @@ def _convolution(operands: Sequence[Operand], settings: Mapping[str, str]) -> Op
         reach = given["dilation"][i] * (weight.size[2 + i] - 1) + 1
         pad, step, length = given["padding"][i], given["stride"][i], x.size[2 + i]
         if transposed:
-            size = (length - 1) * step - 2 * pad + reach + given["output_padding"][i]
+            out = (length - 1) * step - 2 * pad + reach + given["output_padding"][i]
         else:
-            size = (length + 2 * pad - reach) // step + 1
-        if size < 1:
+            out = (length + 2 * pad - reach) // step + 1
+        if out < 1:
             raise ValueError(f"a kernel of {reach} does not fit on {length} with padding {pad}")
-        sizes.append(size)
+        sizes.append(out)
     if bias and bias[0].size != (outputs,):
         raise ValueError(f"the bias is {bias[0].text()}, and there are {outputs} channels")
     size = (x.size[0], outputs, *sizes)

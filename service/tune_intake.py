@@ -72,7 +72,7 @@ class TuneIntake:
             raise BadTuneJob(f"the job's graphs have more than {_BODIES_BYTES} bytes", hint="Split the job")
         items += ceilings(items, list(requests.values()), aim)
         job = TuneJob(
-            id=secrets.token_hex(8),
+            id=asked.id or secrets.token_hex(8),
             name=asked.name,
             state="waiting",
             by=grant.name,

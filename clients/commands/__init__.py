@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ... import __version__
-from . import audit, cache, doctor, explain, keys, login, namespace, run, stats, token, tune
+from . import audit, cache, capture, doctor, explain, keys, login, namespace, run, stats, token, tune
 
 
 def _print_version(asked: bool) -> None:
@@ -31,6 +31,9 @@ def application() -> typer.Typer:
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     app.command("up", context_settings=passed_on)(run.up)
     app.command("demo", context_settings=passed_on)(run.demo)
+    app.command(
+        "capture", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+    )(capture.capture)
     app.command("doctor")(doctor.doctor)
     app.command("stats")(stats.stats)
     app.command("explain")(explain.explain)

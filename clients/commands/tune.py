@@ -1,4 +1,7 @@
-"""`torchrelay tune`: the team's tuning winners as a file for version control, and back; what changed in it."""
+"""`torchrelay tune`: the team's tuning winners as a file for version control, and back; what changed in it.
+
+Batch jobs are tune_jobs.py's, the report is tune_report.py's.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,17 @@ from ...compiler.tuning_changes import changes
 from ..administration import Administration
 from ..settings import load_settings
 from ..whole_file import write_whole
-from . import output, tune_report
+from . import output, tune_jobs, tune_report
 from .output import Namespace
 
 app = typer.Typer(
+    cls=tune_jobs.TuneGroup,
     no_args_is_help=True,
-    help="Write the team's tuning winners to a lock file, take them from one, compare two.",
+    help="Search kernels for a file of problems (`torchrelay tune job.yaml`); write the team's winners to a lock file, "
+    "take them from one, compare two.",
 )
+
+tune_jobs.add_to(app)
 
 app.command("report")(tune_report.write_report)
 

@@ -1,0 +1,133 @@
+"""A training script in; the requests of its first step's compiled graphs out. Its optimizer takes no step.
+
+The script runs as `python SCRIPT` would, in this process, with torch.compile handing each graph to us. We describe it
+as for a compile and run it as it is. At the first step of an optimizer, or once graphs have long been running and no
+new one came, the script is stopped where it is.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from msgspec import Struct
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..compiler import key, wire
+from ..compiler.errors import ClientError, RelayError, SettingsError
+from .capture import Mode, capture
+from .graphs_file import MOST
+from .lift import lift
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+IDLE_CALLS = 1000
+"""Calls of graphs in a row without a new one, after which there will be none."""
+_BACKENDS = ("inductor", "torchrelay")
+
+
+class Captured(Struct, frozen=True):
+    """bodies: of wire.pack_request, in order of first use, no two alike. skipped: what could not be described, and why.
+    ended: how the script ended."""
+
+    bodies: list[bytes]
+    skipped: list[str]
+    ended: str
+
+
+class _Enough(BaseException):
+    """Stops the script; no `except Exception` of its own holds it up."""
+
+
+class _Recorder:
+    """A back end that writes graphs down and runs them as they are."""
+
+    def __init__(self, mode: str) -> None:
+        self.found: dict[str, bytes] = {}
+        self.skipped: dict[str, None] = {}
+        self._mode = mode
+        self._idle = 0
+
+    def __call__(
+        self,
+        gm: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Callable[..., Any]:
+        self._idle = 0
+        try:
+            lifted = lift(gm, example_inputs)
+            chosen = cast(Mode, self._mode or mode or "default")
+            request = capture(lifted.gm, lifted.inputs, mode=chosen, options=dict(options or {})).request
+            name = key.key_of_bytes(wire.encode_request(request))
+            self.found.setdefault(name, wire.pack_request(request))
+        except RelayError as error:
+            self.skipped.setdefault(f"a graph of {len(gm.graph.nodes)} nodes: {error.message}")
+        if len(self.found) >= MOST:
+            raise _Enough(f"after {MOST} graphs")
+
+        def run(*args: Any) -> Any:
+            self._idle += 1
+            if self._idle > IDLE_CALLS:
+                raise _Enough(f"after {IDLE_CALLS} calls without a new graph")
+            return gm.forward(*args)
+
+        return run
+
+
+def captured(script: Path, arguments: Sequence[str], *, mode: str = "") -> Captured:
+    """Raises SettingsError; ClientError if the script ends before it has compiled anything; what the script raises."""
+    if mode not in ("", *MODES):
+        raise SettingsError(f"--mode is {mode[:40]!r}", hint=f"Allowed: {', '.join(MODES)}")
+    if not script.is_file():
+        raise SettingsError(f"{script} is no file", hint="Name the script that `python` would run")
+    recorder = _Recorder(mode)
+    ended = _run(script, arguments, recorder)
+    if not recorder.found:
+        why = next(iter(recorder.skipped), "it gave torch.compile nothing to compile")
+        raise ClientError(f"{script} has no graph that can be sent: {why}", hint=f"It ended {ended}")
+    return Captured(list(recorder.found.values()), list(recorder.skipped), ended)
+
+
+def _run(script: Path, arguments: Sequence[str], recorder: _Recorder) -> str:
+    """How it ended."""
+    before = sys.argv[:], sys.path[:], torch.compile
+
+    def stop(*_: Any) -> None:
+        raise _Enough("at the first optimizer step")
+
+    hook = register_optimizer_step_pre_hook(stop)
+    torch.compile = _compile_with(recorder)
+    sys.argv[:] = [str(script), *arguments]
+    sys.path.insert(0, str(script.absolute().parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+        return "at its end"
+    except _Enough as enough:
+        return str(enough)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+        return "at its end"
+    finally:
+        hook.remove()
+        sys.argv[:], sys.path[:], torch.compile = before
+
+
+def _compile_with(recorder: _Recorder) -> Callable[..., Any]:
+    """torch.compile, with `recorder` in the place of Inductor and of our own back end."""
+    original = torch.compile
+
+    def compile(model: Any = None, **options: Any) -> Any:
+        if options.get("backend", "inductor") in _BACKENDS:
+            options["backend"] = recorder
+        if model is None:
+            return lambda function: original(function, **options)
+        return original(model, **options)
+
+    return compile

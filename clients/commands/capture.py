@@ -1,0 +1,35 @@
+"""`torchrelay capture train.py`: a script's compiled graphs into a file, for a batch job; nothing is trained."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..graphs_file import write
+
+
+def capture(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="What `python SCRIPT` would run.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="The script's own.")] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The file to write, over the last one.")
+    ] = Path("captured.graphs"),
+    mode: Annotated[
+        str, typer.Option(help="torch.compile's mode for all graphs; default: the script's own.")
+    ] = "",
+) -> None:
+    """Run a script up to its first optimizer step, and write the graphs that torch.compile was given into a file.
+
+    Name the file in a job (`graphs: [{file: captured.graphs}]`). Run it where the script trains: the graphs are for
+    this machine's device and versions.
+    """
+    from ..capture_script import captured
+
+    found = captured(script, arguments or [], mode=mode)
+    for skipped in found.skipped:
+        print(f"left out: {skipped}", file=sys.stderr)
+    write(output, found.bodies)
+    print(f"captured {len(found.bodies)} graphs into {output} ({found.ended})")

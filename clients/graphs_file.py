@@ -1,0 +1,51 @@
+"""A file of captured graphs: requests' bodies in, one file out, and back. `torchrelay capture` writes it, jobs name it.
+
+It holds what would be sent to a gateway, and the gateway checks each graph as it does any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ..compiler.errors import SettingsError
+from .whole_file import write_whole
+
+MOST = 1024
+"""Graphs of a file."""
+_BYTES = 1 << 30
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    torchrelay_graphs: Literal[1]
+    graphs: Annotated[list[bytes], Meta(max_length=MOST)]
+
+
+def write(path: Path, bodies: Sequence[bytes]) -> None:
+    """Over the last one. `bodies`: of wire.pack_request. Raises SettingsError."""
+    try:
+        write_whole(path, msgspec.msgpack.encode(_File(1, list(bodies))), mode=0o644)
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be written: {error.strerror}", hint="See to the folder") from None
+
+
+def read(path: Path) -> list[bytes]:
+    """Raises SettingsError."""
+    try:
+        if path.stat().st_size > _BYTES:
+            raise SettingsError(f"{path} has more than {_BYTES} bytes", hint="Capture fewer graphs")
+        data = path.read_bytes()
+    except OSError as error:
+        raise SettingsError(
+            f"{path} cannot be read: {error.strerror}", hint="`torchrelay capture train.py` writes one"
+        ) from None
+    try:
+        return msgspec.msgpack.decode(data, type=_File).graphs
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise SettingsError(
+            f"{path} is no file of captured graphs", hint="`torchrelay capture train.py` writes one"
+        ) from None
