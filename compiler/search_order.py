@@ -8,10 +8,12 @@ from msgspec import Meta, Struct
 
 from .wire import Target, Toolchain
 
+MOST_THREADS = 4096
+
 
 class SearchOrder(Struct, frozen=True, forbid_unknown_fields=True):
     """`threads`: that a CPU's kernels run in; 0 for a GPU."""
 
     toolchain: Toolchain
     target: Target
-    threads: Annotated[int, Meta(ge=0, le=4096)] = 0
+    threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0

@@ -36,6 +36,8 @@ from ..compiler.errors import (
 from ..compiler.tuning import Entry, Question
 from .blobs import StoreDown, sha256
 from .cache import Cache, Offer
+from .crew import SearchPool
+from .farm import Farm
 from .intake import Ask, Intake
 from .leases import Granted, Leases
 from .metrics import Metrics
@@ -60,7 +62,7 @@ _RETRY_MOST_SECONDS = 8.0
 """The pause between two tries to publish doubles up to this."""
 
 
-class CompilePool(Protocol):
+class CompilePool(SearchPool, Protocol):
     """What the gateway needs of workers/pool.py's WorkerPool."""
 
     async def start(self) -> None: ...
@@ -107,6 +109,7 @@ class Dispatcher:
         leases: Leases,
         cache: Cache,
         tunings: Tunings,
+        farm: Farm,
         intake: Intake,
         pool: CompilePool,
         keyring: Keyring,
@@ -117,6 +120,7 @@ class Dispatcher:
         self._leases = leases
         self._cache = cache
         self._tunings = tunings
+        self._farm = farm
         self._intake = intake
         self._pool = pool
         self._keyring = keyring
@@ -299,6 +303,7 @@ class Dispatcher:
 
     async def _ask_pool(self, ask: Ask, on_progress: Callable[[wire.Stage, str], None]) -> bytes:
         deadline = self._settings.compile_deadline_seconds
+        questions = Questions(self._tunings, self._farm, ask, functools.partial(self._heard, ask.key))
         try:
             async with asyncio.timeout(deadline + _POOL_GRACE_SECONDS):
                 return await self._pool.compile(
@@ -309,7 +314,7 @@ class Dispatcher:
                     target=ask.target,
                     deadline_seconds=deadline,
                     on_progress=on_progress,
-                    on_query=Questions(self._tunings, ask, functools.partial(self._heard, ask.key)).answer,
+                    on_query=questions.answer,
                 )
         except TimeoutError:
             raise CompileTimeout(f"the compile took longer than {deadline:g} s") from None

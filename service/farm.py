@@ -1,72 +1,262 @@
 """The farm of a namespace: problems in, from compiles that wait and from batch jobs; what searchers found, out.
 
 A searcher is a job on a worker's search lane. It takes tasks one by one, whole problems each: only samples that were
-interleaved on one device can be compared, so one problem's candidates never go to two.
+interleaved on one device can be compared, so one problem's candidates never go to two. All this lies in memory: a
+compile asks again after a gateway's death, a batch job is kept by whoever submitted it, and what was found is in Redis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+import asyncio
+import itertools
+import time
+from collections.abc import Iterator, Sequence
 
-from msgspec import Struct
+import msgspec
+import structlog
+from redis.exceptions import RedisError
 
-from ..compiler import wire
-from ..compiler.tuning import Found, Known, Place, Problem, Task
+from ..compiler.errors import LimitExceeded
+from ..compiler.search_order import MOST_THREADS
+from ..compiler.tuning import Entry, Found, Known, Place, Problem, Task
+from .crew import Crew
 from .intake import Ask
+from .metrics import Metrics
+from .questions import measurable
+from .tasks import end
+from .tickets import Aim, OnChange, State, Ticket
+from .tunings import Tunings
 
-State = Literal["queued", "searching", "done", "failed", "cancelled"]
-OnChange = Callable[[State, str], None]
-"""Hears, in the event loop, what a task has become and on which worker it is searched, or why it failed."""
+__all__ = ["Aim", "Farm", "OnChange", "State", "Ticket"]
 
+log = structlog.get_logger(__name__)
 
-class Aim(Struct, frozen=True):
-    """What a batch job's kernels are for. `threads`: of a CPU's kernels; 0 for a GPU."""
-
-    toolchain: wire.Toolchain
-    target: wire.Target
-    threads: int = 0
-
-
-class Ticket:
-    """A task that a batch job has submitted.
-
-    state, detail: as OnChange hears them. known: the entry stood in the database already, and nothing was measured.
-    losses: how many searchers it has cost.
-    """
-
-    task: Task
-    state: State
-    detail: str
-    known: bool
-    losses: int
-
-    async def outcome(self) -> Found | str:
-        """What was found, or why nothing was. Cancelling the caller leaves the task as it is."""
-        raise NotImplementedError
-
-    def cancel(self) -> None:
-        """Nobody wants it any more: outcome is "cancelled"; a search that has begun may go on to its end."""
-        raise NotImplementedError
+MOST_WANTED = 4096
+"""Problems that a namespace's compiles may have searched at once; past it they do it themselves."""
+FORGET_SECONDS = 60.0
+"""A problem that no compile has asked for so long is not searched for it, and what became of it is forgotten: the
+compile has ended. One that lives asks every second, or after half a minute's rest (workers/questions.py)."""
+STALL_SECONDS = 180.0
+"""A compile does not wait longer for a searcher to say anything: one that has to import torch first on a busy machine
+needs a minute."""
+_REDIS_SECONDS = 5.0
+_KEEP_AGAIN_SECONDS = (1.0, 30.0, 900.0)
+"""First and longest pause, and when to give up, while Redis does not take an entry."""
+_MOST_UNKEPT = 1000
 
 
 class Farm:
     """The tasks of one namespace."""
 
+    def __init__(self, namespace: str, tunings: Tunings, crew: Crew, metrics: Metrics) -> None:
+        self.namespace = namespace
+        self._tunings = tunings
+        self._crew = crew
+        self._metrics = metrics
+        self._numbers = itertools.count(1)
+        self._wants: dict[tuple[Place, Problem], Ticket] = {}
+        self._open: dict[str, Ticket] = {}
+        """Of batch jobs, by the task's id."""
+        self._urgent: dict[str, Ticket] = {}
+        self._batch: dict[str, Ticket] = {}
+        """Both: what is queued, in its order, by the task's id."""
+        self._heard: dict[tuple[bytes, Place], float] = {}
+        """When a searcher of an aim in a place last said something."""
+        self._keeping: set[asyncio.Task[None]] = set()
+        crew.join(self)
+
+    # --- for compiles and batch jobs -------------------------------------------------------------------
+
     async def want(self, place: Place, problems: Sequence[Problem], ask: Ask) -> Known:
-        """For a compile that polls: what is known of `problems` in `place`; the rest is searched before any batch job's
-        tasks, once for all compiles that want it. Raises nothing of Redis: what it does not tell counts as unknown."""
-        raise NotImplementedError
+        """For a compile that polls: what is known of `problems` in `place`. The rest is searched before any batch job's
+        tasks, once for all compiles that want it; what Redis does not tell counts as unknown."""
+        entries = {entry.problem: entry for entry in await self.known(place, problems)}
+        aim = Aim(ask.toolchain, ask.target, place.threads)
+        fits = place.threads <= MOST_THREADS and measurable(place, ask.toolchain, ask.target)
+        still_open, given_up = 0, []
+        for problem in dict.fromkeys(problems):
+            if problem in entries:
+                continue
+            ticket = self._wanted(place, problem, aim) if fits else None
+            found = ticket.found() if ticket is not None else None
+            if found is not None:
+                entries[problem] = found.entry
+            elif ticket is not None and ticket.open:
+                still_open += 1
+            else:
+                given_up.append(problem)
+        return Known(list(entries.values()), still_open, given_up)
+
+    def _wanted(self, place: Place, problem: Problem, aim: Aim) -> Ticket | None:
+        """The ticket of a problem that a compile has asked for just now; None: there are too many."""
+        ticket = self._wants.get((place, problem))
+        if ticket is None:
+            if len(self._wants) >= MOST_WANTED:
+                return None
+            task = Task(id=f"compile-{next(self._numbers)}", problem=problem)
+            ticket = self._wants[place, problem] = Ticket(task, aim, place=place)
+            self._enqueue(ticket)
+        ticket.wanted = time.monotonic()
+        return ticket
 
     def check(self, aim: Aim) -> None:
         """Raises NoWorker if no worker searches for `aim`, nor is one to come."""
-        raise NotImplementedError
+        self._crew.lanes(aim)
 
     def submit(self, task: Task, aim: Aim, *, on_change: OnChange | None = None) -> Ticket:
-        """Have `task` searched when compiles leave room. Its `id` is the caller's, unique among the open ones of the
-        namespace. At any number of them: they wait in memory."""
-        raise NotImplementedError
+        """Have `task` searched when compiles leave room. Its `id` is the caller's.
+
+        Any number of tasks wait, in memory. Raises ValueError for an id that is open already.
+        """
+        if task.id in self._urgent or (task.id in self._open and self._open[task.id].open):
+            raise ValueError(f"the task {task.id} is open already")
+        ticket = self._open[task.id] = Ticket(task, aim, on_change=on_change)
+        self._enqueue(ticket)
+        return ticket
 
     async def close(self) -> None:
-        """Stop all searchers; open tickets' outcome is then "the gateway stops"."""
-        raise NotImplementedError
+        """Stop this farm's searchers; the outcome of what is open is then "the gateway stops"."""
+        await self._crew.leave(self)
+        for ticket in [*self._open.values(), *self._wants.values()]:
+            ticket.fail("the gateway stops")
+        await end(*self._keeping)
+
+    def _enqueue(self, ticket: Ticket) -> None:
+        (self._urgent if ticket.urgent else self._batch)[ticket.task.id] = ticket
+        self._crew.stir()
+
+    # --- for the crew and its searchers ----------------------------------------------------------------
+
+    async def known(self, place: Place, problems: Sequence[Problem]) -> list[Entry]:
+        """The entries that Redis tells."""
+        try:
+            async with asyncio.timeout(_REDIS_SECONDS):
+                return await self._tunings.known(place, problems)
+        except (RedisError, TimeoutError) as error:
+            log.warning("tunings_not_known", error=f"{type(error).__name__}: {error}"[:300])
+            return []
+
+    def queued(self, *, urgent: bool) -> Iterator[Ticket]:
+        """What waits to be searched, in its order."""
+        book = self._urgent if urgent else self._batch
+        for task_id, ticket in list(book.items()):
+            if ticket.state == "queued":
+                yield ticket
+            else:  # it was cancelled
+                book.pop(task_id, None)
+                self._forget(ticket)
+
+    def busy(self) -> bool:
+        """Whether there is anything to look after."""
+        return bool(self._urgent or self._batch or self._wants)
+
+    def lost(self, ticket: Ticket) -> None:
+        """It has failed, or was cancelled, while a searcher had it."""
+        self._metrics.searches.labels("lost" if ticket.state == "failed" else "cancelled").inc()
+        self._forget(ticket)
+
+    def count(self, *, urgent: bool) -> int:
+        return len(self._urgent if urgent else self._batch)
+
+    def give_out(self, ticket: Ticket, worker: str) -> None:
+        (self._urgent if ticket.urgent else self._batch).pop(ticket.task.id, None)
+        ticket.become("searching", worker)
+
+    def take_back(self, ticket: Ticket) -> None:
+        """Queue it again, before all others."""
+        if not ticket.open:
+            self._forget(ticket)
+            return
+        ticket.become("queued", "")
+        if ticket.urgent:
+            self._urgent = {ticket.task.id: ticket, **self._urgent}
+        else:
+            self._batch = {ticket.task.id: ticket, **self._batch}
+        self._crew.stir()
+
+    async def finish(self, ticket: Ticket, found: Found) -> Entry:
+        """What stands for the problem now that a searcher has found this."""
+        standing = await self.keep(found.entry)
+        known = not found.timings and found.entry.winner == standing.winner
+        self._metrics.searches.labels("known" if known else "found").inc()
+        ticket.finish(msgspec.structs.replace(found, entry=standing), known=known)
+        self._forget(ticket)
+        return standing
+
+    def finish_known(self, ticket: Ticket, entry: Entry) -> None:
+        """It became known before it was given out."""
+        self._metrics.searches.labels("known").inc()
+        ticket.finish(Found(entry, ticket.task.id), known=True)
+        self._forget(ticket)
+
+    def fail(self, ticket: Ticket, why: str, outcome: str) -> None:
+        """Nobody will search it. outcome: as the metrics name it."""
+        if ticket.open:
+            self._metrics.searches.labels(outcome).inc()
+            log.warning("search_given_up", problem=ticket.task.problem.text()[:300], why=why)
+        ticket.fail(why)
+        self._forget(ticket)
+
+    def _forget(self, ticket: Ticket) -> None:
+        """A compile's stays until it has asked what became of it."""
+        (self._urgent if ticket.urgent else self._batch).pop(ticket.task.id, None)
+        if self._open.get(ticket.task.id) is ticket:
+            del self._open[ticket.task.id]
+
+    async def keep(self, entry: Entry) -> Entry:
+        """Keep it, now or once Redis is back; what stands."""
+        try:
+            return await self._keep(entry)
+        except LimitExceeded as error:
+            log.warning("tuning_not_kept", error=error.message)
+        except (RedisError, TimeoutError) as error:
+            log.warning("tuning_not_kept_yet", error=f"{type(error).__name__}: {error}"[:300])
+            if len(self._keeping) < _MOST_UNKEPT:
+                task = asyncio.create_task(self._keep_later(entry), name="keep a tuning")
+                self._keeping.add(task)
+                task.add_done_callback(self._keeping.discard)
+        return entry
+
+    async def _keep(self, entry: Entry) -> Entry:
+        async with asyncio.timeout(_REDIS_SECONDS):
+            (kept,) = await self._tunings.keep([entry])
+        return kept.entry
+
+    async def _keep_later(self, entry: Entry) -> None:
+        pause, longest, most = _KEEP_AGAIN_SECONDS
+        until = time.monotonic() + most
+        while time.monotonic() < until:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+            try:
+                await self._keep(entry)
+                return
+            except (RedisError, TimeoutError):
+                continue
+        log.error("tuning_lost", problem=entry.problem.text()[:300])
+
+    def heard(self, aim_name: bytes, place: Place) -> None:
+        """A searcher lives."""
+        self._heard[aim_name, place] = time.monotonic()
+
+    def tidy(self) -> None:
+        """Forget what no compile asks for any more, and give up what does not move."""
+        now = time.monotonic()
+        for key, ticket in list(self._wants.items()):
+            if ticket.state != "searching" and now - ticket.wanted > FORGET_SECONDS:
+                ticket.cancel()
+                self._forget(ticket)
+                del self._wants[key]
+            elif ticket.state == "queued":
+                heard = self._heard.get((ticket.aim_name, key[0]), 0.0)
+                if now - max(ticket.since, heard) > STALL_SECONDS:
+                    self.fail(ticket, f"no searcher has said anything for {STALL_SECONDS:g} s", "stalled")
+        if not self._wants and not self._open:
+            self._heard.clear()
+
+    def no_searcher(self, aim_name: bytes, why: str) -> None:
+        """None can be had for an aim: its compiles go on without, and batch jobs wait for one."""
+        for ticket in [each for each in self.queued(urgent=True) if each.aim_name == aim_name]:
+            self.fail(ticket, why, "no_searcher")
+        for ticket in [each for each in self.queued(urgent=False) if each.aim_name == aim_name]:
+            ticket.become("queued", why)

@@ -17,6 +17,7 @@ from ..workers.pool import PoolSettings, WorkerPool
 from . import signing
 from .auth import Tokens
 from .blobs import open_store
+from .crew import Crew
 from .dispatch import CompilePool
 from .events import WakeUps
 from .intake import Intake
@@ -86,6 +87,7 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
         intake=intake,
         wakes=wakes,
         pool=pool,
+        crew=Crew(pool, metrics),
         keyring=keyring,
         metrics=metrics,
     )

@@ -55,6 +55,19 @@ class Metrics:
             "Artifacts found lost or damaged when they were asked for",
             registry=self.registry,
         )
+        self.searches = Counter(
+            "torchrelay_searches",
+            "Problems that searchers were to search, by what came of it",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.searchers = Gauge("torchrelay_searchers", "Searchers of this gateway", registry=self.registry)
+        self.searches_queued = Gauge(
+            "torchrelay_searches_queued",
+            "Problems that wait for a searcher, by who wants them",
+            ["wanted_by"],
+            registry=self.registry,
+        )
         self.streams = Gauge("torchrelay_event_streams", "Open event streams", registry=self.registry)
 
     def render(self, shared: Mapping[str, Counters] | None) -> bytes:

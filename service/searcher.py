@@ -1,0 +1,236 @@
+"""One running searcher, seen from the gateway: its questions in; tasks, and what the farm makes of its findings, out.
+
+It runs nothing of a tenant's, so it is believed: for the place it was started for, and for the tasks that it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from ..compiler import tuning
+from ..compiler.errors import CompileTimeout, MalformedRequest, RelayError
+from ..compiler.search_order import SearchOrder
+from ..compiler.tuning import Found, Known, Lookup, Next, Place, Task, Trying, Unfit, Work
+from ..workers.pool import WorkerLost
+from .questions import decoded, measurable
+from .tickets import Aim, Ticket
+
+if TYPE_CHECKING:
+    from .crew import Crew
+    from .farm import Farm
+
+log = structlog.get_logger(__name__)
+
+_ANSWER_SECONDS = 4.0
+"""In which Next is answered, whatever there is."""
+_LOOK_SECONDS = 0.5
+"""Between two looks whether the worker's compiles leave room by now."""
+LINGER_SECONDS = 30.0
+"""A searcher without work stays so long: the next one would have to warm up."""
+SHIFT_SECONDS = 3600.0
+"""After which a searcher is replaced by a fresh one."""
+_DEADLINE_SECONDS = 3 * SHIFT_SECONDS
+"""After which it is killed, whatever it does."""
+_SILENT_SECONDS = 300.0
+_SILENT_EXHAUSTIVE_SECONDS = 1800.0
+"""A searcher with tasks that says nothing for so long is killed; to build an exhaustive space takes long."""
+
+
+class Searcher:
+    """A searcher of `farm` on one lane.
+
+    held: the tasks that it has. place: where it measures, once it has said so.
+    """
+
+    def __init__(self, crew: Crew, farm: Farm, aim: Aim, worker: str) -> None:
+        self.farm = farm
+        self.aim = aim
+        self.aim_name = aim.name()
+        self.worker = worker
+        self.place: Place | None = None
+        self.held: dict[str, Ticket] = {}
+        self.since = time.monotonic()
+        self.yields = False
+        """Others need the lane more: it ends once it has done what it has."""
+        self._crew = crew
+        self._trying: Trying | None = None
+        self._heard = self._worked = self.since
+        self._complained = False
+        self._killed = ""
+        self.task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"search on {worker}")
+
+    def hungry(self) -> bool:
+        """Whether it takes the next task as soon as it can."""
+        return not self.held and not self.yields
+
+    def silent(self) -> bool:
+        """Whether it should have said something by now."""
+        if not self.held:
+            return False
+        exhaustive = any(ticket.task.space == "exhaustive" for ticket in self.held.values())
+        most = _SILENT_EXHAUSTIVE_SECONDS if exhaustive else _SILENT_SECONDS
+        budget = max(ticket.task.seconds for ticket in self.held.values())
+        return time.monotonic() - self._heard > most + budget
+
+    def kill(self, why: str) -> None:
+        self._killed = why
+        self.task.cancel()
+
+    async def _run(self) -> None:
+        """Never raises."""
+        order = SearchOrder(self.aim.toolchain, self.aim.target, self.aim.threads)
+        why, certain = "it ended before its work", False
+        try:
+            await self._crew.pool.search(
+                msgspec.msgpack.encode(order),
+                worker=self.worker,
+                namespace=self.farm.namespace,
+                toolchain=self.aim.toolchain,
+                target=self.aim.target,
+                on_query=self.answer,
+                deadline_seconds=_DEADLINE_SECONDS,
+            )
+            failed = False
+        except RelayError as error:
+            why, failed = error.message, True
+            certain = not isinstance(error, WorkerLost | CompileTimeout)
+        except asyncio.CancelledError:
+            why, failed = self._killed, bool(self._killed)
+        except Exception as error:
+            log.exception("searcher_broke", worker=self.worker)
+            why, failed = f"the service failed with {type(error).__name__}", True
+        if failed:
+            log.warning("searcher_lost", worker=self.worker, why=why, tasks=len(self.held))
+        self._hand_back(why, certain=certain)
+        self._crew.ended(self, why if failed else "")
+
+    def _hand_back(self, why: str, *, certain: bool) -> None:
+        """What it has goes to others; what it was trying when it ended has cost a searcher. Where nothing was being
+        tried, each may have."""
+        trying = self._trying
+        for ticket in self.held.values():
+            if trying is not None and trying.task == ticket.task.id:
+                ticket.lose(candidate=trying.candidate, certain=certain, why=why)
+            elif trying is None and certain:
+                ticket.alone = True
+                ticket.lose(candidate="", certain=True, why=why)
+        self._return_held()
+
+    def _return_held(self) -> None:
+        for ticket in reversed(self.held.values()):
+            if ticket.open:
+                self.farm.take_back(ticket)
+            else:
+                self.farm.lost(ticket)
+        self.held.clear()
+
+    # --- its questions ---------------------------------------------------------------------------------
+
+    async def answer(self, question: bytes) -> bytes:
+        """b'' for what no searcher asks, and the first time a line in the log."""
+        self._heard = time.monotonic()
+        try:
+            return msgspec.msgpack.encode(await self._answer(decoded(question)))
+        except RelayError as error:
+            if not self._complained:
+                self._complained = True
+                log.warning("searcher_unanswered", worker=self.worker, error=error.message[:500])
+            return b""
+
+    async def _answer(self, question: tuning.Question) -> tuning.Answer:
+        if self.place is not None:
+            self.farm.heard(self.aim_name, self.place)
+        match question:
+            case Next(place, holding):
+                return await self._next(place, holding)
+            case Trying():
+                self._trying = question
+                return Known([])
+            case Unfit(task, why):
+                ticket = self._done_with(task)
+                if ticket is not None:
+                    self.farm.fail(ticket, why, "unfit")
+                return Known([])
+            case Found():
+                return Known([await self._found(question, self._done_with(question.task))])
+            case Lookup(place, problems):
+                return Known(await self.farm.known(place, problems))
+            case _:
+                raise MalformedRequest(f"no searcher asks {type(question).__name__}")
+
+    def _done_with(self, task: str) -> Ticket | None:
+        self._worked = time.monotonic()
+        if self._trying is not None and self._trying.task == task:
+            self._trying = None
+        ticket = self.held.pop(task, None)
+        self._crew.stir()
+        return ticket
+
+    async def _found(self, found: Found, ticket: Ticket | None) -> tuning.Entry:
+        entry = found.entry
+        if entry.place != self.place:
+            if ticket is not None:
+                self.farm.fail(ticket, "the searcher measured in another place than its own", "unfit")
+            raise MalformedRequest("a searcher reports what it did not measure here")
+        if ticket is None:  # it was taken from it, or is another's: true all the same
+            return await self.farm.keep(entry)
+        if ticket.task.exact and entry.problem != ticket.task.problem:
+            self.farm.fail(
+                ticket, f"the searcher made another problem of it: {entry.problem.text()}", "unfit"
+            )
+            return entry
+        return await self.farm.finish(ticket, found)
+
+    async def _next(self, place: Place, holding: int) -> Work:
+        if self.place is None:
+            if not measurable(place, self.aim.toolchain, self.aim.target):
+                self._crew.cannot(self, f"it measures on {place.device}, which is not what was asked for")
+                return Work([], over=True)
+            self.place = place
+            self._crew.started(self)
+            self.farm.heard(self.aim_name, place)
+        if holding:
+            # one that has fewer than it was given will say so by holding none
+            task = await self._take() if holding >= len(self.held) else None
+            return Work([task] if task is not None else [])
+        if self.held:  # an answer did not reach it
+            for ticket in self.held.values():
+                ticket.lose(candidate="", certain=False, why="the searcher dropped it")
+            self._return_held()
+        return await self._next_or_over()
+
+    async def _next_or_over(self) -> Work:
+        until = time.monotonic() + _ANSWER_SECONDS
+        while True:
+            now = time.monotonic()
+            if self.yields or now - self.since > SHIFT_SECONDS:
+                return Work([], over=True)
+            task = await self._take()
+            if task is not None:
+                return Work([task])
+            if not self._crew.may_have(self) and now - self._worked > LINGER_SECONDS:
+                self.yields = True
+                return Work([], over=True)
+            if now >= until:
+                return Work([])
+            await self._crew.news(min(_LOOK_SECONDS, until - now))
+
+    async def _take(self) -> Task | None:
+        """The next task that nobody knows by now, its own from here on."""
+        while (ticket := self._crew.next_for(self)) is not None:
+            self.farm.give_out(ticket, self.worker)
+            self.held[ticket.task.id] = ticket
+            if ticket.task.exact and self.place is not None:
+                known = await self.farm.known(self.place, [ticket.task.problem])
+                if known:
+                    self.held.pop(ticket.task.id, None)
+                    self.farm.finish_known(ticket, known[0])
+                    continue
+            self._worked = time.monotonic()
+            return ticket.task
+        return None
