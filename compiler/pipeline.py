@@ -23,6 +23,7 @@ from . import (
     artifact,
     autotune,
     inductor,
+    kernel_search,
     measure,
     members,
     torch_internals,
@@ -34,6 +35,7 @@ from . import (
 )
 from . import target as targets
 from .errors import CompileFailed
+from .kernel_search import KernelSearch
 from .kernel_store import Exchange
 from .search import Search
 from .toolchain import local_target
@@ -91,9 +93,18 @@ def compile_request(
         _kernel_processes(request, threads),
         torch_internals.sharing_libraries(kernels) as builds,
         torch_internals.recording_kernels(kernels) as triton,
+        kernel_search.nursery_for(request) as nursery,
     ):
         clock.enter("aot", "")
         program = aot.rebuild(request)
+        own_kernels = KernelSearch(
+            request,
+            ask=ask,
+            nursery=nursery,
+            settings=settings.search,
+            during=lambda problem: clock.during("autotune", problem),
+        )
+        own_kernels.settle(program.gm)
         search = Search(
             request,
             ask=ask,
@@ -142,12 +153,12 @@ def compile_request(
         guards=compiled.guards,
         stages=clock.seconds(),
         verification=verification,
-        tuning=search.measurements() + measured,
+        tuning=search.measurements() + own_kernels.measurements() + measured,
         kernels=len(binaries) + len(triton.live),
         kernels_built=builds.built + len(triton.live) - triton.reused,
         kernels_reused=builds.reused + triton.reused,
-        searched=search.searched,
-        recalled=search.recalled,
+        searched=search.searched + own_kernels.searched,
+        recalled=search.recalled + own_kernels.recalled,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         worker=worker,
     )

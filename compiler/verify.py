@@ -306,7 +306,7 @@ def _random_inputs(
         if spec.number is not None:
             return value.fill_(spec.number)
         draw = generator.setdefault(spec.device, torch.Generator(spec.device).manual_seed(0))
-        _fill(value, draw)
+        fill(value, draw)
         if nudge and value.dtype.is_floating_point:
             step = nudge * torch.finfo(value.dtype).eps
             signs = torch.randint(0, 2, value.shape, device=value.device) * 2 - 1
@@ -316,7 +316,7 @@ def _random_inputs(
     return aot.make_inputs(request, symbols, make)
 
 
-def _fill(value: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
+def fill(value: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
     """Floats around zero with spread 0.5 (positive where a scale or variance may be); integers 0 or 1."""
     if value.dtype.is_floating_point or value.dtype.is_complex:
         wide = torch.float32 if not value.dtype.is_complex else torch.complex64

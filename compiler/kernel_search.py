@@ -1,0 +1,283 @@
+"""Stage 8, for user-written Triton kernels: a graph's calls of them in; each left with the configuration that won.
+
+A call whose problem the lock or the team's database knows takes that winner: the others are not even compiled. What
+nobody knows is measured in copies of the process (kernel_trials.py) if the request tunes; else Inductor measures it
+when the graph first runs, as ever. What is measured is told: a winner counts for its own source alone (tune_kernels).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import msgspec
+import torch
+from msgspec import Struct
+
+from . import kernel_trials, measure, pinned, torch_internals, tune_kernels, tuning, user_kernels, wire
+from .errors import CompileFailed, TuningUnknown, Unavailable
+from .kernel_trials import Fails, Order, Ranked, Stops, Takes
+from .nursery import Lost, Nursery
+from .place import place_of
+from .tuning import Entry, Failure, Operand, Problem, Timing
+
+log = logging.getLogger(__name__)
+
+SILENT_SECONDS = 120.0
+"""For so long a candidate may be compiled, or run, until it counts as hung."""
+_LOSSES = 8
+"""Of copies in one search: by then the device itself is to blame."""
+
+
+class Call(Struct, frozen=True):
+    """A call of a kernel with several configurations, on arguments whose sizes are known."""
+
+    node: torch.fx.Node
+    source: wire.KernelSource
+    grids: list[tuple[int, int, int]]
+    tensors: list[tuple[str, Operand]]
+    constants: list[tuple[str, wire.KernelConstant]]
+
+    @property
+    def problem(self) -> Problem:
+        return tune_kernels.problem(self.source, self.tensors, self.constants, self.grids)
+
+
+class KernelSearch:
+    """What one compile chooses. searched, recalled: calls' problems that it measured, and that were known.
+
+    ask: the team's database. nursery: measures (kernel_trials.work); None: nothing is measured. during(problem): around
+    the work on one.
+    """
+
+    def __init__(
+        self,
+        request: wire.GraphRequest,
+        *,
+        ask: tuning.Ask | None,
+        nursery: Nursery | None,
+        settings: measure.Settings,
+        during: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self.searched = 0
+        self.recalled = 0
+        self._request = request
+        self._ask = ask
+        self._place = place_of(
+            request.toolchain, request.target, request.target.kind, request.ambient.threads
+        )
+        self._nursery = nursery
+        self._settings = settings
+        self._during = during
+        self._entries: dict[Problem, Entry] = {}
+
+    def settle(self, gm: torch.fx.GraphModule) -> None:
+        """Leave each call in the graph with its winner. Raises TuningUnknown, CompileFailed."""
+        for call in calls(gm, self._request.kernels):
+            texts = [tune_kernels.config_text(config) for config in call.source.configs]
+            entry = self._entries.get(call.problem)
+            if entry is None:
+                with self._during(call.problem.text()):
+                    entry = self._known(call.problem, texts)
+                    if entry is not None:
+                        self.recalled += 1
+                    elif self._nursery is not None:
+                        entry = self._measured(call, texts, self._nursery)
+                        self.searched += entry is not None
+            if entry is not None:
+                self._entries[call.problem] = entry
+                _keep(call, texts.index(entry.winner.candidate))
+
+    def measurements(self) -> list[wire.Measurement]:
+        """What was taken for each problem that was measured or known."""
+        return [
+            wire.Measurement(
+                problem=problem.text(),
+                winner=entry.winner.candidate,
+                milliseconds=entry.winner.milliseconds,
+                candidates=entry.candidates,
+            )
+            for problem, entry in self._entries.items()
+        ]
+
+    # --- known winners ---------------------------------------------------------------------------------
+
+    def _known(self, problem: Problem, texts: list[str]) -> Entry | None:
+        lock = self._request.tuning_lock
+        if lock is not None:
+            for entry in lock.entries:
+                if self._fits(entry, problem, texts):
+                    return entry
+            if lock.strict:
+                raise TuningUnknown(
+                    f"the tuning lock has no winner for {problem.text()} on {self._place.device}"
+                )
+        return self._standing(tuning.Lookup(self._place, [problem]), problem, texts)
+
+    def _standing(self, question: tuning.Question, problem: Problem, texts: list[str]) -> Entry | None:
+        if self._ask is None:
+            return None
+        try:
+            entries = tuning.entries_of(self._ask(question))
+        except Unavailable as error:
+            log.warning("%s: without the tuning database: %s", problem.text(), error)
+            return None
+        return next((entry for entry in entries if self._fits(entry, problem, texts)), None)
+
+    def _fits(self, entry: Entry, problem: Problem, texts: list[str]) -> bool:
+        return entry.problem == problem and entry.place == self._place and entry.winner.candidate in texts
+
+    # --- measured winners ------------------------------------------------------------------------------
+
+    def _measured(self, call: Call, texts: list[str], nursery: Nursery) -> Entry | None:
+        """Measure and tell; what stands for everyone now, unless it failed here. None: it cannot be measured.
+        Raises CompileFailed if no configuration works."""
+        begun = time.monotonic()
+        problem = call.problem
+        failed: dict[int, str] = {}
+        ranked = self._ranked(call, nursery, failed)
+        for candidate, why in sorted(failed.items()):
+            log.warning("%s: %s %s", problem.text(), texts[candidate], why)
+        if ranked is None:
+            return None
+        if ranked.winner is None:
+            listed = "; ".join(f"{texts[candidate]} {why}" for candidate, why in sorted(failed.items())[:8])
+            raise CompileFailed(f"no configuration of kernel {call.source.name} works: {listed}")
+        timings = {candidate: _timing(texts[candidate], told) for candidate, told in ranked.timed}
+        fastest = sorted(timings.values(), key=lambda timing: (timing.milliseconds, timing.candidate))
+        winner = timings[ranked.winner]
+        entry = Entry(
+            problem=problem,
+            place=self._place,
+            winner=winner,
+            runner_up=next((timing for timing in fastest if timing is not winner), None),
+            candidates=len(texts),
+            failed=len(failed),
+            clock=ranked.clock,
+            seconds=round(time.monotonic() - begun, 3),
+        )
+        failures = [Failure(texts[candidate], why[:400]) for candidate, why in sorted(failed.items())]
+        found = tuning.Found(entry, timings=fastest, failures=failures)
+        standing = self._standing(found, problem, texts)
+        if standing is None or texts.index(standing.winner.candidate) in failed:
+            return entry
+        return standing
+
+    def _ranked(self, call: Call, nursery: Nursery, failed: dict[int, str]) -> Ranked | None:
+        """A search, begun anew without the candidate at which a copy was lost; fills `failed`."""
+        order = Order(
+            source=call.source,
+            grids=call.grids,
+            tensors=call.tensors,
+            constants=call.constants,
+            device=self._request.target.kind,
+            name=tuning.name_of(call.problem),
+            settings=self._settings,
+            skip=[],
+        )
+        for _ in range(_LOSSES):
+            taken = -1
+            order = msgspec.structs.replace(order, skip=sorted(failed))
+            try:
+                for message in nursery.run(msgspec.msgpack.encode(order), SILENT_SECONDS):
+                    match msgspec.msgpack.decode(message, type=kernel_trials.Told):
+                        case Takes(candidate):
+                            taken = candidate
+                        case Fails(candidate, why):
+                            failed[candidate] = why
+                        case Stops(why):
+                            log.warning("%s is not measured: %s", call.problem.text(), why)
+                            return None
+                        case Ranked() as ranked:
+                            return ranked
+            except Lost as lost:
+                if taken >= 0:
+                    failed.setdefault(taken, f"ended the process that ran it: {lost}")
+        log.warning("%s is not measured: %d processes were lost", call.problem.text(), _LOSSES)
+        return None
+
+
+@contextlib.contextmanager
+def nursery_for(request: wire.GraphRequest) -> Iterator[Nursery | None]:
+    """What measures a request's kernels, if it tunes and has any to choose among. To be entered before the process uses
+    a GPU."""
+    if not any(len(kernel.configs) > 1 for kernel in request.kernels) or not pinned.tunes(request):
+        yield None
+        return
+    with Nursery(kernel_trials.work) as nursery:
+        yield nursery
+
+
+def _timing(candidate: str, told: measure.Summary) -> Timing:
+    median, low, high = map(tuning.rounded, (told.median, told.low, told.high))
+    return Timing(candidate, median, low, high, told.samples)
+
+
+# --- calls in a graph -------------------------------------------------------------------------------------
+
+
+def calls(gm: torch.fx.GraphModule, kernels: Sequence[wire.KernelSource]) -> Iterator[Call]:
+    """Those whose sizes, numbers and grids are all known; the kernels are those that `gm` was decoded with."""
+    sources = {id(user_kernels.build(kernel)): kernel for kernel in kernels if len(kernel.configs) > 1}
+    for module in gm.modules():
+        if not isinstance(module, torch.fx.GraphModule) or not sources:
+            continue
+        for node in list(module.graph.nodes):
+            if node.op == "call_function" and "kernel_idx" in node.kwargs:
+                kernel = torch_internals.user_kernel(node.kwargs["kernel_idx"])
+                source = sources.get(id(kernel))
+                call = None if source is None else _call(node, source, kernel.fn.arg_names)
+                if call is not None:
+                    yield call
+
+
+def _call(node: torch.fx.Node, source: wire.KernelSource, parameters: Sequence[str]) -> Call | None:
+    given: Any = node.kwargs["kwargs"]
+    constants = torch_internals.user_kernel_constants(int(str(node.kwargs["constant_args_idx"])))
+    tensors: dict[str, Operand] = {}
+    for name, argument in given.items():
+        value = argument.meta.get("example_value") if isinstance(argument, torch.fx.Node) else None
+        operand = _operand(value) if isinstance(value, torch.Tensor) else None
+        if operand is None:
+            return None
+        tensors[name] = operand
+    grids: Any = node.kwargs["grid"]
+    if not all(type(size) is int for grid in grids for size in grid) or not tensors:
+        return None
+    return Call(
+        node=node,
+        source=source,
+        grids=[(grid[0], grid[1], grid[2]) for grid in grids],
+        tensors=[(name, tensors[name]) for name in parameters if name in tensors],
+        constants=[
+            (name, user_kernels.constant_of(name, constants[name]))
+            for name in parameters
+            if name in constants
+        ],
+    )
+
+
+def _operand(value: torch.Tensor) -> Operand | None:
+    """None for sizes that are not known, and for memory that begins where kernels are compiled otherwise."""
+    size, stride, offset = tuple(value.size()), tuple(value.stride()), value.storage_offset()
+    if not all(type(number) is int for number in (*size, *stride, offset)):
+        return None
+    if offset * value.element_size() % 16:
+        return None
+    return Operand(str(value.dtype).removeprefix("torch."), size, stride)
+
+
+def _keep(call: Call, winner: int) -> None:
+    source = msgspec.structs.replace(call.source, configs=[call.source.configs[winner]])
+    call.node.kwargs = {
+        **call.node.kwargs,
+        "kernel_idx": torch_internals.register_user_kernel(user_kernels.build(source)),
+        "grid": [call.grids[winner]],
+    }
+    module = call.node.graph.owning_module
+    if module is not None:
+        module.recompile()

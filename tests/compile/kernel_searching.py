@@ -1,0 +1,196 @@
+"""One process that searches among a kernel's configurations on the CPU, in Triton's interpreter; JSON out.
+
+Run with TRITON_INTERPRET=1: what triton.jit makes depends on the environment of the import. Interpreted kernels take as
+long as Python does, but every other part is the one that a GPU has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+from torchrelay.compiler import (
+    aot,
+    kernel_search,
+    kernel_trials,
+    measure,
+    tune_kernels,
+    tuning,
+    user_kernels,
+    wire,
+)
+from torchrelay.compiler.errors import CompileFailed, TuningUnknown
+from torchrelay.compiler.kernel_search import KernelSearch
+from torchrelay.compiler.nursery import Nursery
+from torchrelay.compiler.toolchain import local_target, local_toolchain
+from torchrelay.compiler.torch_internals import user_kernel
+from torchrelay.compiler.tuning import Operand, contiguous
+
+SIZE = 1000
+QUICK = measure.Settings(rounds=3, most=3, seconds=5.0)
+TEXT = """\
+def scale(x_ptr, out_ptr, n, BLOCK: tl.constexpr, WRONG: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets, mask=offsets < n)
+    tl.store(out_ptr + offsets, 2 * x + WRONG, mask=offsets < n)
+"""
+
+
+def request(
+    *candidates: tuple[int, int], tunes: bool = True, covers: float = 1.0, size: int = SIZE, **changes: Any
+) -> wire.GraphRequest:
+    """candidates: (BLOCK, WRONG) of each; covers: the share of the tensor that grids reach."""
+    configs = [
+        wire.KernelConfig([("BLOCK", block), ("WRONG", wrong)], 4, 3, 1, None) for block, wrong in candidates
+    ]
+    text = user_kernels.module_text([], [], {"scale": TEXT})
+    operand = Operand("float32", (size,), contiguous((size,)))
+    kernel = tune_kernels.Kernel(
+        source=wire.KernelSource("scale", text, configs),
+        grids=[(int(-(-size * covers // block)), 1, 1) for block, _ in candidates],
+        tensors=[("x_ptr", operand), ("out_ptr", operand)],
+        constants=[("n", size)],
+    )
+    made = tune_kernels.request(kernel, local_toolchain(), local_target("cpu"))
+    return msgspec.structs.replace(made, mode=made.mode if tunes else "default", **changes)
+
+
+class Team:
+    """A tuning database."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuning.Entry] = []
+        self.asked: list[str] = []
+        self.found: list[tuning.Found] = []
+
+    def __call__(self, question: tuning.Question) -> tuning.Known:
+        self.asked.append(type(question).__name__)
+        if isinstance(question, tuning.Found):
+            self.found.append(question)
+            self.entries.append(question.entry)
+        return tuning.Known(self.entries)
+
+
+def searched(
+    request: wire.GraphRequest, team: Team | None = None, work: Callable[..., None] | None = None
+) -> dict[str, Any]:
+    team = team or Team()
+    with contextlib.ExitStack() as stack:
+        nursery = stack.enter_context(kernel_search.nursery_for(request))
+        if work is not None:
+            nursery = stack.enter_context(Nursery(work))
+        program = aot.rebuild(request)
+        search = KernelSearch(
+            request,
+            ask=team,
+            nursery=nursery,
+            settings=QUICK,
+            during=lambda problem: contextlib.nullcontext(),
+        )
+        search.settle(program.gm)
+    (node,) = (node for node in program.gm.graph.nodes if "kernel_idx" in node.kwargs)
+    kernel = user_kernel(node.kwargs["kernel_idx"])
+    found = team.found[-1] if team.found else None
+    return {
+        "searched": search.searched,
+        "recalled": search.recalled,
+        "asked": team.asked,
+        "left": [config.kwargs for config in kernel.configs],
+        "grids": [list(grid) for grid in node.kwargs["grid"]],
+        "entry": None if found is None else msgspec.to_builtins(found.entry),
+        "timings": [] if found is None else [timing.candidate for timing in found.timings],
+        "failures": [] if found is None else [(each.candidate, each.why) for each in found.failures],
+        "measurements": [each.winner for each in search.measurements()],
+    }
+
+
+def crashing(order: bytes, tell: Callable[[bytes], None]) -> None:
+    """As kernel_trials.work, but the second candidate's process is killed in the middle of it."""
+
+    def said(message: bytes) -> None:
+        tell(message)
+        if msgspec.msgpack.decode(message, type=kernel_trials.Told) == kernel_trials.Takes(1):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    kernel_trials.work(order, said)
+
+
+def always_lost(order: bytes, tell: Callable[[bytes], None]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def several() -> dict[str, Any]:
+    return searched(request((64, 0), (256, 0), (1024, 0)))
+
+
+def known() -> dict[str, Any]:
+    team = Team()
+    first = searched(request((64, 0), (256, 0), (1024, 0)), team)
+    again = searched(request((64, 0), (256, 0), (1024, 0)), team)
+    plain = searched(request((64, 0), (256, 0), (1024, 0), tunes=False), team)
+    return {"first": first, "again": again, "plain": plain}
+
+
+def strangers() -> dict[str, Any]:
+    """Other candidates, sizes or sources are other problems."""
+    team = Team()
+    searched(request((64, 0), (256, 0)), team)
+    return {
+        "configs": searched(request((64, 0), (512, 0)), team)["searched"],
+        "size": searched(request((64, 0), (256, 0), size=SIZE + 1), team)["searched"],
+        "same": searched(request((256, 0), (64, 0)), team)["searched"],
+    }
+
+
+def lock() -> dict[str, Any]:
+    team = Team()
+    asked = request((64, 0), (256, 0))
+    entry = searched(asked, team)["entry"]
+    loser = next(
+        timing for timing in team.found[0].timings if timing.candidate != entry["winner"]["candidate"]
+    )
+    pinned = msgspec.structs.replace(team.entries[0], winner=loser)
+    locked = msgspec.structs.replace(asked, tuning_lock=wire.TuningLock(True, [pinned]))
+    taken = searched(locked, Team())
+    try:
+        searched(msgspec.structs.replace(asked, tuning_lock=wire.TuningLock(True, [])), Team())
+        error = ""
+    except TuningUnknown as unknown:
+        error = unknown.message
+    return {"pinned": loser.candidate, "taken": taken, "error": error}
+
+
+def none() -> dict[str, Any]:
+    try:
+        searched(request((3, 0), (5, 0)))
+    except CompileFailed as error:
+        return {"error": error.message}
+    return {"error": ""}
+
+
+RUNS: dict[str, Callable[[], dict[str, Any]]] = {
+    "several": several,
+    "known": known,
+    "strangers": strangers,
+    "lock": lock,
+    "default": lambda: searched(request((64, 0), (256, 0), tunes=False)),
+    "wrong": lambda: searched(request((64, 0), (256, 1), (128, 0))),
+    "short": lambda: searched(request((64, 0), (999, 0), (128, 0))),
+    "uneven": lambda: searched(request((512, 0), (64, 0), covers=0.3)),
+    "crash": lambda: searched(request((64, 0), (256, 0), (128, 0)), work=crashing),
+    "lost": lambda: searched(request((64, 0), (256, 0)), work=always_lost),
+    "none": none,
+}
+
+if __name__ == "__main__":
+    logging.basicConfig()
+    torch.set_num_threads(1)
+    print(json.dumps({name: RUNS[name]() for name in sys.argv[1:] or RUNS}))
