@@ -1,0 +1,100 @@
+"""The bench of searches: winners of two searches are compared within the tie band, calls are timed by turns."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from torchrelay.compiler.tuning import Entry, Place, Timing, problem_of
+
+BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
+PLACE = Place("GPU", "9.0", "1", "2.13", "3.7", "13.0")
+
+
+@pytest.fixture
+def autotune(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import autotune
+
+    assert Path(autotune.__file__ or "").parent == Path(BENCHMARKS)
+    yield autotune
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == Path(BENCHMARKS):
+            del sys.modules[name]
+
+
+def timing(candidate: str, milliseconds: float) -> Timing:
+    return Timing(candidate, milliseconds, milliseconds, milliseconds, 10)
+
+
+def entry(size: int, winner: Timing, runner_up: Timing | None = None) -> Entry:
+    problem = problem_of(f"mm(f32[{size},4], f32[4,4]) -> f32[{size},4]")
+    return Entry(problem=problem, place=PLACE, winner=winner, runner_up=runner_up, candidates=2)
+
+
+def test_winners_of_two_searches_are_equal_alike_or_apart(autotune: ModuleType) -> None:
+    first = [
+        entry(1, timing("a", 1.0)),
+        entry(2, timing("a", 1.0), timing("b", 1.01)),
+        entry(3, timing("a", 1.0)),
+        entry(4, timing("a", 1.0)),
+        entry(5, timing("a", 1.0)),
+    ]
+    second = [
+        entry(1, timing("a", 9.0)),
+        entry(2, timing("b", 2.0)),  # the clock fell, but the first search saw both
+        entry(3, timing("b", 1.015)),
+        entry(4, timing("b", 1.03)),
+        entry(6, timing("a", 1.0)),
+    ]
+    told = autotune.agreement(first, second)
+    assert (told["problems"], told["equal"], told["apart"], len(told["others"])) == (4, 1, 1, 3)
+
+
+def test_calls_are_timed_by_turns(autotune: ModuleType) -> None:
+    import interleaved
+
+    order: list[str] = []
+
+    def call(name: str, seconds: float) -> None:
+        order.append(name)
+        time.sleep(seconds)
+
+    calls = {"short": lambda: call("short", 0.001), "long": lambda: call("long", 0.004)}
+    times = interleaved.interleaved(calls, "cpu", rounds=12, seconds=60.0)
+    assert {name: len(taken) for name, taken in times.items()} == {"short": 12, "long": 12}
+    assert all(taken >= 4.0 for taken in times["long"])
+    rounds = [order[i : i + 2] for i in range(len(order) - 24, len(order), 2)]
+    assert all(sorted(each) == ["long", "short"] for each in rounds)
+    assert len({tuple(each) for each in rounds}) == 2, "the order changes from round to round"
+
+
+def test_products_are_as_many_and_as_different_as_promised(autotune: ModuleType) -> None:
+    import products
+
+    every = products._products()
+    assert len({product.name for product in every}) == len(every) >= 40
+    assert {str(product.dtype) for product in every} == {
+        "torch.bfloat16",
+        "torch.float16",
+        "torch.float32",
+        "torch.float8_e4m3fn",
+    }
+    assert {product.source.split(" ")[0] for product in every} >= {"GPT-2", "Llama-7B", "ViT-L", "BERT-large"}
+    assert {product.op for product in every} == {"mm", "addmm", "bmm", "scaled"}
+
+
+def test_a_product_multiplies_what_its_name_says(autotune: ModuleType) -> None:
+    import products
+
+    for layout in ("nn", "nt", "tn", "tt"):
+        product = products.Product("a", "bmm", 3, 5, 7, products.torch.float32, layout, 2)
+        a, b = product.inputs("cpu")
+        assert (tuple(a.shape), tuple(b.shape)) == ((2, 3, 5), (2, 5, 7))
+        assert [a.is_contiguous(), b.is_contiguous()] == [kept == "n" for kept in layout]
+        products.torch.testing.assert_close(product.call()(a, b), a @ b)
