@@ -1184,26 +1184,72 @@ class Selection:
         """Have the candidates compiled, as many at once as Inductor may. What is returned waits for that, and says
         which do not compile, and why."""
         from torch._inductor import config
-        from torch._inductor.select_algorithm import create_inputs_key
 
-        if self.device == "cpu":
-            pool = ThreadPoolExecutor(config.compile_threads or 1)
-            built = {
-                i: pool.submit(_for_a_trial().run, choice.precompile)
-                for i, choice in enumerate(self._choices)
-                if hasattr(choice, "precompile")
-            }
-            pool.shutdown(wait=False)
-            return lambda: {i: str(e) for i, done in built.items() if (e := done.exception()) is not None}
-        inputs_key = create_inputs_key(self._given["input_nodes"])
-        limit = self._given.get("precompilation_timeout_seconds", 3600)
-        wait = self._cache.make_precompile_fn(self._choices, self._given["name"], inputs_key, limit)
+        if self.device == "cuda":
+            return self._building_templates()
+        pool = ThreadPoolExecutor(config.compile_threads or 1)
+        built = {
+            i: pool.submit(_for_a_trial().run, choice.precompile)
+            for i, choice in enumerate(self._choices)
+            if hasattr(choice, "precompile")
+        }
+        pool.shutdown(wait=False)
+        return lambda: {i: str(e) for i, done in built.items() if (e := done.exception()) is not None}
 
-        def waited() -> dict[int, str]:
-            wait()
-            return {i: "does not build" for i, choice in enumerate(self._choices) if choice.failed}
+    def _building_templates(self) -> Callable[[], dict[int, str]]:
+        """Triton's candidates in Inductor's processes, as AsyncCompile.triton has them; what comes from there is then
+        what the candidates run. Inductor itself has each loaded and compiled again when it is measured, which costs
+        seconds where it turns out then that the device has not the shared memory for it.
+        """
+        from torch._guards import CompileContext
+        from torch._inductor.async_compile import AsyncCompile, CompiledTritonKernels
+        from torch._inductor.codecache import PyCodeCache
+        from torch._inductor.select_algorithm import TritonTemplateCaller
+        from torch._inductor.virtualized import V
 
-        return waited
+        compilers: Any = AsyncCompile()
+        parallel = compilers.use_process_pool()
+        begun: dict[int, tuple[str, Any]] = {}
+        rest: list[int] = []
+        with V.set_graph_handler(self._graph):
+            for i, choice in enumerate(self._choices):
+                if parallel and isinstance(choice, TritonTemplateCaller):
+                    source = Path(choice.bmreq.module_path).read_text()
+                    begun[i] = source, compilers.triton(choice.bmreq.kernel_name, source).future
+                elif hasattr(choice, "precompile"):
+                    rest.append(i)
+        compile_id = CompileContext.current_compile_id()
+
+        def finish(i: int) -> None:
+            if i not in begun:
+                with V.set_graph_handler(self._graph):
+                    self._choices[i].precompile()
+                return
+            source, future = begun[i]
+            request = self._choices[i].bmreq
+            try:
+                kernel, _ = future.result()
+            finally:
+                CompiledTritonKernels.remove_future(source)
+            module = PyCodeCache.load_by_key_path(request.module_cache_key, request.module_path)
+            if not kernel.launchers:
+                kernel.set_compile_info(compile_id, False)
+                kernel.restore_after_unpickle(old_values=None)
+                kernel.precompile(
+                    warm_cache_only=False, reload_kernel=lambda: getattr(module, request.kernel_name)
+                )
+            setattr(module, request.kernel_name, kernel)
+
+        def wait() -> dict[int, str]:
+            failed: dict[int, str] = {}
+            for i in (*begun, *rest):
+                try:
+                    finish(i)
+                except Exception as error:
+                    failed[i] = str(error) or type(error).__name__
+            return failed
+
+        return wait
 
     def prepare(self, seed: int) -> None:
         """Make the example inputs: random, or as the operator wants them (`input_gen_fns`)."""

@@ -12,6 +12,7 @@ from torchrelay.compiler.toolchain import local_toolchain
 from torchrelay.compiler.tuning import Task
 from torchrelay.compiler.wire import Target
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "compile"))
 from searching import Told, search
 from test_searcher import described
