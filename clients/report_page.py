@@ -12,12 +12,14 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 
 from ..compiler import roofline
+from ..compiler.records import TuneProgress
 from ..compiler.tuning import Entry, Failure, Place, Timing
 from ..compiler.tuning_changes import Change
 from .tuning_report import Device, Graph, Report, Row
 
 _LISTED = 40
 """Candidates, failures or graphs that are listed of one problem."""
+_MISSING = 200
 _DOTS = 300
 _KINDS = 6
 """Colors that there are for dtypes."""
@@ -31,6 +33,8 @@ def page(report: Report) -> str:
     if report.graphs:
         parts.append(_graphs(report.graphs))
     parts += [_device(device) for device in report.devices]
+    if report.missing:
+        parts.append(_missing(report.missing))
     if not report.devices:
         parts.append('<p class="quiet">Nothing has been found yet.</p>')
     parts.append(_FOOT)
@@ -150,6 +154,16 @@ def _graphs(graphs: Sequence[Graph]) -> str:
     )
 
 
+def _missing(items: Sequence[TuneProgress]) -> str:
+    rows = "".join(
+        f'<li><span class="tag {item.state}">{_e(item.state)}</span> <code>{_e(item.text)}</code>'
+        f"<small>{f'line {item.line} &middot; ' * bool(item.line)}{_e(item.detail[:500])}</small></li>"
+        for item in items[:_MISSING]
+    )
+    more = f"<p>and {len(items) - _MISSING} more</p>" if len(items) > _MISSING else ""
+    return f'<section>\n<h2>Without a result</h2>\n<ul class="changes">{rows}</ul>{more}\n</section>'
+
+
 # --- a device ----------------------------------------------------------------------------------------------
 
 
@@ -182,7 +196,10 @@ def _place(place: Place, clock: str) -> str:
 
 def _row(row: Row) -> str:
     entry, result = row.entry, row.result
-    where = [_e(text) for text in (result.item, f"line {result.line}" if result.line else "") if text]
+    item = (
+        "" if result.item.startswith(f"{entry.problem.op}(") else result.item
+    )  # says no more than the problem
+    where = [_e(text) for text in (item, f"line {result.line}" if result.line else "") if text]
     if row.saved is not None:
         graphs = len(result.graphs)
         where.append(f"saves {_milliseconds(row.saved)} a step in {graphs} graph{'s' * (graphs != 1)}")

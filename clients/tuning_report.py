@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from ..compiler import roofline, tuning, tuning_changes
-from ..compiler.records import TuneJob, TuneResult
+from ..compiler.records import TuneJob, TuneProgress, TuneResult
 from ..compiler.tuning import Entry, Place
 
 _LARGE = 2048
@@ -71,11 +71,13 @@ class Device(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """`seconds`: of searching, on all devices together. `changes`: None: there was no other lock to compare with.
-    `against`: what that lock is called. of_default, of_aten: geometric means of the ratios; None: there are none."""
+    """`seconds`: of searching, on all devices together. missing: items of the job that came to nothing, or have not
+    come to anything yet. of_default, of_aten: geometric means of the ratios; None: there are none. changes: None:
+    there was no other lock to compare with. against: what that lock is called."""
 
     title: str
     job: TuneJob | None
+    missing: list[TuneProgress]
     devices: list[Device]
     graphs: list[Graph]
     problems: int
@@ -94,6 +96,7 @@ def report(
     results: Iterable[TuneResult],
     *,
     job: TuneJob | None = None,
+    progress: Iterable[TuneProgress] = (),
     old: Sequence[Entry] | None = None,
     against: str = "",
 ) -> Report:
@@ -108,11 +111,12 @@ def report(
     return Report(
         title=title,
         job=job,
+        missing=[item for item in progress if item.state not in ("done", "known")],
         devices=devices,
         graphs=_graphs(rows),
         problems=len(rows),
         known=len(rows) - len(mine),
-        seconds=sum(row.entry.seconds for row in mine),
+        seconds=job.spent if job is not None else sum(row.entry.seconds for row in mine),
         candidates=sum(row.entry.candidates for row in rows),
         failed=sum(row.entry.failed for row in rows),
         of_default=_mean(row.of_default for row in rows if not _prepares(row.entry)),

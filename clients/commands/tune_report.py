@@ -11,6 +11,8 @@ from ...compiler import tuning_lock
 from ...compiler.errors import SettingsError
 from ...compiler.tuning import Entry
 from .. import report_page, report_pictures, tuning_report
+from ..settings import load_settings
+from ..tunes import Tunes
 from ..whole_file import write_whole
 from . import output
 from .output import Namespace
@@ -19,7 +21,7 @@ PAGE = "index.html"
 
 
 def write_report(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or a lock file.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id or name, or a lock file.")],
     directory: Annotated[
         Path, typer.Option("--output", help="The folder to write to; made if it is not there.")
     ] = Path("tune-report"),
@@ -57,5 +59,12 @@ def write_report(
 
 def _report(job: str, old: list[Entry] | None, against: str, namespace: str) -> tuning_report.Report:
     path = Path(job)
-    entries = tuning_lock.load(path)
-    return tuning_report.report(path.name, tuning_report.of_lock(entries), old=old, against=against)
+    if path.is_file() or path.suffix or len(path.parts) > 1:
+        entries = tuning_lock.load(path)
+        return tuning_report.report(path.name, tuning_report.of_lock(entries), old=old, against=against)
+    with Tunes(load_settings(), namespace=namespace) as tunes:
+        told = tunes.job(tunes.find(job).id)
+        results = list(tunes.results(told.job.id))
+    return tuning_report.report(
+        told.job.name, results, job=told.job, progress=told.progress, old=old, against=against
+    )

@@ -11,7 +11,7 @@ from torchrelay.clients import report_page, report_pictures, tuning_report
 from torchrelay.clients.commands import tune_report
 from torchrelay.compiler import tuning_lock
 from torchrelay.compiler.errors import SettingsError, TuningLockError
-from torchrelay.compiler.records import TuneResult
+from torchrelay.compiler.records import TuneProgress, TuneResult
 from torchrelay.compiler.tuning import Entry, Failure, Place, Timing, problem_of
 
 PLACE = Place("NVIDIA H200", "9.0", "580.1", "2.13.0", "3.7.0", "13.0")
@@ -185,6 +185,23 @@ def test_a_page_loads_nothing_and_closes_what_it_opens():
     assert "default-src 'none'" in page
     assert "and 20 more" in read.text  # of 60 candidates
     assert read.tags.count("svg") == 2  # the roofline, and the spread
+
+
+def test_what_came_to_nothing_is_listed_with_its_line_and_why(job):
+    progress = [
+        TuneProgress(item=n, line=line, kind="operator", state=state, text=text, detail=detail)
+        for n, (line, state, text, detail) in enumerate(
+            [
+                (4, "failed", "mm(...)", f"no candidate works {EVIL}"),
+                (7, "done", "bmm(...)", ""),
+                (9, "skipped", "conv(...)", "the budget was over"),
+            ]
+        )
+    ]
+    report = tuning_report.report("job", [], job=job, progress=progress)
+    read = Read(report_page.page(report))
+    assert "line 4" in read.text and "no candidate works" in read.text and "script" not in read.tags
+    assert "the budget was over" in read.text and "bmm" not in read.text
 
 
 def test_a_report_of_nothing_says_so():
