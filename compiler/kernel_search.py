@@ -44,7 +44,7 @@ class Call(Struct, frozen=True):
 
     @property
     def problem(self) -> Problem:
-        return tune_kernels.problem(self.source, self.tensors, self.constants, self.grids)
+        return tune_kernels.problem_of(self.source, self.tensors, self.constants, self.grids)
 
 
 class KernelSearch:
@@ -74,6 +74,7 @@ class KernelSearch:
         self._settings = settings
         self._during = during
         self._entries: dict[Problem, Entry] = {}
+        self._uses: dict[Problem, int] = {}
 
     def settle(self, gm: torch.fx.GraphModule) -> None:
         """Leave each call in the graph with its winner. Raises TuningUnknown, CompileFailed."""
@@ -90,6 +91,7 @@ class KernelSearch:
                         self.searched += entry is not None
             if entry is not None:
                 self._entries[call.problem] = entry
+                self._uses[call.problem] = self._uses.get(call.problem, 0) + 1
                 _keep(call, texts.index(entry.winner.candidate))
 
     def measurements(self) -> list[wire.Measurement]:
@@ -100,6 +102,7 @@ class KernelSearch:
                 winner=entry.winner.candidate,
                 milliseconds=entry.winner.milliseconds,
                 candidates=entry.candidates,
+                uses=self._uses[problem],
             )
             for problem, entry in self._entries.items()
         ]

@@ -39,6 +39,7 @@ _QUOTED = re.compile(r"(['\"])(.*)\1", re.DOTALL)
 _POWER = re.compile(r"next_power_of_2\((.*)\)")
 _SPELLED = {"cdiv": "CeilDiv", "min": "Min", "max": "Max"}
 _NUMBERS = range(1 << 40)
+_OPERATOR = "triton."
 
 Number = int | float
 
@@ -484,12 +485,22 @@ def source_digest(source: wire.KernelSource) -> str:
     return hashlib.sha256(msgspec.msgpack.encode((source.name, source.source))).hexdigest()
 
 
-def operator(source: wire.KernelSource) -> str:
-    """What a problem of this kernel's has for an operator."""
-    return f"triton.{source.name}"
+def is_of_source(problem: Problem) -> bool:
+    """Whether it is a user-written kernel's."""
+    return problem.op.startswith(_OPERATOR)
 
 
-def problem(
+def source_of(problem: Problem) -> str:
+    """The digest of the source that such a problem is of; '' if it names none."""
+    return dict(problem.settings).get("source", "") if is_of_source(problem) else ""
+
+
+def problem(kernel: Kernel) -> Problem:
+    """What the database calls a kernel item."""
+    return problem_of(kernel.source, kernel.tensors, kernel.constants, kernel.grids)
+
+
+def problem_of(
     source: wire.KernelSource,
     tensors: Sequence[tuple[str, Operand]],
     constants: Sequence[tuple[str, wire.KernelConstant]],
@@ -507,4 +518,4 @@ def problem(
     settings["source"] = source_digest(source)
     settings["tensors"] = " ".join(name for name, _ in tensors)
     operands = tuple(operand for _, operand in tensors)
-    return Problem(operator(source), operands, operands[-1], tuple(sorted(settings.items())))
+    return Problem(f"{_OPERATOR}{source.name}", operands, operands[-1], tuple(sorted(settings.items())))

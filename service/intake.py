@@ -14,7 +14,7 @@ import msgspec
 from fastapi import Request
 from msgspec import Struct
 
-from ..compiler import check, key, wire
+from ..compiler import check, key, tune_kernels, wire
 from ..compiler.errors import LimitExceeded, MalformedRequest, RelayError, Unavailable, from_code
 from .blobs import sha256
 
@@ -36,6 +36,8 @@ class Ask(Struct, frozen=True):
     components: dict[str, str]
     kernels: list[str]
     """Names of the user-written kernels whose source it holds."""
+    sources: list[str] = []
+    """Digests of these sources (tune_kernels.source_digest)."""
 
 
 class ChildInput(Struct, frozen=True):
@@ -55,6 +57,7 @@ def parse(body: bytes, limits: wire.Limits) -> Ask:
         request.target,
         key.components(request),
         [kernel.name for kernel in request.kernels],
+        sorted({tune_kernels.source_digest(kernel) for kernel in request.kernels}),
     )
 
 

@@ -1,10 +1,10 @@
 """What a running compile asks of its team's tuning database: a question's bytes in; Known's bytes out, or none.
 
 The process that asks runs a tenant's graph, and may have been taken over by it. Its bytes are decoded within limits
-against closed structs. What it reports is kept only of the device and versions that it was given to compile for, and
-never from a compile of user-written source, as with kernels (docs/decisions/0015): such a process can claim anything,
-and its claim would choose others' kernels. It may ask: the entries are its own team's. It may want problems
-searched: the service's own code does that elsewhere (service/farm.py).
+against closed structs. What it reports is kept only of the device and versions that it was given to compile for. A
+compile of user-written source can claim anything, and its claim would choose others' kernels (docs/decisions/0015): it
+is believed of calls of its only source, and of nothing else (0021). It may ask: the entries are its own team's. It may
+want problems searched: the service's own code does that elsewhere (service/farm.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from ..compiler import tuning, wire
+from ..compiler import tune_kernels, tuning, wire
 from ..compiler.errors import LimitExceeded, MalformedRequest, RelayError
 from ..compiler.target import capability
 from ..compiler.tuning import Entry, Found, Known, Lookup, Place, Wanted
@@ -70,15 +70,19 @@ class Questions:
                 return Known(await self._tunings.known(place, problems))
             case Wanted(place, problems):
                 return await self._farm.want(place, problems, self._ask)
-            case Found(entry) if self._believes(entry.place):
+            case Found(entry) if self._believes(entry):
                 return Known([kept.entry for kept in await self._tunings.keep([entry])])
             case Found(entry):
                 return Known(await self._tunings.known(entry.place, [entry.problem]))
             case _:
                 raise MalformedRequest(f"no compile asks {type(question).__name__}")
 
-    def _believes(self, place: Place) -> bool:
-        return not self._ask.kernels and measurable(place, self._ask.toolchain, self._ask.target)
+    def _believes(self, entry: Entry) -> bool:
+        if not measurable(entry.place, self._ask.toolchain, self._ask.target):
+            return False
+        if tune_kernels.is_of_source(entry.problem):
+            return [tune_kernels.source_of(entry.problem)] == self._ask.sources
+        return not self._ask.sources
 
 
 def measurable(place: Place, versions: wire.Toolchain, target: wire.Target) -> bool:

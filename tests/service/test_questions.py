@@ -12,7 +12,7 @@ import pytest
 import source_parts
 from conftest import StartGateway
 from service_parts import ArtifactPool, RedisServer, Running, compiled, graph, post, wait_until
-from torchrelay.compiler import tuning, wire
+from torchrelay.compiler import tune_kernels, tuning, wire
 from torchrelay.compiler.tuning import Place
 from tuning_parts import PLACE, entries, entry, found, lookup, problem
 
@@ -74,6 +74,46 @@ def test_a_compile_of_source_may_ask_and_is_not_believed(start_gateway: StartGat
         told = asked(running, http, source_parts.body(), *questions)
         assert [entries(answer) for answer in told] == [[stands], [], [stands]]
         assert entries(*asked(running, http, gpu_graph(2), lookup(3, place=GPU_PLACE))) == []
+
+
+def kernel_entry(kernel: wire.KernelSource, winner: str = "BLOCK=64 num_warps=4") -> tuning.Entry:
+    """What a search among a user-written kernel's configurations finds."""
+    operand = tuning.Operand("float32", (8,), (1,))
+    made = tune_kernels.problem_of(kernel, [("x_ptr", operand)], [], [])
+    return msgspec.structs.replace(entry(2, winner, GPU_PLACE), problem=made)
+
+
+def test_a_compile_of_source_is_believed_of_its_own_kernel(start_gateway: StartGateway) -> None:
+    running = start_gateway(token_allow_source=True)
+    own, other = kernel_entry(source_parts.kernel()), kernel_entry(source_parts.kernel(3))
+    renamed = kernel_entry(source_parts.kernel(name="scale2"))
+    nameless = msgspec.structs.replace(own, problem=msgspec.structs.replace(own.problem, settings=()))
+    with running.http() as http:
+        questions = [found(each) for each in (own, other, renamed, nameless)]
+        told = asked(running, http, source_parts.body(source_parts.kernel()), *questions)
+        assert [entries(answer) for answer in told] == [[own], [], [], []]
+        # everyone with this kernel knows it from now on, and the first entry stands
+        again = source_parts.body(source_parts.kernel(), grid=wire.ListArg([wire.TupleArg([2, 1, 1])]))
+        told = asked(
+            running, http, again, found(kernel_entry(source_parts.kernel(), "BLOCK=128 num_warps=4"))
+        )
+        assert entries(*told) == [own]
+
+
+def test_a_compile_of_several_sources_is_believed_of_none(start_gateway: StartGateway) -> None:
+    """One of them could have taken the process over, and speak of another, which somebody else wrote."""
+    running = start_gateway(token_allow_source=True)
+    kernels = source_parts.kernel(2), source_parts.kernel(3)
+    with running.http() as http:
+        told = asked(running, http, source_parts.body(*kernels), *(found(kernel_entry(k)) for k in kernels))
+        assert [entries(answer) for answer in told] == [[], []]
+
+
+def test_a_compile_without_source_is_not_believed_of_kernels(start_gateway: StartGateway) -> None:
+    running = start_gateway()
+    with running.http() as http:
+        told = asked(running, http, gpu_graph(1), found(kernel_entry(source_parts.kernel())))
+        assert entries(*told) == []
 
 
 @pytest.mark.parametrize(

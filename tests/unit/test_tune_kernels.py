@@ -263,10 +263,6 @@ def kernel(factor: int = 2, size: int = 1000, n: int = 1000, blocks: tuple[int, 
     )
 
 
-def problem_of(kernel: Kernel) -> Any:
-    return tune_kernels.problem(kernel.source, kernel.tensors, kernel.constants, kernel.grids)
-
-
 def test_a_kernels_request_passes_the_gate() -> None:
     request = tune_kernels.request(kernel(), TOOLCHAIN, GPU)
     check(request, wire.Limits())
@@ -281,13 +277,13 @@ def test_a_kernel_survives_its_encoding() -> None:
 
 
 def test_a_problem_names_source_arguments_and_candidates() -> None:
-    problem = problem_of(kernel())
+    problem = tune_kernels.problem(kernel())
     assert problem.shape() == "triton.scale(f32[1000], f32[1000]) -> f32[1000]"
     told = dict(problem.settings)
     assert told["arg.n"] == "1000"
     assert told["tensors"] == "x_ptr out_ptr"
     assert told["source"] == tune_kernels.source_digest(kernel().source)
-    assert problem == problem_of(kernel(blocks=(128, 64)))  # their order means nothing
+    assert problem == tune_kernels.problem(kernel(blocks=(128, 64)))  # their order means nothing
     others = [
         kernel(factor=3),
         kernel(size=1001),
@@ -295,4 +291,4 @@ def test_a_problem_names_source_arguments_and_candidates() -> None:
         kernel(blocks=(64, 256)),
         msgspec.structs.replace(kernel(), grids=[(1, 1, 1), (2, 1, 1)]),
     ]
-    assert len({problem.text(), *(problem_of(other).text() for other in others)}) == 6
+    assert len({problem.text(), *(tune_kernels.problem(other).text() for other in others)}) == 6
