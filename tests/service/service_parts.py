@@ -87,6 +87,8 @@ class ArtifactPool:
         self.answers: list[bytes] = []
         self.problems = (0, 0)
         """How many a compile says that it has measured and has known."""
+        self.tuned: list[tuple[str, int]] = []
+        """Problems that a compile says its graph has, and how often."""
         self.corrupt = False
         self.toolchain = TOOLCHAIN
         """What its one worker says it has; any request is taken all the same."""
@@ -146,7 +148,7 @@ class ArtifactPool:
             guards=[],
             stages=[("aot", 1.0), ("inductor", 2.0)],
             verification=wire.Verification("passed", "", 0.0, 0.1),
-            tuning=[],
+            tuning=[wire.Measurement(text, "aten mm", 0.25, 3, uses) for text, uses in self.tuned],
             kernels=1,
             created="2026-01-01T00:00:00Z",
             worker="w0",
@@ -236,11 +238,13 @@ class Running:
 class GatewayProcess:
     """A gateway in a process of its own, to be killed."""
 
-    def __init__(self, settings: dict[str, Any], seconds: float) -> None:
-        self.port = free_port()
+    script = __file__
+
+    def __init__(self, settings: dict[str, Any], seconds: float, *arguments: str, port: int = 0) -> None:
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         argument = msgspec.json.encode({**settings, "port": self.port}).decode()
-        self.process = subprocess.Popen([sys.executable, __file__, argument, str(seconds)])
+        self.process = subprocess.Popen([sys.executable, self.script, argument, str(seconds), *arguments])
         with client_of(self.url, None) as http:
             wait_until(lambda: _lives(http), seconds=20)
 

@@ -1,0 +1,442 @@
+"""Batch jobs over HTTP: begun, refused with the line, followed, cancelled, resumed; what they find."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+from service_parts import TOKEN, Running, compiled, graph, post, wait_until
+from torchrelay.clients import graphs_file
+from torchrelay.compiler import key as keys
+from torchrelay.compiler import wire
+from torchrelay.compiler.errors import CompileFailed
+from torchrelay.compiler.records import Budget, GraphItem, OperatorItem
+from torchrelay.compiler.tuning import Operand, Problem, problem_of
+from tune_parts import (
+    SearchingPool,
+    begin,
+    begun,
+    ended,
+    events,
+    job,
+    operator,
+    results,
+    shown,
+    states,
+)
+from tuning_parts import entry, found, problem
+
+StartGateway = Callable[..., Running]
+CEILINGS = 2
+"""Of a job of one dtype: a copy and a large product."""
+
+
+@pytest.fixture
+def pool() -> SearchingPool:
+    return SearchingPool()
+
+
+@pytest.fixture
+def gateway(start_gateway: StartGateway, pool: SearchingPool) -> Running:
+    return start_gateway(pool)
+
+
+@pytest.fixture
+def http(gateway: Running) -> Iterator[httpx2.Client]:
+    with gateway.http() as client:
+        yield client
+
+
+def refused(http: httpx2.Client, *items: Any, **fields: Any) -> tuple[str, str]:
+    answer = begin(http, job(*items, **fields))
+    assert answer.status_code >= 400, answer.text
+    error = answer.json()["error"]
+    return error["code"], error["message"]
+
+
+# --- operators -------------------------------------------------------------------------------------------
+
+
+def test_a_job_searches_its_problems_and_the_devices_ceilings_and_tells_all_timings(
+    http: httpx2.Client, pool: SearchingPool
+) -> None:
+    name = begun(http, operator(16, line=3), operator(32, line=5), budget=Budget(samples=40))
+    told = ended(http, name)
+    assert told["state"] == "done"
+    assert told["items"] == {"done": 2 + CEILINGS}
+    assert (told["spent"], told["trials"]) == (1.5 * (2 + CEILINGS), 3 * (2 + CEILINGS))
+    found = results(http, name)
+    assert [(each.line, each.ceiling, each.known) for each in found] == [
+        (3, False, False),
+        (5, False, False),
+        (0, True, False),
+        (0, True, False),
+    ]
+    assert found[0].item == problem(16).text()
+    assert found[0].entry.winner.candidate == "triton_mm"
+    assert [timing.candidate for timing in found[0].timings] == ["triton_mm", "aten mm"]
+    assert [failure.why for failure in found[0].failures] == ["too much shared memory"]
+    assert [each.entry.problem.op for each in found[2:]] == ["copy", "mm"]
+    assert set(pool.searchers.samples) == {40}
+    kept = http.get("/v1/tunings").json()["entries"]
+    assert len(kept) == 2 + CEILINGS
+
+
+def test_what_is_known_is_not_measured_again(http: httpx2.Client, pool: SearchingPool) -> None:
+    ended(http, begun(http, operator(16), operator(32)))
+    again = begun(http, operator(16), operator(48))
+    told = ended(http, again)
+    assert told["items"] == {"done": 1, "known": 1 + CEILINGS}
+    assert told["spent"] == 1.5
+    assert set(pool.searchers.measured.values()) == {1}
+    known = results(http, again)[0]
+    assert known.known and not known.timings
+
+
+def test_a_job_is_begun_once_however_often_it_is_sent(http: httpx2.Client) -> None:
+    name = "0123456789abcdef"
+    assert {begun(http, operator(16), id=name) for _ in range(3)} == {name}
+    assert len(http.get("/v1/tunes").json()["jobs"]) == 1
+
+
+def test_exhaustive_problems_are_searched_so(http: httpx2.Client, pool: SearchingPool) -> None:
+    ended(http, begun(http, operator(16, space="exhaustive")))
+    assert sorted(pool.searchers.spaces) == ["default", "default", "exhaustive"]
+
+
+def test_an_item_that_fails_fails_alone_and_is_tried_again_when_the_job_is_resumed(
+    http: httpx2.Client, pool: SearchingPool
+) -> None:
+    pool.searchers.unfit.add(16)
+    name = begun(http, operator(16, line=7), operator(32))
+    assert ended(http, name)["items"] == {"done": 1 + CEILINGS, "failed": 1}
+    failed = http.get(f"/v1/tunes/{name}").json()["progress"][0]
+    assert failed["line"] == 7
+    assert "does not fit the device" in failed["detail"]
+    pool.searchers.unfit.clear()
+    assert http.post(f"/v1/tunes/{name}/resume").status_code == 200
+    assert ended(http, name)["items"] == {"done": 2 + CEILINGS}
+    assert set(pool.searchers.measured.values()) == {1}
+
+
+def test_a_cancelled_job_stops_and_a_resumed_one_searches_only_what_is_left(
+    http: httpx2.Client, pool: SearchingPool
+) -> None:
+    pool.searchers.seconds = 0.2
+    name = begun(http, *(operator(16 * n) for n in range(1, 13)))
+    wait_until(lambda: len(pool.searchers.measured) >= 3, seconds=30)
+    assert http.post(f"/v1/tunes/{name}/cancel").json()["state"] == "cancelled"
+    told = shown(http, name)
+    assert told["state"] == "cancelled" and told["items"]["waiting"] > 0
+    measured = len(pool.searchers.measured)
+    assert http.post(f"/v1/tunes/{name}/resume").json()["state"] in ("waiting", "running")
+    assert sum(ended(http, name)["items"].values()) == 12 + CEILINGS
+    assert len(pool.searchers.measured) == 12 + CEILINGS > measured
+    assert set(pool.searchers.measured.values()) == {1}
+
+
+@pytest.mark.parametrize("budget", [Budget(trials=9), Budget(seconds=4.0)])
+def test_a_budget_ends_a_job_and_resuming_it_spends_another(
+    http: httpx2.Client, pool: SearchingPool, budget: Budget
+) -> None:
+    pool.searchers.up.pop("b")
+    name = begun(http, *(operator(16 * n) for n in range(1, 6)), budget=budget)
+    told = ended(http, name)
+    assert told["items"]["skipped"] > 0
+    assert 3 <= told["items"]["done"] <= 5  # what had begun is not stopped
+    before = told["items"]["done"]
+    http.post(f"/v1/tunes/{name}/resume")
+    assert ended(http, name)["items"]["done"] > before
+    assert set(pool.searchers.measured.values()) == {1}
+
+
+def test_ceilings_are_measured_for_each_dtype_and_precision(http: httpx2.Client) -> None:
+    texts = ["mm(f32[8,4], f32[4,8]) -> f32[8,8]", "mm(f16[8,4], f16[4,8]) -> f16[8,8]"]
+    items = [OperatorItem(1, problem_of(texts[0], (("precision", p),))) for p in ("highest", "high")]
+    name = begun(http, *items, OperatorItem(1, problem_of(texts[1])))
+    ended(http, name)
+    ceilings = [each.entry.problem for each in results(http, name) if each.ceiling]
+    assert [(p.op, p.operands[0].dtype, dict(p.settings).get("precision")) for p in ceilings] == [
+        ("copy", "float32", None),
+        ("mm", "float32", "highest"),
+        ("mm", "float32", "high"),
+        ("mm", "float16", None),
+    ]
+
+
+# --- refusals --------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_is_refused_with_its_line(http: httpx2.Client, pool: SearchingPool) -> None:
+    side = Operand("float16", (8, 8), (8, 1))
+    wrong = Problem("mm", (side, Operand("float16", (4, 8), (8, 1))), side)
+    code, message = refused(http, operator(16), OperatorItem(12, wrong))
+    assert (code, message.partition(":")[0]) == ("bad_tune_job", "job.yaml, line 12")
+    assert "8 columns and 4 rows" in message
+    fp8 = problem_of("scaled_mm(f8e4m3[32,64], f8e4m3[64,16], f32[], f32[]) -> bf16[32,16]")
+    assert refused(http, OperatorItem(4, fp8)) == (
+        "bad_tune_job",
+        "job.yaml, line 4: a CPU has no matrix product of float8_e4m3fn",
+    )
+    assert refused(http, OperatorItem(4, msgspec.structs.replace(wrong, op="sort")))[0] == "bad_tune_job"
+    assert refused(http, GraphItem(9, "ab" * 32))[1].startswith("job.yaml, line 9: the request of graph abab")
+    assert refused(http, operator(16), threads=0)[1].startswith("job.yaml: a job for a CPU says")
+    assert http.get("/v1/tunes").json()["jobs"] == []
+    assert not pool.searchers.measured
+
+
+def test_a_job_that_no_worker_can_run_is_refused(http: httpx2.Client, pool: SearchingPool) -> None:
+    code, message = refused(http, operator(16), device="NVIDIA H200")
+    assert (code, message) == (
+        "no_worker",
+        f"job.yaml: no worker has NVIDIA H200; there are cpu with torch {pool.toolchain.torch}",
+    )
+    assert refused(http, operator(16), torch="1.0")[0] == "no_worker"
+    other = msgspec.structs.replace(
+        wire.unpack_request(graph()), target=wire.Target("cuda", "X", "9.0", 1, [])
+    )
+    kept = http.post(
+        "/v1/tunes/graphs",
+        content=wire.pack_request(other),
+        headers={"Content-Type": wire.GRAPH_MEDIA_TYPE},
+    ).json()["key"]
+    code, message = refused(http, operator(16), GraphItem(6, kept))
+    assert code == "no_worker" and message.startswith("job.yaml, line 6: no worker has X with torch")
+    pool.gone = True
+    assert refused(http, operator(16))[1].endswith("there are no workers at all")
+
+
+def test_who_may_only_compile_begins_no_job(http: httpx2.Client, gateway: Running) -> None:
+    token = http.post("/v1/tokens", json={"name": "ada", "roles": ["compile"]}).json()["token"]
+    name = begun(http, operator(16))
+    with gateway.http(token) as ada:
+        assert begin(ada, job(operator(16))).status_code == 403
+        for what in ("cancel", "resume"):
+            assert ada.post(f"/v1/tunes/{name}/{what}").status_code == 403
+        assert ada.get(f"/v1/tunes/{name}").status_code == 200
+    actions = [each["action"] for each in http.get("/v1/audit").json()["entries"]]
+    assert actions.count("tune_begun") == 1
+
+
+def test_a_job_belongs_to_its_namespace(http: httpx2.Client, gateway: Running) -> None:
+    body = {"name": "eve", "roles": ["tune"], "namespace": "other"}
+    token = http.post("/v1/tokens", json=body).json()["token"]
+    name = begun(http, operator(16))
+    with gateway.http(token) as eve:
+        assert eve.get(f"/v1/tunes/{name}").status_code == 404
+        assert eve.get("/v1/tunes").json()["jobs"] == []
+        other = begun(eve, operator(16))
+        assert ended(eve, other)["state"] == "done"
+    ended(http, name)
+    assert len(http.get("/v1/tunes").json()["jobs"]) == 1
+
+
+def test_too_many_open_jobs_are_refused(http: httpx2.Client, pool: SearchingPool) -> None:
+    pool.searchers.go.clear()
+    for _ in range(32):
+        begun(http, operator(16))
+    assert refused(http, operator(16))[0] == "overloaded"
+    pool.searchers.go.set()
+
+
+# --- events ----------------------------------------------------------------------------------------------
+
+
+def test_events_tell_each_item_and_the_end_and_are_taken_up_where_they_broke(
+    http: httpx2.Client, pool: SearchingPool
+) -> None:
+    name = begun(http, operator(16), operator(32))
+    told = list(events(http, name))
+    ends = [data["item"] for _, kind, data in told if kind == "item" and data["state"] == "done"]
+    assert sorted(ends) == list(range(2 + CEILINGS))
+    assert [data["state"] for _, kind, data in told if kind == "job"] == ["waiting", "running", "done"]
+    assert list(events(http, name, after=told[4][0])) == told[5:]
+    assert list(events(http, name, after=told[-1][0])) == []
+    answer = http.get(f"/v1/tunes/{name}/events", headers={"Last-Event-ID": "x"})
+    assert answer.status_code == 422
+
+
+def test_what_is_searched_now_is_told(http: httpx2.Client, pool: SearchingPool) -> None:
+    pool.searchers.go.clear()
+    name = begun(http, operator(16))
+    wait_until(lambda: ("ceiling", "searching") in states(http, name), seconds=20)
+    pool.searchers.go.set()
+    ended(http, name)
+
+
+# --- graphs ----------------------------------------------------------------------------------------------
+
+
+def test_a_graph_that_was_compiled_is_tuned_by_its_key(http: httpx2.Client, pool: SearchingPool) -> None:
+    body = graph(24)
+    compiled(http, body)
+    plain = keys.key_of_bytes(wire.encode_request(wire.unpack_request(body)))
+    pool.questions = [found(entry(16)), found(entry(32))]
+    pool.tuned = [(problem(16).text(), 3), (problem(32).text(), 1)]
+    name = begun(http, GraphItem(2, plain))
+    told = ended(http, name)
+    assert told["state"] == "done"
+    (first, second, *_) = results(http, name)
+    (tuned,) = {key for key in pool.calls if key != plain}
+    assert (first.entry.problem, first.graphs) == (problem(16), [(tuned, 3)])
+    assert (second.entry.problem, second.graphs) == (problem(32), [(tuned, 1)])
+    request = wire.unpack_request(graph(24))
+    request = msgspec.structs.replace(request, mode="max-autotune-no-cudagraphs")
+    assert tuned == keys.key_of_bytes(wire.encode_request(request))
+    assert http.get(f"/v1/artifacts/{tuned}").status_code == 200
+
+
+def test_a_graph_whose_artifact_is_there_compiles_nothing(http: httpx2.Client, pool: SearchingPool) -> None:
+    body = graph(24)
+    compiled(http, body)
+    plain = keys.key_of_bytes(wire.encode_request(wire.unpack_request(body)))
+    pool.questions = [found(entry(16))]
+    pool.tuned = [(problem(16).text(), 1)]
+    ended(http, begun(http, GraphItem(2, plain)))
+    calls = len(pool.calls)
+    again = begun(http, GraphItem(2, plain), operator(48))
+    ended(http, again)
+    assert len(pool.calls) == calls
+    (of_graph,) = [each for each in results(http, again) if each.graphs]
+    assert of_graph.known and of_graph.entry.problem == problem(16)
+
+
+def test_a_graph_that_does_not_compile_fails_alone(http: httpx2.Client, pool: SearchingPool) -> None:
+    body = graph(24)
+    assert post(http, body).status_code == 202
+    plain = keys.key_of_bytes(wire.encode_request(wire.unpack_request(body)))
+    wait_until(lambda: http.get(f"/v1/artifacts/{plain}").status_code == 200, seconds=20)
+    pool.errors = [CompileFailed("no such kernel")]
+    name = begun(http, GraphItem(2, plain), operator(16))
+    assert ended(http, name)["items"]["failed"] == 1
+    assert http.get(f"/v1/tunes/{name}").json()["progress"][0]["detail"] == "no such kernel"
+
+
+def test_a_graph_waits_until_a_worker_has_nothing_else_to_do(
+    http: httpx2.Client, pool: SearchingPool
+) -> None:
+    body = graph(24)
+    compiled(http, body)
+    plain = keys.key_of_bytes(wire.encode_request(wire.unpack_request(body)))
+    pool.state = "busy"
+    name = begun(http, GraphItem(2, plain))
+    wait_until(lambda: states(http, name)[1][1] == "done", seconds=20)
+    assert states(http, name)[0] == ("graph", "waiting")
+    pool.state = "idle"
+    assert ended(http, name)["state"] == "done"
+    assert len(pool.calls) == 2
+
+
+# --- the command -----------------------------------------------------------------------------------------
+
+JOB = """\
+name: small
+threads: 1
+operators:
+  - op: mm
+    m: [16, 32]
+    n: 16
+    k: 16
+    dtype: bf16
+"""
+
+
+@pytest.fixture
+def command(gateway: Running, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    environment = {
+        **os.environ,
+        "XDG_CONFIG_HOME": str(tmp_path),
+        "TORCHRELAY_URL": gateway.url,
+        "TORCHRELAY_TOKEN": TOKEN,
+        "COLUMNS": "250",
+    }
+    (tmp_path / "job.yaml").write_text(JOB)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "torchrelay.clients.cli", "tune", *arguments],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+def test_the_commands(
+    command: Callable[..., subprocess.CompletedProcess[str]], http: httpx2.Client, pool: SearchingPool
+) -> None:
+    done = command("job.yaml")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert sum(line.startswith("done") for line in lines) == 2 + CEILINGS
+    assert "line 4: mm(bf16[16,16], bf16[16,16]) -> bf16[16,16]: triton_mm 1 ms" in done.stdout
+    assert lines[-1].endswith("is done: 4 done; 6 s searched, 12 candidates")
+    (listed,) = json.loads(command("ls", "--json").stdout)
+    assert (listed["name"], listed["state"]) == ("small", "done")
+    assert "small" in command("ls").stdout
+    assert json.loads(command("show", listed["id"][:6], "--json").stdout)["job"] == listed
+    assert "triton_mm 1 ms" in command("show", "small").stdout
+    assert len(command("logs", "small").stdout.splitlines()) == 4
+    assert command("logs", "-f", "small").returncode == 0
+    detached = command("run", "--detach", "job.yaml")
+    name = detached.stdout.strip()
+    assert ended(http, name)["state"] == "done"
+    assert command("cancel", name).stdout == f"{name} is done\n"
+    assert command("show", "nothing").returncode == 1
+
+
+def test_a_failed_item_is_the_exit_status_and_resume_tries_it_again(
+    command: Callable[..., subprocess.CompletedProcess[str]], pool: SearchingPool
+) -> None:
+    pool.searchers.unfit.add(32)
+    failed = command("job.yaml")
+    assert failed.returncode == 1
+    assert "it does not fit the device" in failed.stdout
+    pool.searchers.unfit.clear()
+    again = command("resume", "small")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.splitlines()[-1].endswith("is done: 4 done; 6 s searched, 12 candidates")
+
+
+def test_what_the_service_refuses_names_the_line_too(
+    command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.replace("dtype: bf16", "dtype: f99"))
+    wrong = command("job.yaml")
+    assert (wrong.returncode, wrong.stderr.splitlines()[-1].partition(" 'f99'")[0]) == (
+        2,
+        "torchrelay: job.yaml, line 8: dtype:",
+    )
+    (tmp_path / "job.yaml").write_text("operators:\n- {op: scaled_mm, m: 16, n: 16, k: 16}\nthreads: 1\n")
+    wrong = command("job.yaml")
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith(
+        "torchrelay: job.yaml, line 2: a CPU has no matrix product of float8_e4m3fn"
+    )
+
+
+def test_captured_graphs_are_sent_with_the_job(
+    command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, pool: SearchingPool
+) -> None:
+    graphs_file.write(tmp_path / "two.graphs", [graph(8), graph(16)])
+    (tmp_path / "job.yaml").write_text("graphs:\n- file: two.graphs\n  mode: max-autotune\n")
+    done = command("job.yaml")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("line 2: graph ") == 2
+    assert len(pool.calls) == 2
+    (tmp_path / "job.yaml").write_text("graphs:\n- file: three.graphs\n")
+    wrong = command("job.yaml")
+    assert wrong.returncode == 2
+    assert "job.yaml, line 2: three.graphs cannot be read" in wrong.stderr.replace(f"{tmp_path}/", "")
