@@ -22,7 +22,17 @@ from typing import Any, cast
 import msgspec
 import torch
 from msgspec import Struct
-from torchrelay.compiler import artifact, autotune, errors, pipeline, torch_internals, trials, tuning, wire
+from torchrelay.compiler import (
+    artifact,
+    autotune,
+    errors,
+    kernel_search,
+    pipeline,
+    torch_internals,
+    trials,
+    tuning,
+    wire,
+)
 from torchrelay.compiler.kernel_store import Exchange
 
 _LENGTH = struct.Struct(">Q")
@@ -249,6 +259,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "aten is slow": _slow("aten"),
     "none runs": _all,
     "unable": _unable,
+    "kernels may be silent for 20 s": lambda: setattr(kernel_search, "SILENT_SECONDS", 20.0),
 }
 
 if __name__ == "__main__":
