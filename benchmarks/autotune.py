@@ -7,7 +7,8 @@
 products: matrix products of well-known models, by the service's winners, by PyTorch's own max-autotune and by ATen,
 timed by turns in one process. again: the same products searched once more by a fresh service. search: what
 max-autotune adds to a training compile of a 12-layer GPT-2, alone and through the service, on one GPU and on more.
-known: the same compile when all its problems are known, beside mode default. Each part prints as it goes, has a limit
+known: the same compile when all its problems are known, beside mode default. job: a batch job of some operators, and
+its report, in OUT/report. Each part prints as it goes, has a limit
 of its own, and is written to autotune.json.
 """
 
@@ -32,13 +33,31 @@ from typing import Any
 import torch
 import verdicts
 from searches import search
-from torchrelay.compiler import measure, tuning
+from torchrelay.compiler import measure, tuning, tuning_lock
 from torchrelay.examples.machines import FreshMachine
 from torchrelay.examples.private_service import PrivateService
 from torchrelay.examples.table import print_table
 from variants import HERE, ChildFailed
 from winners import entries
 
+JOBS = {
+    "cpu": """\
+name: operators
+operators:
+  - {op: bmm, batch: 8, m: [64, 128], k: 64, n: 64, dtype: f32}
+""",
+    "cuda": """\
+name: operators
+operators:
+  - {op: addmm, m: 4096, k: 768, n: [2304, 3072], dtype: bf16}
+  - {op: mm, m: [1, 16, 2048], k: 4096, n: 4096, dtype: bf16, b: column}
+  - {op: mm, m: 777, k: 1333, n: 555, dtype: bf16}
+  - {op: mm, m: 768, k: 4096, n: 3072, dtype: f32, precision: high, a: column}
+  - {op: bmm, batch: 512, m: 197, k: 64, n: 197, dtype: f16, b: column}
+  - {op: scaled_mm, m: [16, 2048], k: 4096, n: 4096}
+  - {op: convolution, batch: 32, in: 64, out: 64, size: [56, 56], kernel: [3, 3], padding: [1, 1], dtype: f16}
+""",
+}
 GEOMETRIC_MEAN, WORST, EQUAL = 0.97, 1.02, 0.95
 
 
@@ -59,6 +78,7 @@ class Benchmark:
 
     def products(self) -> None:
         records, self._first = self._searched("first", compare=True, seconds=self.args.products_seconds)
+        (self.args.out / "autotune.lock").write_text(tuning_lock.write(self._first))
         if self.args.before is not None:
             records += json.loads(self.args.before.read_text())["products"]
         compared = [record for record in records if "to_inductor" in record]
@@ -98,6 +118,27 @@ class Benchmark:
     def search(self) -> None:
         parts = {"search", "known"} & set(self.args.part)
         self.found["search"] = search(self.root / "search", self.args, say, self._bar, parts=parts)
+
+    def job(self) -> None:
+        """A batch job from its file to its report, as a user runs it."""
+        place, out = self.root / "job", self.args.out / "report"
+        place.mkdir()
+        (place / "job.yaml").write_text(JOBS[self.args.device])
+        with PrivateService(place / "service") as service:
+            machine = FreshMachine(place / "client")
+            for arguments in (["job.yaml"], ["report", "operators", "--output", str(out.absolute())]):
+                command = [sys.executable, "-m", "torchrelay.clients.cli", "tune", *arguments]
+                begin = time.monotonic()
+                done = subprocess.run(
+                    command,
+                    env=machine.environment(**service.environment),
+                    cwd=place,
+                    check=False,
+                    timeout=self.args.child_timeout,
+                )
+                say(f"tune {arguments[0]}: {time.monotonic() - begin:.1f} s, status {done.returncode}")
+                if done.returncode:
+                    raise ChildFailed(f"tune {arguments[0]} ended with status {done.returncode}")
 
     def _searched(
         self, name: str, *, compare: bool, seconds: float
@@ -199,6 +240,7 @@ PARTS: dict[str, Callable[[Benchmark], None]] = {
     "again": Benchmark.again,
     "search": Benchmark.search,
     "known": Benchmark.search,
+    "job": Benchmark.job,
 }
 
 
@@ -243,7 +285,7 @@ def parse_arguments() -> argparse.Namespace:
         return [name for name in PARTS if name in chosen]
 
     default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--part", type=parts, default=list(PARTS), help=", ".join(PARTS))
+    parser.add_argument("--part", type=parts, default=list(PARTS)[:-1], help=", ".join(PARTS))
     parser.add_argument("--device", choices=("cpu", "cuda"), default=default)
     parser.add_argument("--products-seconds", type=float, default=420.0)
     parser.add_argument("--again-seconds", type=float, default=240.0)

@@ -70,7 +70,7 @@ def _head(report: Report) -> str:
             )
         )
     if report.of_aten is not None:
-        tiles.append(("faster than ATen", f"{report.of_aten:.2f}&times;", "cuBLAS, cuDNN, oneDNN"))
+        tiles.append(("faster than ATen", f"{report.of_aten:.2f}&times;", "cuBLAS, cuDNN or oneDNN"))
     if report.graphs:
         best = report.graphs[0]
         tiles.append(
@@ -342,8 +342,8 @@ def _plot(device: Device) -> str:
             f"<title>{_e(row.entry.problem.shape())}: {_rate(rate)}{share}</title></circle>"
         )
     return (
-        f'{intro}\n<svg class="roofline" viewBox="0 0 {_Scale.WIDTH} {_Scale.HEIGHT}" role="img" '
-        f'aria-label="roofline of {len(points)} problems">{"".join(lines)}</svg>'
+        f'{intro}\n<div class="wide"><svg class="roofline" viewBox="0 0 {_Scale.WIDTH} {_Scale.HEIGHT}" role="img" '
+        f'aria-label="roofline of {len(points)} problems">{"".join(lines)}</svg></div>'
     )
 
 
