@@ -58,6 +58,8 @@ operators:
   - {op: convolution, batch: 32, in: 64, out: 64, size: [56, 56], kernel: [3, 3], padding: [1, 1], dtype: f16}
 """,
 }
+_AROUND = 25.0
+"""Seconds that a service takes to start and to stop."""
 GEOMETRIC_MEAN, WORST, EQUAL = 0.97, 1.02, 0.95
 
 
@@ -74,10 +76,13 @@ class Benchmark:
         self.found: dict[str, Any] = {}
         self.verdicts: list[verdicts.Verdict] = []
         self._first: list[tuning.Entry] = []
-        self._second: list[tuning.Entry] = []
+        self._second: list[tuning.Entry] | None = None
+        self._job_done = False
+        self._until = time.monotonic() + args.seconds
 
     def products(self) -> None:
-        records, self._first = self._searched("first", compare=True, seconds=self.args.products_seconds)
+        limit = min(self.args.products_seconds, self._until - time.monotonic() - _AROUND)
+        records, self._first = self._searched("first", compare=True, seconds=limit)
         (self.args.out / "autotune.lock").write_text(tuning_lock.write(self._first))
         if self.args.before is not None:
             records += json.loads(self.args.before.read_text())["products"]
@@ -104,7 +109,9 @@ class Benchmark:
         limit = self.args.again_seconds
         if not self._first:
             _, self._first = self._searched("first", compare=False, seconds=limit)
-        second = self._second or self._searched("second", compare=False, seconds=limit)[1]
+        if self._second is None:
+            _, self._second = self._searched("second", compare=False, seconds=limit)
+        second = self._second
         result = agreement(self._first, second)
         self.found["again"] = result
         for text in result["others"]:
@@ -121,10 +128,13 @@ class Benchmark:
 
     def job(self) -> None:
         """A batch job from its file to its report, as a user runs it."""
+        if self._job_done:
+            return
+        self._job_done = True
         place, out = self.root / "job", self.args.out / "report"
         place.mkdir()
         (place / "job.yaml").write_text(JOBS[self.args.device])
-        with PrivateService(place / "service") as service:
+        with self._service(place) as service:
             machine = FreshMachine(place / "client")
             for arguments in (["job.yaml"], ["report", "operators", "--output", str(out.absolute())]):
                 command = [sys.executable, "-m", "torchrelay.clients.cli", "tune", *arguments]
@@ -145,10 +155,11 @@ class Benchmark:
     ) -> tuple[list[dict[str, Any]], list[tuning.Entry]]:
         """A fresh service and a fresh process that has products searched (and compared); its lines, and the winners."""
         args, place = self.args, self.root / name
+        begin = time.monotonic()
         place.mkdir()
         lines = place / "records"
         flags = ["--compare" if compare else "--no-compare"]
-        with PrivateService(place / "service", environment=_visible(1) if args.apart else {}) as service:
+        with self._service(place) as service:
             beside: threading.Thread | None = None
             if args.apart and compare:
                 flags.append("--no-search")
@@ -158,15 +169,22 @@ class Benchmark:
             if beside is not None:
                 beside.join()
             found = entries(service)
+        say(f"{name}: {len(found)} problems are known after {time.monotonic() - begin:.0f} s")
         text = lines.read_text() if lines.exists() else ""
         return [json.loads(line) for line in text.splitlines()], found
 
     def _beside(self, place: Path, service: PrivateService, seconds: float) -> None:
         """Have the service search, on the second GPU, while PyTorch's own max-autotune does on the first; and then
-        another service, if that is asked for."""
+        another service, and a job, if they are asked for."""
         self._run(service, place / "beside", seconds, "--no-compare")
         if "again" in self.args.part:
+            self._second = []  # not a third time, whatever happens
             _, self._second = self._searched("second", compare=False, seconds=self.args.again_seconds)
+        if "job" in self.args.part:
+            self.job()
+
+    def _service(self, place: Path) -> PrivateService:
+        return PrivateService(place / "service", environment=_visible(1) if self.args.apart else {})
 
     def _run(self, service: PrivateService, lines: Path, seconds: float, *flags: str) -> None:
         """products_once.py, until its end or a while past `seconds`."""
@@ -175,7 +193,7 @@ class Benchmark:
             environment |= _visible(0 if "--compare" in flags else 1)
         said = Path(f"{lines}.said")
         with said.open("wb") as said_to, contextlib.suppress(subprocess.TimeoutExpired):
-            done = subprocess.run(command, env=environment, check=False, timeout=seconds + 60, stderr=said_to)
+            done = subprocess.run(command, env=environment, check=False, timeout=seconds + 30, stderr=said_to)
             if done.returncode:
                 say(f"products_once.py ended with status {done.returncode}")
                 print(said.read_text(errors="replace")[-3000:], service.log_tail(), sep="\n", flush=True)
@@ -257,8 +275,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="relay-", ignore_cleanup_errors=True) as folder:
         benchmark = Benchmark(args, Path(folder))
         for name in args.part:
-            if name == "known" and "search" in args.part:
-                continue  # was measured on the way
+            if name in ("search", "known") and "search" in benchmark.found:
+                continue  # one service for both
             begin = time.monotonic()
             try:
                 PARTS[name](benchmark)
@@ -282,11 +300,12 @@ def parse_arguments() -> argparse.Namespace:
         chosen = text.split(",")
         if unknown := [name for name in chosen if name not in PARTS]:
             raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(PARTS)}")
-        return [name for name in PARTS if name in chosen]
+        return chosen
 
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--part", type=parts, default=list(PARTS)[:-1], help=", ".join(PARTS))
     parser.add_argument("--device", choices=("cpu", "cuda"), default=default)
+    parser.add_argument("--seconds", type=float, default=1e6, help="in all; products are what is left out")
     parser.add_argument("--products-seconds", type=float, default=420.0)
     parser.add_argument("--again-seconds", type=float, default=240.0)
     parser.add_argument("--child-timeout", type=float, default=300.0, help="seconds, for each GPT-2")
