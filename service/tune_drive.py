@@ -35,7 +35,7 @@ from .events import WakeUps
 from .farm import Aim, Farm, State, Ticket
 from .intake import Ask, Intake
 from .tasks import end
-from .tunes import Loaded, Tunes, pack, waiting, wake_name
+from .tunes import Loaded, Tunes, pack, unpack, waiting, wake_name
 from .tunings import Tunings
 from .watch import Watches
 
@@ -170,6 +170,9 @@ class Drive:
         self._aim = Aim(loaded.job.toolchain, loaded.job.target, loaded.job.threads)
         self._tickets: dict[int, Ticket] = {}
         self._places: dict[Place, None] = {}
+        """Where the job's problems are measured, as far as that has been told."""
+        self._placed = asyncio.Event()
+        """A place is known, or none will be told by an operator."""
         self._telling: set[asyncio.Task[None]] = set()
 
     def snapshot(self) -> Loaded:
@@ -190,6 +193,11 @@ class Drive:
         left = [n for n in range(len(self.loaded.items)) if not self._ended(n)]
         operators = [n for n in left if isinstance(self.loaded.items[n], OperatorItem)]
         operators.sort(key=lambda n: -_ceiling(self.loaded.items[n]))
+        for data in self._results.values():
+            for result in await asyncio.to_thread(unpack, data):
+                self._seen(result.entry.place)
+        if not operators:
+            self._placed.set()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._compile_all([n for n in left if n not in set(operators)]))
@@ -223,7 +231,7 @@ class Drive:
         outcome = await ticket.outcome()
         del self._tickets[n]
         if isinstance(outcome, Found):
-            self._places[outcome.entry.place] = None
+            self._seen(outcome.entry.place)
             known = ticket.known or not outcome.timings
             result = _result(item, self._text(n), outcome, known=known)
             await self._end(
@@ -296,7 +304,7 @@ class Drive:
         def hear(question: Question, entries: Sequence[Entry]) -> None:
             for entry in entries:
                 known[entry.problem.text()] = entry
-                self._places[entry.place] = None
+                self._seen(entry.place)
             if isinstance(question, Found):
                 heard[question.entry.problem.text()] = question
 
@@ -331,6 +339,7 @@ class Drive:
         problems = [problem for m in manifest.tuning if (problem := problem_from(m.problem)) is not None]
         if isinstance(item, KernelItem):
             problems = [tune_kernels.problem(item.kernel)]
+        await self._placed.wait()
         found: list[Entry] = []
         for place in self._places:
             for start in range(0, len(problems), 256):
@@ -403,6 +412,8 @@ class Drive:
         self._spent += spent
         self._trials += trials
         self._over()
+        if all(self._ended(m) for m, item in enumerate(self.loaded.items) if isinstance(item, OperatorItem)):
+            self._placed.set()
         tunes, job = self._parts._tunes, self.loaded.job.id
         kept = await _patiently(
             lambda: tunes.tell(job, self.owner, progress, packed, spent=spent, trials=trials)
@@ -426,6 +437,10 @@ class Drive:
                 if not await _patiently(lambda p=progress, r=packed: tunes.tell(job, self.owner, p, r)):
                     return False
         return True
+
+    def _seen(self, place: Place) -> None:
+        self._places[place] = None
+        self._placed.set()
 
     def _told(self, n: int, state: ItemState, detail: str, seconds: float = 0.0) -> TuneProgress:
         item = waiting(n, self.loaded.items[n])
