@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import sympy
@@ -15,6 +15,11 @@ from . import expr, table, torch_internals, wire
 from . import target as targets
 from .aot import Program, ambient
 from .errors import CompileFailed, RelayError, SpecializeInputs, Unsupported
+
+
+class Guide(torch_internals.Guide, torch_internals.Scout, Protocol):
+    """What a lowering asks before it makes candidates, and whether it stops before code is generated."""
+
 
 Choose = Callable[[torch_internals.Selection, Callable[[], None]], int]
 """Given an operator's candidates, and what waits until nothing is being built here: the one to take."""
@@ -79,12 +84,14 @@ def compile_program(
     threads: int,
     progress: Callable[[wire.Stage, str], None],
     choose: Choose | None = None,
+    guide: Guide | None = None,
     keep_halves: bool = False,
 ) -> Compiled:
     """Compile forward and backward and collect everything built.
 
     threads: parallel g++ and Triton compilers. choose: says which of an operator's candidates implements it; None
-    leaves that to Inductor. Raises CompileFailed with the compiler's own message, and what `choose` raises.
+    leaves that to Inductor. Raises CompileFailed with the compiler's own message, what `choose` raises, and
+    torch_internals.Scouted where `guide` only wants to know what must be searched.
     """
     cpu = request.target.cpu
     halves: dict[int, torch.fx.GraphModule] = {}
@@ -102,7 +109,7 @@ def compile_program(
         if choose is not None:
             chosen = choose
             stack.enter_context(
-                torch_internals.choosing(lambda selection: chosen(selection, building.settle))
+                torch_internals.choosing(lambda selection: chosen(selection, building.settle), guide=guide)
             )
         stack.enter_context(torch_internals.tracing(program.fake_mode))
         stack.enter_context(ambient(request.ambient))
@@ -115,6 +122,7 @@ def compile_program(
                 on_lowering=lambda backward: progress("inductor", "backward" if backward else "forward"),
                 kept=halves if keep_halves else None,
                 backward_ahead=threads > 1 and _may_go_ahead(program, request),
+                scout=guide,
             )
             bundle = torch_internals.serialize(run)
         except TypeError as error:

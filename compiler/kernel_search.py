@@ -78,6 +78,7 @@ class KernelSearch:
 
     def settle(self, gm: torch.fx.GraphModule) -> None:
         """Leave each call in the graph with its winner. Raises TuningUnknown, CompileFailed."""
+        self._uses.clear()
         for call in calls(gm, self._request.kernels):
             texts = [tune_kernels.config_text(config) for config in call.source.configs]
             entry = self._entries.get(call.problem)

@@ -26,6 +26,7 @@ from . import (
     kernel_search,
     measure,
     members,
+    search,
     torch_internals,
     triton_store,
     tuning,
@@ -37,7 +38,6 @@ from . import target as targets
 from .errors import CompileFailed
 from .kernel_search import KernelSearch
 from .kernel_store import Exchange
-from .search import Search
 from .toolchain import local_target
 
 log = logging.getLogger(__name__)
@@ -48,8 +48,6 @@ class PipelineSettings(Struct, frozen=True, kw_only=True):
     """Parallel C++ and Triton compilers; 0: as many as the process may use cores."""
     verify: verify.VerifySettings = verify.VerifySettings()
     search: measure.Settings = measure.DEFAULTS
-    search_on_gpu: bool = False
-    """Search for a GPU too, where candidates run in the compile's own process; else Inductor chooses there."""
 
 
 DEFAULTS = PipelineSettings()
@@ -96,7 +94,6 @@ def compile_request(
         kernel_search.nursery_for(request) as nursery,
     ):
         clock.enter("aot", "")
-        program = aot.rebuild(request)
         own_kernels = KernelSearch(
             request,
             ask=ask,
@@ -104,8 +101,7 @@ def compile_request(
             settings=settings.search,
             during=lambda problem: clock.during("autotune", problem),
         )
-        own_kernels.settle(program.gm)
-        search = Search(
+        winners = search.Search(
             request,
             ask=ask,
             settings=settings.search,
@@ -113,9 +109,7 @@ def compile_request(
             beside=None if kernels is None else kernels.store,
             during=lambda problem: clock.during("autotune", problem),
         )
-        # A lock is followed everywhere.
-        ours = request.target.kind == "cpu" or settings.search_on_gpu or request.tuning_lock is not None
-        program, compiled = _compiled(request, program, threads, clock, search if ours else None)
+        program, compiled = _compiled(request, own_kernels, winners, threads, clock)
         if any(kernel.configs for kernel in request.kernels):
             # Measuring runs a kernel many times on the memory that it may change: not while results are compared.
             clock.enter("autotune", "")
@@ -153,12 +147,12 @@ def compile_request(
         guards=compiled.guards,
         stages=clock.seconds(),
         verification=verification,
-        tuning=search.measurements() + own_kernels.measurements() + measured,
+        tuning=winners.measurements() + own_kernels.measurements() + measured,
         kernels=len(binaries) + len(triton.live),
         kernels_built=builds.built + len(triton.live) - triton.reused,
         kernels_reused=builds.reused + triton.reused,
-        searched=search.searched + own_kernels.searched,
-        recalled=search.recalled + own_kernels.recalled,
+        searched=winners.searched + own_kernels.searched,
+        recalled=winners.recalled + own_kernels.recalled,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         worker=worker,
     )
@@ -166,27 +160,46 @@ def compile_request(
 
 
 def _compiled(
-    request: wire.GraphRequest, program: aot.Program, threads: int, clock: _Clock, search: Search | None
+    request: wire.GraphRequest,
+    own_kernels: KernelSearch,
+    winners: search.Search,
+    threads: int,
+    clock: _Clock,
 ) -> tuple[aot.Program, inductor.Compiled]:
-    """Compile; on a CPU, where Inductor cannot generate a template that won, once more with PyTorch's own kernels."""
+    """Compile; once more when all is known that the first time had others search; on a CPU, where Inductor cannot
+    generate a template that won, once more with PyTorch's own kernels."""
     while True:
-        try:
-            return program, inductor.compile_program(
-                program,
-                request,
-                threads=threads,
-                progress=clock.enter,
-                choose=None if search is None else search.choose,
-                keep_halves=verify.draws_random_numbers(program.gm),
-            )
-        except CompileFailed as error:
-            if type(error) is not CompileFailed or request.target.kind != "cpu":
-                raise
-            if search is None or not search.do_without_templates():
-                raise
-            log.warning("compiled once more without templates: %s", error)
-        clock.enter("aot", "without templates")
         program = aot.rebuild(request)
+        own_kernels.settle(program.gm)
+        winners.begin()
+        again = ""
+        try:
+            with torch_internals.numbering_afresh():
+                return program, inductor.compile_program(
+                    program,
+                    request,
+                    threads=threads,
+                    progress=clock.enter,
+                    choose=winners.choose,
+                    guide=winners,
+                    keep_halves=verify.draws_random_numbers(program.gm),
+                )
+        except torch_internals.Scouted:
+            winners.wait(lambda detail: clock.enter("autotune", detail))
+        except CompileFailed as error:
+            if winners.scouting:
+                winners.give_up_scouting()
+                log.warning("compiled without others' searches: %s", error)
+            elif (
+                type(error) is CompileFailed
+                and request.target.kind == "cpu"
+                and winners.do_without_templates()
+            ):
+                log.warning("compiled once more without templates: %s", error)
+                again = "without templates"
+            else:
+                raise
+        clock.enter("aot", again)
 
 
 @contextmanager

@@ -7,26 +7,34 @@ Only a candidate that agrees with a reference in higher precision can win.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from . import contest, measure, tuning, wire
+from .configurations import Configuration
 from .errors import TuningUnknown, Unavailable
 from .place import place_of
-from .torch_internals import Selection
+from .torch_internals import ATEN, Selection
 from .tuning import Entry, Place, Problem, Timing
 
 log = logging.getLogger(__name__)
 
 
 class Search:
-    """What one compile chooses. searched, recalled: problems that it measured, and that were known.
+    """What one compile chooses; the Guide of its lowering. searched, recalled: problems that were measured for it, here
+    or elsewhere, and that were known.
 
-    ask: the team's database. unable: why candidates cannot be run here; '' if they can. beside: a folder that the
-    compiles on this machine share. during(problem): around the work on one problem.
+    ask: the team's database, and whoever searches for it. unable: why candidates cannot be run here; '' if they can.
+    beside: a folder that the compiles on this machine share. during(problem): around the work on one problem.
+
+    The first problem that nobody knows makes a scout of the compile: from there on it takes PyTorch's own kernels,
+    generates no code, and gathers what else nobody knows (`scouting`). Then it has all of these searched at once
+    (`wait`), and compiles from the beginning.
     """
 
     def __init__(
@@ -49,7 +57,17 @@ class Search:
         self._during = during
         self._places: dict[str, Place] = {}
         self._entries: dict[Problem, Entry] = {}
+        self._looked_up: dict[Problem, list[Entry]] = {}
         self._only_aten = False
+        self._uses: Counter[Problem] = Counter()
+        self._announced: Problem | None = None
+        self._scouts_left = 0 if ask is None else SCOUTS
+        self._wanted: dict[Problem, str] = {}
+        """Of the scout that is under way: what nobody knows, and on which device."""
+        self._told = 0
+        self._fetched: set[Problem] = set()
+        self._own: set[Problem] = set()
+        """Problems that nobody else will search."""
 
     def measurements(self) -> list[wire.Measurement]:
         """What was taken for each problem that was measured or known."""
@@ -63,6 +81,7 @@ class Search:
                 winner=timing.candidate,
                 milliseconds=timing.milliseconds,
                 candidates=entry.candidates,
+                uses=max(self._uses[problem], 1),
             )
             for problem, entry, timing in taken
         ]
@@ -80,65 +99,184 @@ class Search:
         self._only_aten = True
         return True
 
+    def begin(self) -> None:
+        """The graph is lowered from its beginning."""
+        self._uses.clear()
+        self._announced = None
+
+    def expects(self, problem: Problem, device: str) -> str | None:
+        """The candidate that will be taken, as far as that can be told without making candidates. Raises TuningUnknown
+        where a strict lock has no winner."""
+        self._uses[problem] += 1
+        self._announced = problem
+        if self._only_aten:
+            return ATEN
+        entry = self._entries.get(problem)
+        if entry is None:
+            with self._during(problem.text()):
+                entry = next(iter(self._pinned(problem, device) or self._database(problem, device)), None)
+            if entry is None:
+                return ATEN if self._scouts(problem, device) else None
+            self._note(problem, entry)
+        return entry.winner.candidate
+
+    def more(self, problem: Problem) -> Sequence[Configuration]:
+        """A compile offers what Inductor does; who searches apart from it may look around."""
+        return ()
+
     def choose(self, selection: Selection, settle: Callable[[], None]) -> int:
         """The candidate to take, by position. settle: waits until this process builds nothing.
 
         Raises TuningUnknown where a strict lock has no winner; CompileFailed if no candidate works.
         """
         problem = selection.problem
+        self._uses[problem] += problem != self._announced
+        self._announced = None
         if self._only_aten and selection.aten:
             return selection.aten[0]
         entry = self._entries.get(problem)
         if entry is None or entry.winner.candidate not in selection.candidates:
             with self._during(problem.text()):
                 entry = self._known(selection)
-                if entry is not None:
-                    self.recalled += problem not in self._entries
-                elif self._unable:
-                    log.warning("%s is not measured: %s", problem.text(), self._unable)
-                    return contest.preferred(selection)[0]
-                else:
+                if entry is None:
+                    if self._scouts(problem, selection.device):
+                        return contest.preferred(selection)[0]
+                    if self._unable:
+                        log.warning("%s is not measured: %s", problem.text(), self._unable)
+                        return contest.preferred(selection)[0]
                     entry = self._measured(selection, settle)
-                    self.searched += problem not in self._entries
-            self._entries[problem] = entry
+                    self._fetched.add(problem)
+            self._note(problem, entry)
         return selection.candidates.index(entry.winner.candidate)
+
+    def _note(self, problem: Problem, entry: Entry) -> None:
+        if problem not in self._entries:
+            self.searched += problem in self._fetched
+            self.recalled += problem not in self._fetched
+        self._entries[problem] = entry
 
     # --- known winners ---------------------------------------------------------------------------------
 
     def _known(self, selection: Selection) -> Entry | None:
         """The entry that the lock or the database has, if its winner is a candidate."""
-        problem, place = selection.problem, self.place(selection.device)
-        lock = self._request.tuning_lock
-        pinned = [entry for entry in lock.entries if _fits(entry, problem, place)] if lock is not None else []
-        for entry in pinned:
+        problem, device = selection.problem, selection.device
+        for entry in (*self._pinned(problem, device), *self._database(problem, device)):
             if entry.winner.candidate in selection.candidates:
                 return entry
+        lock = self._request.tuning_lock
         if lock is not None and lock.strict:
+            winner = self._pinned(problem, device)[0].winner.candidate
             raise TuningUnknown(
-                f"the tuning lock's winner for {problem.text()}, {pinned[0].winner.candidate}, is no candidate here"
-                if pinned
-                else f"the tuning lock has no winner for {problem.text()} on {place.device}"
+                f"the tuning lock's winner for {problem.text()}, {winner}, is no candidate here"
             )
-        return self._standing(tuning.Lookup(place, [problem]), selection)
+        return None
 
-    def _standing(self, question: tuning.Question, selection: Selection) -> Entry | None:
-        """What the database answers, if it is about this problem and its winner is a candidate."""
+    def _pinned(self, problem: Problem, device: str) -> list[Entry]:
+        """What the lock has for the problem. Raises TuningUnknown: nothing, and it is strict."""
+        lock, place = self._request.tuning_lock, self.place(device)
+        pinned = [entry for entry in lock.entries if _fits(entry, problem, place)] if lock is not None else []
+        if lock is not None and lock.strict and not pinned:
+            raise TuningUnknown(f"the tuning lock has no winner for {problem.text()} on {place.device}")
+        return pinned
+
+    def _database(self, problem: Problem, device: str) -> list[Entry]:
+        """What the database has for the problem; asked once. Nothing under a strict lock."""
+        lock = self._request.tuning_lock
+        if lock is not None and lock.strict:
+            return []
+        if problem not in self._looked_up:
+            place = self.place(device)
+            self._looked_up[problem] = self._standing(tuning.Lookup(place, [problem]), problem, place)
+        return self._looked_up[problem]
+
+    def _standing(self, question: tuning.Question, problem: Problem, place: Place) -> list[Entry]:
+        """What the database answers about this problem."""
         if self._ask is None:
-            return None
+            return []
         try:
             entries = tuning.entries_of(self._ask(question))
         except Unavailable as error:
-            log.warning("%s: without the tuning database: %s", selection.problem.text(), error)
-            return None
-        place = self.place(selection.device)
-        return next(
-            (
-                entry
-                for entry in entries
-                if _fits(entry, selection.problem, place) and entry.winner.candidate in selection.candidates
-            ),
-            None,
-        )
+            log.warning("%s: without the tuning database: %s", problem.text(), error)
+            self._scouts_left = 0
+            return []
+        return [entry for entry in entries if _fits(entry, problem, place)]
+
+    # --- winners that others search ----------------------------------------------------------------------
+
+    @property
+    def scouting(self) -> bool:
+        """Whether this compile only finds out what must be searched."""
+        return bool(self._wanted)
+
+    def _scouts(self, problem: Problem, device: str) -> bool:
+        """Whether others are to search the problem, which nobody knows."""
+        if problem in self._own or not (self._scouts_left or self.scouting):
+            return False
+        self._wanted[problem] = device
+        return True
+
+    def tell(self) -> None:
+        """Have what was found out so far searched, while the scout goes on."""
+        if len(self._wanted) > self._told:
+            self._told = len(self._wanted)
+            with contextlib.suppress(Unavailable):
+                self._asked(list(self._wanted))
+
+    def wait(self, progress: Callable[[str], None]) -> None:
+        """Until all that the scout found is known, or nobody searches it. What is not known then is measured here."""
+        wanted, self._wanted, self._told = self._wanted, {}, 0
+        self._scouts_left -= 1
+        open_, pause, news = list(wanted), _PAUSES[0], time.monotonic()
+        while open_:
+            progress(f"{len(wanted) - len(open_)} of {len(wanted)} problems searched")
+            try:
+                found, given_up, searching = self._asked(open_, wanted)
+            except Unavailable as error:
+                log.warning("what is not known yet is measured here: %s", error)
+                self._scouts_left = 0
+                break
+            for problem, entry in found.items():
+                self._looked_up[problem] = [entry]
+                self._fetched.add(problem)
+            left = [problem for problem in open_ if problem not in found and problem not in given_up]
+            if not searching:
+                break
+            news = time.monotonic() if len(left) < len(open_) else news
+            if time.monotonic() - news > NEWS_SECONDS:
+                log.warning("no problem was searched elsewhere for %.0f s", NEWS_SECONDS)
+                break
+            open_ = left
+            if open_:
+                time.sleep(pause)
+                pause = min(pause * 1.5, _PAUSES[1])
+        self._own.update(problem for problem in wanted if problem not in self._fetched)
+
+    def give_up_scouting(self) -> None:
+        """Measure here what the scout was to find out: it failed."""
+        self._own.update(self._wanted)
+        self._wanted, self._told, self._scouts_left = {}, 0, 0
+
+    def _asked(
+        self, problems: Sequence[Problem], devices: Mapping[Problem, str] | None = None
+    ) -> tuple[dict[Problem, Entry], set[Problem], bool]:
+        """Of these problems: what is known, what nobody will search, and whether anything is still being searched.
+        Raises Unavailable."""
+        devices = self._wanted if devices is None else devices
+        found: dict[Problem, Entry] = {}
+        given_up: set[Problem] = set()
+        searching = False
+        assert self._ask is not None
+        for device in sorted(set(devices.values())):
+            place = self.place(device)
+            here = [problem for problem in problems if devices[problem] == device]
+            for begin in range(0, len(here), _MOST_WANTED):
+                part = here[begin : begin + _MOST_WANTED]
+                answer = self._ask(tuning.Wanted(place, part))
+                if isinstance(answer, tuning.Known):
+                    found |= {e.problem: e for e in answer.entries if e.place == place and e.problem in part}
+                    given_up.update(answer.given_up)
+                    searching = searching or answer.open > 0
+        return found, given_up, searching
 
     def place(self, device: str) -> Place:
         """Where this compile measures what runs on `device`."""
@@ -168,12 +306,19 @@ class Search:
         told = tuning.Found(
             found.entry, timings=found.timings[:MOST_TOLD], failures=found.failures[:MOST_TOLD]
         )
-        standing = self._standing(told, selection)
-        if standing is None or selection.candidates.index(standing.winner.candidate) in found.failed:
-            return found.entry
-        return standing
+        for standing in self._standing(told, selection.problem, self.place(selection.device)):
+            winner = standing.winner.candidate
+            if winner in selection.candidates and selection.candidates.index(winner) not in found.failed:
+                return standing
+        return found.entry
 
 
+SCOUTS = 2
+"""A scout takes PyTorch's own kernels: with others the graph may have another problem or two."""
+NEWS_SECONDS = 300.0
+"""A compile waits so long for one more of its problems to be searched."""
+_PAUSES = (0.1, 1.0)
+_MOST_WANTED = 256
 MOST_TOLD = 400
 """Timings, and failures, that a report has room for (tuning.QUESTION_LIMIT)."""
 

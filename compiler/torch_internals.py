@@ -25,6 +25,7 @@ import secrets
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -304,12 +305,13 @@ def inductor_compile(
     on_lowering: Callable[[bool], None] | None = None,
     kept: dict[int, torch.fx.GraphModule] | None = None,
     backward_ahead: bool = False,
+    scout: Scout | None = None,
 ) -> Callable[..., Any]:
     """torch._inductor.compile_fx.compile_fx: AOTAutograd, lowering and code generation.
 
     on_lowering(is_backward) is called as each half leaves AOTAutograd and enters Inductor. kept: receives a copy of
     each half as it was then, by the id of its compiled form (see `replaying`). backward_ahead: lower the backward in
-    a copy of this process while this one lowers the forward.
+    a copy of this process while this one lowers the forward. Raises Scouted in place of an answer if `scout` says so.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
@@ -319,6 +321,8 @@ def inductor_compile(
         return compiled
     with contextlib.ExitStack() as stack:
         lower = stack.enter_context(_BackwardAhead(compile_fx_inner)) if backward_ahead else compile_fx_inner
+        if scout is not None:
+            lower = stack.enter_context(_lowering_only(lower, scout))
 
         @functools.wraps(compile_fx_inner)
         def inner(*args: Any, **kwargs: Any) -> Any:
@@ -333,8 +337,75 @@ def inductor_compile(
             return lowered
 
         compiled = compile_fx(gm, list(inputs), inner_compile=inner, config_patches=dict(patches))
+    if scout is not None and scout.scouting:
+        raise Scouted
     assert callable(compiled)
     return compiled
+
+
+class Scout(Protocol):
+    """Says of a compile whether it only finds out what must be searched."""
+
+    @property
+    def scouting(self) -> bool: ...
+
+    def tell(self) -> None:
+        """The forward was lowered, and the backward will be."""
+
+
+class Scouted(BaseException):
+    """A graph was lowered and no code generated. No Exception, so that nobody takes it for a failure."""
+
+
+class _LoweredOnly(BaseException):
+    """What was lowered (GraphLowering), where its code would have been generated."""
+
+    def __init__(self, lowering: Any) -> None:
+        self.lowering = lowering
+
+
+@contextlib.contextmanager
+def _lowering_only(lower: Callable[..., Any], scout: Scout) -> Iterator[Callable[..., Any]]:
+    """compile_fx_inner that stops before torch._inductor.graph.GraphLowering.compile_to_module if `scout` is scouting
+    by then. A forward's place is taken by what cannot run; its outputs' strides decide the backward's inputs."""
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.utils import set_tracing_context_output_strides
+
+    original = GraphLowering.compile_to_module
+
+    def compile_to_module(self: Any) -> Any:
+        if scout.scouting:
+            raise _LoweredOnly(self)
+        return original(self)
+
+    @functools.wraps(lower)
+    def lower_only(gm: Any, inputs: Any, **kwargs: Any) -> Any:
+        try:
+            return lower(gm, inputs, **kwargs)
+        except _LoweredOnly as stopped:
+            if kwargs.get("is_backward") or kwargs.get("is_inference"):
+                raise Scouted from None
+            scout.tell()
+            strides: Any = types.SimpleNamespace(output_strides=_output_strides(stopped.lowering))
+            set_tracing_context_output_strides(inputs, strides)
+            return _forward_elsewhere
+
+    with _replaced(GraphLowering, "compile_to_module", compile_to_module):
+        yield lower_only
+
+
+def _output_strides(lowering: Any) -> list[tuple[str, ...] | None]:
+    """Of a graph's outputs, as codegen_and_compile in torch._inductor.compile_fx writes them down."""
+    from torch._inductor.ir import IRNode
+    from torch.fx.experimental.symbolic_shapes import SymExprPrinter, free_unbacked_symbols
+
+    printer = SymExprPrinter()
+    return [
+        tuple(printer.doprint(stride) for stride in out.get_layout().stride)
+        if isinstance(out, IRNode) and out.has_tensor_output() and not free_unbacked_symbols(out.get_stride())
+        else None
+        for out in lowering.graph_outputs or ()
+    ]
 
 
 _GENERATED = "torchrelay_generated"
