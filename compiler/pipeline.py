@@ -109,7 +109,7 @@ def compile_request(
             beside=None if kernels is None else kernels.store,
             during=lambda problem: clock.during("autotune", problem),
         )
-        program, compiled = _compiled(request, own_kernels, winners, threads, clock)
+        compiled = _compiled(request, own_kernels, winners, threads, clock)
         if any(kernel.configs for kernel in request.kernels):
             # Measuring runs a kernel many times on the memory that it may change: not while results are compared.
             clock.enter("autotune", "")
@@ -165,7 +165,7 @@ def _compiled(
     winners: search.Search,
     threads: int,
     clock: _Clock,
-) -> tuple[aot.Program, inductor.Compiled]:
+) -> inductor.Compiled:
     """Compile; once more when all is known that the first time had others search; on a CPU, where Inductor cannot
     generate a template that won, once more with PyTorch's own kernels."""
     while True:
@@ -175,7 +175,7 @@ def _compiled(
         again = ""
         try:
             with torch_internals.numbering_afresh():
-                return program, inductor.compile_program(
+                return inductor.compile_program(
                     program,
                     request,
                     threads=threads,
