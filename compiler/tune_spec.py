@@ -1,6 +1,6 @@
 """A batch job as people write it: YAML in; the problems, graphs and kernels that it names, with lines, out. No torch.
 
-docs/tuning.md describes the file. Lists and ranges expand to all their combinations. What is wrong is named by line.
+docs/tuning-jobs.md describes the file. Lists and ranges expand to all combinations. What is wrong is named by line.
 Values are read as they stand: no tags, no anchors, no words that YAML 1.1 takes for truth values.
 """
 

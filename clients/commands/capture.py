@@ -28,7 +28,8 @@ def capture(
     """
     from ..capture_script import captured
 
-    found = captured(script, arguments or [], mode=mode)
+    given = arguments or []
+    found = captured(script, given[1:] if given[:1] == ["--"] else given, mode=mode)
     for skipped in found.skipped:
         print(f"left out: {skipped}", file=sys.stderr)
     write(output, found.bodies)

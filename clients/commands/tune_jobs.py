@@ -34,7 +34,7 @@ _ITEMS = ("line", "kind", "state", "problem", "result")
 
 def run(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The job: YAML, as docs/tuning.md describes it.")
+        Path, typer.Argument(metavar="FILE", help="The job: YAML, as docs/tuning-jobs.md describes it.")
     ],
     detach: Annotated[
         bool, typer.Option("--detach", help="Begin it, print its id, and do not wait.")

@@ -308,6 +308,22 @@ def test_the_gateway_takes_no_setting_that_the_operator_lacks(settings: tuple[tu
         tune_operators.check(problem_of(shape, settings))
 
 
+EXAMPLES = sorted((Path(__file__).parent.parent.parent / "examples" / "tune").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_examples_can_be_run(path: Path) -> None:
+    spec = tune_spec.load(path)
+    target = CPU if spec.device == "cpu" else H200
+    for item in spec.operators:
+        tune_operators.check(item.problem)
+        tune_operators.check_device(item.problem, target)
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 5
+
+
 def test_reading_a_file_imports_no_torch() -> None:
     code = (
         "import sys; from torchrelay.compiler import tune_spec;"
