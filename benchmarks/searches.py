@@ -115,7 +115,7 @@ def train(root: Path, service: PrivateService | None, args: argparse.Namespace, 
         "stages": _by_stage(made),
         "searched": sum(manifest.searched for manifest in made),
         "recalled": sum(manifest.recalled for manifest in made),
-        "benchmarks": sum(getattr(manifest, "benchmarks", 0) for manifest in made),
+        "benchmarks": sum(manifest.benchmarks for manifest in made),
         "winners": [[each.problem, each.winner, each.milliseconds] for m in made for each in m.tuning],
     }
 
@@ -124,7 +124,8 @@ def told(record: dict[str, Any]) -> str:
     text = f"first step {record['first_step']:.1f} s"
     if record["stages"]:
         parts = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in record["stages"].items())
-        text += f"; on the worker: {parts}; {record['searched']} searched, {record['recalled']} known"
+        text += f"; on the worker: {parts}; {record['searched']} searched, {record['recalled']} known, "
+        text += f"{record['benchmarks']} benchmarks"
     return text
 
 

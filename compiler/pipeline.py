@@ -80,6 +80,7 @@ def compile_request(
     Raises CompileFailed, Unsupported, VerifyFailed.
     """
     clock = _Clock(progress)
+    benchmarks = torch_internals.benchmarks_run()
     threads = settings.threads or len(os.sched_getaffinity(0))
     caches = {
         "TORCHINDUCTOR_CACHE_DIR": str(workdir / "inductor"),
@@ -153,6 +154,7 @@ def compile_request(
         kernels_reused=builds.reused + triton.reused,
         searched=winners.searched + own_kernels.searched,
         recalled=winners.recalled + own_kernels.recalled,
+        benchmarks=torch_internals.benchmarks_run() - benchmarks,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         worker=worker,
     )

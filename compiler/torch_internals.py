@@ -2091,6 +2091,17 @@ def kernels_measured() -> int:
     return len(compilation_time_metrics.get("CachingAutotuner.benchmark_all_configs", ()))
 
 
+def benchmarks_run() -> int:
+    """How often Inductor timed something in this process (torch._inductor.runtime.benchmarking.time_and_count)."""
+    from torch._dynamo.utils import counters
+
+    return sum(
+        count
+        for name, count in counters["inductor"].items()
+        if name.startswith("benchmarking.") and name.endswith((".benchmark_cpu", ".benchmark_gpu"))
+    )
+
+
 def set_default_backend(name: str | None) -> None:
     """torch.compiler.set_default_backend, from torch 2.13 on. Raises Unsupported before."""
     if not hasattr(torch.compiler, "set_default_backend"):

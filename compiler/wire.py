@@ -415,6 +415,9 @@ class Manifest(_Wire, frozen=True):
     """Tuning problems that this compile measured."""
     recalled: int = 0
     """Tuning problems whose winner the lock file or the team's database knew."""
+    benchmarks: int = 0
+    """How often Inductor timed something in this compile, whatever for, as it counts itself. What the search of a
+    problem takes is not among them."""
 
 
 # --- progress and status (JSON on the HTTP side) ------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torchrelay.clients.backend import Relay
 from torchrelay.clients.capture import capture
-from torchrelay.compiler import target, tuning, wire
+from torchrelay.compiler import target, torch_internals, tuning, wire
 from torchrelay.compiler.tuning import Entry
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -137,6 +137,15 @@ def test_a_compile_whose_problems_are_known_measures_nothing_and_makes_the_same_
     assert warm.code == cold.code
     assert warm.manifest is not None and cold.manifest is not None
     assert warm.manifest.tuning == cold.manifest.tuning
+    assert (cold.manifest.benchmarks, warm.manifest.benchmarks) == (0, 0), "a search's samples are its own"
+
+
+def test_what_inductor_times_itself_is_counted() -> None:
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    before = torch_internals.benchmarks_run()
+    benchmarker.benchmark_cpu(lambda: None, warmup=1, rep=1)
+    assert torch_internals.benchmarks_run() == before + 1
 
 
 def test_the_known_winner_is_what_is_compiled(worker: Worker, cold: Outcome) -> None:
