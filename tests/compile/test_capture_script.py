@@ -16,6 +16,7 @@ TRAINING = """
 import sys, torch
 from helper import width
 torch.manual_seed(0)
+assert sys.argv[2:] == ["--mode", "own"]
 model = torch.nn.Sequential(torch.nn.Linear(width, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
 before = [p.detach().clone() for p in model.parameters()]
 compiled = torch.compile(model, mode="max-autotune-no-cudagraphs")
@@ -48,19 +49,13 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_first_steps_graphs_are_written_down_and_nothing_is_trained(script: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [["16", "--mode", "own"], ["--", "16", "--mode", "own"]])
+def test_the_first_steps_graphs_are_written_down_and_nothing_is_trained(
+    given: list[str], script: Path, tmp_path: Path
+) -> None:
     output = tmp_path / "train.graphs"
-    command = [
-        sys.executable,
-        "-m",
-        "torchrelay.clients.cli",
-        "capture",
-        "-o",
-        str(output),
-        str(script),
-        "16",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, "-m", "torchrelay.clients.cli", "capture", "-o", str(output), str(script)]
+    done = subprocess.run([*command, *given], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "untouched",
