@@ -134,14 +134,13 @@ class _Trials:
     # --- arguments -----------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        draw = torch.Generator(self._order.device).manual_seed(int(self._order.name[:8], 16))
+        device = self._order.device
+        draw = torch.Generator(device).manual_seed(int(self._order.name[:8], 16))
         for name, operand in self._order.tensors:
             dtype = getattr(torch, operand.dtype)
-            value = torch.empty_strided(operand.size, operand.stride, dtype=dtype, device=self._order.device)
+            value = torch.empty_strided(operand.size, operand.stride, dtype=dtype, device=device)
             self._inputs[name] = verify.fill(value, draw)
-            self._memory[name] = torch.empty_strided(
-                operand.size, operand.stride, dtype=dtype, device=self._order.device
-            )
+            self._memory[name] = torch.empty_strided(operand.size, operand.stride, dtype=dtype, device=device)
 
     def _restore(self) -> None:
         """Kernels write to their arguments."""

@@ -62,6 +62,7 @@ class TuneIntake:
                 items.append(msgspec.structs.replace(item, ceiling=False))
                 continue
             if isinstance(item, KernelItem):
+                _check_device(where, [operand for _, operand in item.kernel.tensors], aim)
                 requests[n] = tune_kernels.request(item.kernel, aim.toolchain, aim.target)
                 bodies[n] = wire.pack_request(requests[n])
             ask = await self._parsed(where, bodies[n])
@@ -167,6 +168,15 @@ def _check(where: str, problem: Problem, aim: Aim) -> None:
         tune_operators.check_device(problem, aim.target)
     except ValueError as error:
         raise BadTuneJob(f"{where}{error}") from None
+
+
+def _check_device(where: str, tensors: Sequence[Operand], aim: Aim) -> None:
+    """A kernel's arguments have dtypes that the device computes with."""
+    for operand in tensors:
+        try:
+            tune_operators.check_device(Problem("triton", (operand,), operand), aim.target)
+        except ValueError as error:
+            raise BadTuneJob(f"{where}{error}") from None
 
 
 def _where(asked: TuneRequest, item: TuneItem) -> str:

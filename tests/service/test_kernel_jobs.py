@@ -1,0 +1,149 @@
+"""Kernels in batch jobs over HTTP: by permission, refused with the line, compiled, and known afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+import source_parts
+from service_parts import TOOLCHAIN, Running
+from torchrelay.compiler import key as keys
+from torchrelay.compiler import tune_kernels, tuning, wire
+from torchrelay.compiler.records import KernelItem
+from torchrelay.compiler.tuning import Operand, Place, Timing
+from tune_parts import SearchingPool, begin, begun, ended, job, results, states
+
+StartGateway = Callable[..., Running]
+PLACE = Place(source_parts.GPU.name, source_parts.GPU.capability, "580", TOOLCHAIN.torch, "", "")
+CONFIGS = [wire.KernelConfig([("BLOCK", block)], 4, 3, 1, None) for block in (64, 128)]
+
+
+@pytest.fixture
+def pool() -> SearchingPool:
+    made = SearchingPool()
+    made.target = source_parts.GPU
+    made.searchers.up = dict.fromkeys(made.searchers.up, PLACE)
+    return made
+
+
+@pytest.fixture
+def http(start_gateway: StartGateway, pool: SearchingPool) -> Iterator[httpx2.Client]:
+    with start_gateway(pool, token_allow_source=True).http() as client:
+        yield client
+
+
+def kernel(size: int = 1000, dtype: str = "float32", factor: int = 2) -> tune_kernels.Kernel:
+    return tune_kernels.Kernel(
+        source=msgspec.structs.replace(source_parts.kernel(factor), configs=CONFIGS),
+        grids=[(-(-size // 64), 1, 1), (-(-size // 128), 1, 1)],
+        tensors=[("x_ptr", Operand(dtype, (size,), (1,)))],
+        constants=[],
+    )
+
+
+def item(line: int = 7, **changes: Any) -> KernelItem:
+    return KernelItem(line, "kernels:scale", kernel(**changes))
+
+
+def refused(http: httpx2.Client, *items: KernelItem, **fields: Any) -> tuple[str, str]:
+    answer = begin(http, job(*items, **fields))
+    assert answer.status_code >= 400, answer.text
+    error = answer.json()["error"]
+    return error["code"], error["message"]
+
+
+def measured(of: tune_kernels.Kernel) -> tuning.Found:
+    """What the compile of a kernel tells when it has searched."""
+    first, second = (
+        Timing(tune_kernels.config_text(config), 1.0 + at, 1.0, 4.0, 10) for at, config in enumerate(CONFIGS)
+    )
+    entry = tuning.Entry(
+        problem=tune_kernels.problem(of),
+        place=PLACE,
+        winner=first,
+        runner_up=second,
+        candidates=2,
+        seconds=3.0,
+    )
+    return tuning.Found(entry, timings=[first, second])
+
+
+def test_a_kernel_is_compiled_for_the_jobs_device_and_told_with_all_timings(
+    http: httpx2.Client, pool: SearchingPool
+) -> None:
+    pool.questions = [msgspec.msgpack.encode(measured(kernel()))]
+    name = begun(http, item())
+    assert ended(http, name)["state"] == "done"
+    assert ("kernel", "done") in states(http, name)
+    request = tune_kernels.request(kernel(), TOOLCHAIN, source_parts.GPU)
+    made = keys.key_of_bytes(wire.encode_request(request))
+    assert pool.calls == [made]
+    (found,) = (each for each in results(http, name) if not each.ceiling)
+    assert (found.line, found.known) == (7, False)
+    assert found.entry == measured(kernel()).entry
+    assert found.timings == measured(kernel()).timings
+    assert found.graphs == [(made, 1)]
+
+
+def test_a_kernel_that_is_known_is_not_compiled_again(http: httpx2.Client, pool: SearchingPool) -> None:
+    pool.questions = [msgspec.msgpack.encode(measured(kernel()))]
+    ended(http, begun(http, item()))
+    again = begun(http, item(line=9))
+    ended(http, again)
+    assert ("kernel", "known") in states(http, again)
+    assert len(pool.calls) == 1
+    (found,) = (each for each in results(http, again) if not each.ceiling)
+    assert (found.line, found.known, found.entry) == (9, True, measured(kernel()).entry)
+
+
+def test_a_kernels_compile_is_not_believed_of_another_kernel(
+    http: httpx2.Client, pool: SearchingPool
+) -> None:
+    pool.questions = [msgspec.msgpack.encode(measured(kernel(factor=3)))]
+    ended(http, begun(http, item()))
+    pool.questions = [
+        msgspec.msgpack.encode(tuning.Lookup(PLACE, [tune_kernels.problem(kernel(factor=3))])),
+    ]
+    pool.answers = []
+    ended(http, begun(http, item(factor=4)))
+    (answer,) = pool.answers
+    assert msgspec.msgpack.decode(answer, type=tuning.Known).entries == []
+
+
+def test_a_token_without_the_permission_sends_no_kernels(
+    http: httpx2.Client, start_gateway: StartGateway
+) -> None:
+    issued = {"name": "ada", "roles": ["tune"], "allow_source": False}
+    token = http.post("/v1/tokens", json=issued).json()["token"]
+    http.headers["authorization"] = f"Bearer {token}"
+    code, message = refused(http, item())
+    assert code == "source_forbidden"
+    assert message.startswith("job.yaml, line 7: the token of 'ada' may not send source")
+    assert "scale" in message
+
+
+def test_a_job_for_a_cpu_holds_no_kernels(start_gateway: StartGateway) -> None:
+    with start_gateway(SearchingPool(), token_allow_source=True).http() as http:
+        code, message = refused(http, item())
+    assert (code, message) == ("malformed", "job.yaml, line 7: user-written kernels are for a GPU")
+
+
+def test_a_dtype_that_the_device_lacks_is_refused_with_the_line(
+    http: httpx2.Client, pool: SearchingPool
+) -> None:
+    pool.target = msgspec.structs.replace(source_parts.GPU, name="NVIDIA A100", capability="8.0")
+    code, message = refused(http, item(dtype="float8_e4m3fn"))
+    assert code == "bad_tune_job"
+    assert message == (
+        "job.yaml, line 7: NVIDIA A100 has compute capability 8.0, and float8_e4m3fn needs 8.9"
+    )
+
+
+def test_grids_for_other_configurations_are_refused(http: httpx2.Client) -> None:
+    short = msgspec.structs.replace(kernel(), grids=[(1, 1, 1)])
+    code, message = refused(http, KernelItem(7, "kernels:scale", short))
+    assert code == "malformed"
+    assert "line 7" in message and "1 grids for 2 configurations" in message
