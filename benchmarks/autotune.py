@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -35,7 +36,7 @@ import verdicts
 from searches import search
 from torchrelay.compiler import measure, tuning, tuning_lock
 from torchrelay.examples.machines import FreshMachine
-from torchrelay.examples.private_service import PrivateService
+from torchrelay.examples.private_service import PrivateService, ServiceDidNotStart
 from torchrelay.examples.table import print_table
 from variants import HERE, ChildFailed
 from winners import entries
@@ -60,6 +61,7 @@ operators:
 }
 _AROUND = 25.0
 """Seconds that a service takes to start and to stop."""
+_JOB = 90.0
 GEOMETRIC_MEAN, WORST, EQUAL = 0.97, 1.02, 0.95
 
 
@@ -131,6 +133,8 @@ class Benchmark:
         if self._job_done:
             return
         self._job_done = True
+        if self._until - time.monotonic() < _JOB:
+            raise ChildFailed("no time is left")
         place, out = self.root / "job", self.args.out / "report"
         place.mkdir()
         (place / "job.yaml").write_text(JOBS[self.args.device])
@@ -179,7 +183,8 @@ class Benchmark:
         self._run(service, place / "beside", seconds, "--no-compare")
         if "again" in self.args.part:
             self._second = []  # not a third time, whatever happens
-            _, self._second = self._searched("second", compare=False, seconds=self.args.again_seconds)
+            limit = min(self.args.again_seconds, self._until - time.monotonic() - _AROUND)
+            _, self._second = self._searched("second", compare=False, seconds=limit)
         if "job" in self.args.part:
             self.job()
 
@@ -280,7 +285,9 @@ def main() -> int:
             begin = time.monotonic()
             try:
                 PARTS[name](benchmark)
-            except ChildFailed as error:
+            except Exception as error:  # the other parts stand for themselves
+                if not isinstance(error, ChildFailed | ServiceDidNotStart):
+                    traceback.print_exc()
                 failures.append(f"{name}: {error}")
                 say(f"{name} FAILED: {error}")
             say(f"{name} took {time.monotonic() - begin:.0f} s")
