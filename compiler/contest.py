@@ -11,14 +11,16 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 from msgspec import Struct
 
 from . import measure, trials, tuning
 from .candidates import Candidates
+from .configurations import Configuration, configuration_of, neighbours
 from .errors import CompileFailed
 from .tuning import Entry, Failure, Place, Timing
 
@@ -118,6 +120,49 @@ def hold(
         [Failure(selection.candidates[candidate], text[:1000]) for candidate, text in sorted(why.items())],
         frozenset(why),
     )
+
+
+def together(earlier: Outcome, later: Outcome, band: float) -> Outcome:
+    """Of two contests for one problem, of which the later had what was best in the earlier, and PyTorch's own kernels:
+    the later one's winner, unless what it did not have was better."""
+    again = {timing.candidate for timing in later.timings}
+    timings = [*later.timings, *(timing for timing in earlier.timings if timing.candidate not in again)]
+    why = {failure.candidate: failure for failure in (*earlier.failures, *later.failures)}
+    ran = {timing.candidate for timing in timings}
+    failures = [failure for failure in why.values() if failure.candidate not in ran]
+    first, second = earlier.entry, later.entry
+    keeps = first.winner.candidate not in again and (
+        first.winner.milliseconds <= second.winner.milliseconds * (1 + band)
+    )
+    entry = msgspec.structs.replace(
+        first if keeps else second,
+        candidates=len(timings) + len(failures),
+        failed=len(failures),
+        seconds=max(first.seconds, second.seconds),
+    )
+    timings.sort(key=lambda timing: (timing.milliseconds, timing.candidate))
+    return Outcome(entry, timings, failures, later.failed)
+
+
+def around(found: Outcome, tried: Collection[str], band: float) -> list[Configuration]:
+    """What is worth a look after a contest: the best of Triton's configurations, and what differs from the two best by
+    one step. Empty: none is near the winner, or nothing is left to try. tried: candidates by text."""
+    told = [(timing, configuration_of(timing.candidate)) for timing in found.timings]
+    known = [(timing, configuration) for timing, configuration in told if configuration is not None]
+    if not known or known[0][0].milliseconds > _NEAR * found.timings[0].milliseconds:
+        return []
+    limit = known[0][0].milliseconds * (1 + band)
+    # Among equals by text, so that two searches look around the same two.
+    known.sort(key=lambda pair: (max(pair[0].milliseconds, limit), pair[0].candidate))
+    best = [configuration for _, configuration in known[:_BEST_KEPT]]
+    seen = [configuration for text in tried if (configuration := configuration_of(text)) is not None]
+    others = neighbours(best[:2], seen)[:_MOST_AROUND]
+    return [*best, *others] if others else []
+
+
+_NEAR = 1.3
+_BEST_KEPT = 3
+_MOST_AROUND = 24
 
 
 def _taken(running: trials.Trials, order: Sequence[int], watched: trials.Watch) -> list[float | None]:

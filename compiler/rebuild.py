@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from . import torch_internals, tuning
 from .candidates import Candidates, Copying
+from .configurations import Configuration
 from .torch_internals import OpOverload
 from .tuning import Operand, Problem, Task
 
@@ -138,9 +139,25 @@ OPERATORS = _operators()
 COPY = "copy"
 
 
-def rebuild(task: Task, device: str) -> Candidates:
-    """What a compile for `device` (`cpu` or `cuda`) chooses from for the task's problem. To be called, as whatever is
-    then done with the candidates, inside `in_force`. Raises Unsuited."""
+class Around(Struct, frozen=True):
+    """A Guide for whom there are these configurations alone, beside PyTorch's own kernels."""
+
+    configurations: Sequence[Configuration]
+
+    def expects(self, problem: Problem, device: str) -> str | None:
+        return None
+
+    def more(self, problem: Problem) -> Sequence[Configuration]:
+        return self.configurations
+
+    @property
+    def only_more(self) -> bool:
+        return True
+
+
+def rebuild(task: Task, device: str, around: Around | None = None) -> Candidates:
+    """What a compile for `device` (`cpu` or `cuda`) chooses from for the task's problem; or what it could, `around`
+    what was good. To be called, as whatever is then done with the candidates, inside `in_force`. Raises Unsuited."""
     problem = task.problem
     if problem.op == COPY:
         if len(problem.operands) != 1:
@@ -163,6 +180,7 @@ def rebuild(task: Task, device: str) -> Candidates:
                 constants,
                 torch.device(device, 0) if device == "cuda" else torch.device(device),
                 channels_last=channels_last,
+                guide=around,
             )
         except Exception as error:  # whatever PyTorch says of operands that do not suit
             raise Unsuited(f"{type(error).__name__}: {_first_line(error)}") from error

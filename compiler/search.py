@@ -124,6 +124,10 @@ class Search:
         """A compile offers what Inductor does; who searches apart from it may look around."""
         return ()
 
+    @property
+    def only_more(self) -> bool:
+        return False
+
     def choose(self, selection: Selection, settle: Callable[[], None]) -> int:
         """The candidate to take, by position. settle: waits until this process builds nothing.
 

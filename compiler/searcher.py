@@ -97,13 +97,23 @@ def serve(
         ).run()
 
 
+ROUNDS = {"default": 2, "exhaustive": 4}
+"""How often, in a space, a GPU's best configurations are looked around in."""
+
+
 class _Prepared(Struct):
-    """A task whose candidates are being built. wait: for that; says which failed, and why."""
+    """A task whose candidates are being built. wait: for that; says which failed, and why.
+
+    found: in earlier rounds; tried: then. rounds: so many more at most.
+    """
 
     task: Task
     selection: Candidates
     wait: Callable[[], Mapping[int, str]]
     begun: float
+    rounds: int
+    found: contest.Outcome | None = None
+    tried: frozenset[str] = frozenset()
 
 
 class _Searcher:
@@ -182,7 +192,8 @@ class _Searcher:
             self._check_device(task)
             self._unfit(task, f"{type(error).__name__}: {error}")
             return
-        self._held.append(_Prepared(task, selection, wait, begun))
+        rounds = ROUNDS[task.space] if self._device == "cuda" else 0
+        self._held.append(_Prepared(task, selection, wait, begun, rounds))
 
     def _is_known(self, task: Task, selection: Candidates) -> bool:
         """Whether somebody has searched this very problem here; if so that is what was found."""
@@ -219,13 +230,55 @@ class _Searcher:
                     watched=self._watched if self._device == "cuda" else trials.unwatched,
                 )
         except CompileFailed as error:
-            self._unfit(task, error.message)
+            self._failed(prepared, error.message)
             return
         except Exception as error:
             log.exception("%s", task.problem.text())
             self._check_device(task)
-            self._unfit(task, f"{type(error).__name__}: {error}")
+            self._failed(prepared, f"{type(error).__name__}: {error}")
             return
+        if not self._look_around(prepared, found):
+            self._report(task, self._all(prepared, found))
+
+    def _all(self, prepared: _Prepared, found: contest.Outcome) -> contest.Outcome:
+        """What was found in this round and in those before."""
+        before = prepared.found
+        return found if before is None else contest.together(before, found, self._settings.band)
+
+    def _look_around(self, prepared: _Prepared, found: contest.Outcome) -> bool:
+        """Have configurations near the best ones built, to be measured in their turn; False if there is no need."""
+        task, band = prepared.task, self._settings.band
+        best = min(timing.milliseconds for timing in found.timings)
+        before = prepared.found
+        worse = before is not None and best * (1 + band) > before.timings[0].milliseconds
+        spent = task.seconds and time.monotonic() - prepared.begun > task.seconds
+        if not prepared.rounds or worse or spent:
+            return False
+        found = self._all(prepared, found)
+        tried = prepared.tried | set(prepared.selection.candidates) | set(task.avoid)
+        configurations = contest.around(found, tried, band)
+        if not configurations:
+            return False
+        try:
+            with rebuild.in_force(task):
+                selection = rebuild.rebuild(task, self._device, rebuild.Around(configurations))
+                wait = selection.begin_building()
+        except Exception:
+            log.exception("%s is not looked around in", task.problem.text())
+            return False
+        self._held.append(
+            _Prepared(task, selection, wait, prepared.begun, prepared.rounds - 1, found, frozenset(tried))
+        )
+        return True
+
+    def _failed(self, prepared: _Prepared, why: str) -> None:
+        """A round failed: what the earlier ones found counts."""
+        if prepared.found is None:
+            self._unfit(prepared.task, why)
+        else:
+            self._report(prepared.task, prepared.found)
+
+    def _report(self, task: Task, found: contest.Outcome) -> None:
         self._say(
             tuning.Found(
                 found.entry,

@@ -1466,7 +1466,11 @@ class Guide(Protocol):
         """The candidate that will be taken, by its text; ATEN: PyTorch's own kernel; None: not known, render all."""
 
     def more(self, problem: tuning.Problem) -> Sequence[Configuration]:
-        """Configurations that Inductor does not offer for the problem, and that are to be candidates too."""
+        """Configurations that are to be candidates too, though Inductor does not offer them."""
+
+    @property
+    def only_more(self) -> bool:
+        """Whether these are to be the only ones, beside PyTorch's own kernels."""
 
 
 ATEN = "aten"
@@ -1624,6 +1628,8 @@ def _narrowed(cache: Any, given: Mapping[str, Any], guide: Guide) -> list[Any]:
         more = [
             other for template in first.values() for other in template.others(guide.more(selection.problem))
         ]
+        if guide.only_more:
+            return [*ready, *more]
         return [*choices, *(other for other in more if str(other.made.params.to_kwargs()) not in tried)]
     if expected == ATEN or expected in selection.candidates:
         return ready
@@ -1665,12 +1671,13 @@ def select_alone(
     device: torch.device,
     *,
     channels_last: bool | None,
+    guide: Guide | None = None,
 ) -> list[Selection]:
     """What Inductor chooses from when it lowers a graph of one operator (torch._inductor.graph.GraphLowering).
 
     call(operands): the operator's arguments. offsets: where each operand begins in its storage, in elements.
     constants: operands that are constants of the graph. channels_last: as in a graph where Inductor prefers it; None:
-    Inductor decides.
+    Inductor decides. guide: says which candidates there are.
     """
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
@@ -1709,7 +1716,12 @@ def select_alone(
         found.append(selection)
         return selection.aten[0] if selection.aten else 0
 
-    with tracing(mode), V.set_fake_mode(mode), choosing(record, least=1), torch.no_grad():
+    with (
+        tracing(mode),
+        V.set_fake_mode(mode),
+        choosing(record, least=1, guide=guide),
+        torch.no_grad(),
+    ):
         lowering = GraphLowering(gm, example_inputs=inputs, is_inference=True, layout_opt=channels_last)
         with V.set_graph_handler(lowering):
             lowering.run(*inputs)

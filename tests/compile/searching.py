@@ -120,7 +120,7 @@ def _serve() -> None:
         return answer
 
     if start.fault:
-        trials.FIRST_SECONDS = trials.SAMPLE_SECONDS = 10.0
+        trials.FIRST_SECONDS = trials.SAMPLE_SECONDS = 5.0
         FAULTS[start.fault]()
     store = Path(start.store)
     with tempfile.TemporaryDirectory() as folder:

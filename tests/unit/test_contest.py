@@ -4,9 +4,11 @@ import threading
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from torchrelay.compiler import contest, place
-from torchrelay.compiler.tuning import Operand, Problem
+from torchrelay.compiler.configurations import configuration_of
+from torchrelay.compiler.tuning import Entry, Failure, Operand, Place, Problem, Timing
 
 
 def selection(dtype="float32", aten=(1,)):
@@ -98,3 +100,83 @@ def test_nobody_waits_for_ever_and_nobody_needs_the_folder(tmp_path):
     with contest.alone(tmp_path, seconds=5):  # it was let go of
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+# --- rounds -------------------------------------------------------------------------------------------------
+
+PLACE = Place("a GPU", "9.0", "580", "2.13.0", "3.7", "13.0")
+BAND = 0.02
+
+
+def triton(**changes):
+    given = {
+        "BLOCK_K": 32,
+        "BLOCK_M": 64,
+        "BLOCK_N": 64,
+        "GROUP_M": 8,
+        "num_stages": 3,
+        "num_warps": 4,
+        **changes,
+    }
+    return "triton_mm " + ", ".join(f"{name}={value}" for name, value in sorted(given.items()))
+
+
+def outcome(times, failed=(), winner=None):
+    """Of a contest with these medians, by candidate."""
+    timings = [Timing(name, ms, ms, ms, 40) for name, ms in sorted(times.items(), key=lambda pair: pair[1])]
+    named = {timing.candidate: timing for timing in timings}
+    entry = Entry(
+        problem=Problem("mm", (), Operand("bfloat16", (2, 2), (2, 1))),
+        place=PLACE,
+        winner=named[winner] if winner else timings[0],
+        aten=named.get("aten mm"),
+        candidates=len(times) + len(failed),
+        failed=len(failed),
+    )
+    failures = [Failure(name, "does not build") for name in failed]
+    return contest.Outcome(entry, timings, failures, frozenset())
+
+
+def test_the_two_best_configurations_are_looked_around():
+    best, second, other = triton(), triton(BLOCK_M=128), triton(BLOCK_K=64, BLOCK_M=16)
+    found = outcome({"aten mm": 1.0, best: 1.05, second: 1.1, other: 1.5})
+    around = contest.around(found, [best, second, other, triton(num_warps=8)], BAND)
+    kept, others = around[:3], around[3:]
+    assert kept == [configuration_of(text) for text in (best, second, other)]
+    assert 0 < len(others) <= 24
+    assert configuration_of(triton(num_warps=8)) not in others
+    assert configuration_of(triton(num_warps=2)) in others
+    assert not set(kept) & set(others)
+
+
+def test_among_equals_the_same_two_are_looked_around_whatever_the_noise():
+    three = [triton(BLOCK_M=block) for block in (16, 64, 256)]
+    orders = [(1.0, 1.001, 1.002), (1.002, 1.001, 1.0), (1.001, 1.0, 1.002)]
+    looked = [contest.around(outcome(dict(zip(three, times, strict=True))), three, BAND) for times in orders]
+    assert looked[0] == looked[1] == looked[2]
+
+
+def test_nothing_is_looked_around_where_pytorchs_own_is_far_ahead_or_alone():
+    assert contest.around(outcome({"aten mm": 1.0, triton(): 1.4}), [triton()], BAND) == []
+    assert contest.around(outcome({"aten mm": 1.0}), [], BAND) == []
+
+
+def test_of_two_rounds_the_later_one_decides_and_all_that_ran_is_told():
+    first = outcome({"aten mm": 1.0, triton(): 1.05, "triton_mm other": 1.2}, failed=["a", "b"])
+    later = outcome({"aten mm": 1.01, triton(): 1.04, triton(num_warps=8): 0.9}, failed=["b", "c"])
+    found = contest.together(first, later, BAND)
+    assert found.entry.winner.candidate == triton(num_warps=8)
+    assert [timing.candidate for timing in found.timings] == [
+        triton(num_warps=8), "aten mm", triton(), "triton_mm other"
+    ]  # fmt: skip
+    assert [failure.candidate for failure in found.failures] == ["a", "b", "c"]
+    assert (found.entry.candidates, found.entry.failed) == (7, 3)
+
+
+def test_a_winner_that_the_later_round_did_not_have_stays_unless_it_is_beaten():
+    first = outcome({"subgraph": 1.0, "aten mm": 1.2, triton(): 1.1})
+    assert contest.together(first, outcome({"aten mm": 1.2, triton(num_warps=8): 1.0}), BAND).entry == (
+        msgspec.structs.replace(first.entry, candidates=4)
+    )
+    beaten = contest.together(first, outcome({"aten mm": 1.2, triton(num_warps=8): 0.9}), BAND)
+    assert beaten.entry.winner.candidate == triton(num_warps=8)
