@@ -8,9 +8,12 @@ captures, pointwise kernels and checks.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
+import os
 import statistics
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +53,7 @@ def search(
     counts = _counts(args)
     one = counts[0]
     found: dict[str, Any] = {"runs": runs}
-    with serving(one) as service:
+    with _share_of_processors(one), serving(one) as service:
         run(f"torchrelay {one}", service, MODE)
         run(
             "default", service, "default"
@@ -60,7 +63,7 @@ def search(
     if "search" not in parts:
         return found
     for gpus in counts[1:]:
-        with serving(gpus) as service:
+        with _share_of_processors(gpus), serving(gpus) as service:
             run(f"torchrelay {gpus}", service, MODE)
     if args.upstream:
         upstream, plain = args.upstream
@@ -76,7 +79,8 @@ def search(
     if 2 in own:
         ratio = own[2] / own[one]
         bar(ratio <= OF_ONE, f"{ratio:.3f} (<= {OF_ONE})  the same search on two GPUs / on one")
-        _draw(own, upstream - plain, args.out / "autotune_gpus.png")
+        if importlib.util.find_spec("matplotlib") is not None:
+            _draw(own, upstream - plain, args.out / "autotune_gpus.png")
     return found | {"upstream": {"tuned": upstream, "default": plain}, "seconds": own}
 
 
@@ -147,6 +151,19 @@ def _counts(args: argparse.Namespace) -> list[int]:
         return [0]
     there = torch.cuda.device_count()
     return [n for n in (1, 2, 4, 8) if n <= min(there, args.gpus or there)]
+
+
+@contextlib.contextmanager
+def _share_of_processors(gpus: int) -> Iterator[None]:
+    """Inside the block, what is started has as large a share of the host's processors as of its GPUs."""
+    there = torch.cuda.device_count() if gpus else 0
+    every = os.sched_getaffinity(0)
+    if there > gpus:
+        os.sched_setaffinity(0, sorted(every)[: max(1, len(every) * gpus // there)])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, every)
 
 
 def _draw(own: dict[int, float], upstream: float, file: Path) -> None:
