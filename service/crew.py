@@ -8,6 +8,7 @@ a while yields it to who has none.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
@@ -136,12 +137,6 @@ class Crew:
         if searcher.place is not None:
             self._places[searcher.worker, searcher.aim_name] = searcher.place
 
-    def cannot(self, searcher: Searcher, why: str) -> None:
-        """Its worker is no place for its aim."""
-        log.warning("searcher_misplaced", worker=searcher.worker, why=why)
-        searcher.yields = True
-        self._rest(searcher.worker)
-
     def ended(self, searcher: Searcher, why: str) -> None:
         """why: it failed; ''."""
         self._searchers.remove(searcher)
@@ -165,14 +160,13 @@ class Crew:
         """What it may take now: a compile's task, or a batch job's where compiles leave room."""
         if searcher.yields or any(ticket.alone for ticket in searcher.held.values()):
             return None
-        # who has something in hand leaves the rest to those who have nothing
         spare = 0
         if searcher.held:
-            spare = sum(
-                other is not searcher and other.farm is searcher.farm and self._alike(other, searcher)
-                for other in self._searchers
-                if other.hungry()
-            )
+            # who has something in hand leaves the rest to those who have nothing, and takes no more than its share
+            alike = [each for each in self._searchers if self._alike(each, searcher)]
+            if len(searcher.held) >= self._share(searcher, alike):
+                return None
+            spare = sum(other.hungry() for other in alike)
         for urgent in (True, False):
             if not urgent and not self._room_for_batch(searcher):
                 return None
@@ -199,7 +193,18 @@ class Crew:
 
     @staticmethod
     def _alike(one: Searcher, other: Searcher) -> bool:
-        return one.aim_name == other.aim_name and one.place in (None, other.place)
+        return one.farm is other.farm and one.aim_name == other.aim_name and one.place in (None, other.place)
+
+    def _share(self, searcher: Searcher, alike: list[Searcher]) -> int:
+        """Tasks for each, of those that are held and those that wait; of many it does not matter how many."""
+        waiting = (
+            ticket
+            for urgent in (True, False)
+            for ticket in searcher.farm.queued(urgent=urgent)
+            if self._suits(ticket, searcher)
+        )
+        count = sum(1 for _ in itertools.islice(waiting, _MOST_LOOKED_AT))
+        return -(-(count + sum(len(each.held) for each in alike)) // len(alike))
 
     def _room_for_batch(self, searcher: Searcher) -> bool:
         if self.pool.waiting():

@@ -61,7 +61,7 @@ class Searcher:
         self._trying: Trying | None = None
         self._heard = self._worked = self.since
         self._complained = False
-        self._killed = ""
+        self._killed = self._misplaced = ""
         self.task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"search on {worker}")
 
     def hungry(self) -> bool:
@@ -95,7 +95,7 @@ class Searcher:
                 on_query=self.answer,
                 deadline_seconds=_DEADLINE_SECONDS,
             )
-            failed = False
+            why, failed = self._misplaced or why, bool(self._misplaced)
         except RelayError as error:
             why, failed = error.message, True
             certain = not isinstance(error, WorkerLost | CompileTimeout)
@@ -189,7 +189,11 @@ class Searcher:
     async def _next(self, place: Place, holding: int) -> Work:
         if self.place is None:
             if not measurable(place, self.aim.toolchain, self.aim.target):
-                self._crew.cannot(self, f"it measures on {place.device}, which is not what was asked for")
+                self.yields = True
+                self._misplaced = (
+                    f"worker {self.worker} measures in another place than was asked for: {place}"
+                )
+                log.warning("searcher_misplaced", worker=self.worker, place=place)
                 return Work([], over=True)
             self.place = place
             self._crew.started(self)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-from torchrelay.compiler import tuning, wire
+from torchrelay.compiler import target, tuning, wire
 from torchrelay.compiler.ahead import Copy
 from torchrelay.compiler.errors import Unavailable, VerifyFailed
 from torchrelay.compiler.search_order import SearchOrder
@@ -53,7 +53,9 @@ def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, s
 def search(request, *, worker, workdir, limits, progress, kernels, shared, ask):
     """Search what `ask` hands out. What happens to a task its problem's settings say, by SEARCHES."""
     order = msgspec.msgpack.decode(request, type=SearchOrder)
-    place = msgspec.structs.replace(PLACE, threads=order.threads or 1)
+    place = msgspec.structs.replace(
+        PLACE, threads=order.threads or 1, capability=target.capability(order.target.cpu)
+    )
     held = []
     while True:
         work = ask(tuning.Next(place, len(held)))
