@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ..compiler import tune_kernels, tune_operators, wire
-from ..compiler.errors import BadTuneJob, NoWorker, RequestError, SourceForbidden
+from ..compiler.errors import BadTuneJob, NoWorker, RequestError, SourceForbidden, Unavailable
 from ..compiler.pinned import tunes
 from ..compiler.records import GraphItem, KernelItem, OperatorItem, TuneItem, TuneJob, TuneRequest
 from ..compiler.tuning import Operand, Problem, contiguous
@@ -109,16 +109,24 @@ class TuneIntake:
                 f"{where}the token of {grant.name!r} may not send source: the user-written Triton kernel "
                 f"{ask.kernels[0]!r}"
             )
-        workers = [worker for worker in self._pool.workers() if worker.state != "dead"]
+        workers = self._workers()
         if not any((w.toolchain, w.target) == (ask.toolchain, ask.target) for w in workers):
             raise NoWorker(
                 f"{where}no worker has {_named(ask.target)} with torch {ask.toolchain.torch} and "
                 f"{ask.toolchain.python}; there are {_listed(workers)}"
             )
 
+    def _workers(self) -> list[wire.WorkerInfo]:
+        """Those that have told what they are. Raises Unavailable while none has."""
+        workers = self._pool.workers()
+        told = [worker for worker in workers if worker.state in ("idle", "busy")]
+        if workers and not told and any(worker.state == "starting" for worker in workers):
+            raise Unavailable("no worker has started yet", hint="Try again in a minute")
+        return told
+
     def _aim(self, asked: TuneRequest, requests: Sequence[wire.GraphRequest]) -> Aim:
         """What the job's kernels are for: one kind of worker that there is."""
-        there = [worker for worker in self._pool.workers() if worker.state != "dead"]
+        there = self._workers()
         where = f"{asked.file}: " if asked.file else ""
         fitting = [
             w

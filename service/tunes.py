@@ -163,7 +163,7 @@ class Tunes:
     async def results(self, job: str, cursor: int) -> tuple[list[TuneResult], int]:
         """Those of some items from number `cursor` on, and where to go on; 0 ends. Raises NotFound."""
         await self.job(job)
-        key, count = self._keys.tune_results(job), len(await self._items(job))
+        key, count = self._keys.tune_results(job), await self._redis.hlen(self._keys.tune_items(job))
         numbers = range(cursor, min(cursor + _PAGE_ITEMS, count))
         packed = await self._redis.hmget(key, [str(n) for n in numbers]) if numbers else []
         found = await asyncio.to_thread(lambda: [r for data in packed if data for r in unpack(data)])

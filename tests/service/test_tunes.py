@@ -214,6 +214,13 @@ def test_a_job_that_no_worker_can_run_is_refused(http: httpx2.Client, pool: Sear
     assert refused(http, operator(16))[1].endswith("there are no workers at all")
 
 
+def test_workers_that_have_not_started_count_for_nothing(http: httpx2.Client, pool: SearchingPool) -> None:
+    pool.starting = ["c"]
+    ended(http, begun(http, operator(16)))
+    pool.gone = True
+    assert refused(http, operator(16)) == ("unavailable", "no worker has started yet")
+
+
 def test_who_may_only_compile_begins_no_job(http: httpx2.Client, gateway: Running) -> None:
     token = http.post("/v1/tokens", json={"name": "ada", "roles": ["compile"]}).json()["token"]
     name = begun(http, operator(16))

@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 import msgspec
@@ -79,6 +79,10 @@ class Searchers(Lanes):
         await ask(Found(entry, task.id, timings, [Failure("triton_mm 2", "too much shared memory")]))
 
 
+UNKNOWN = wire.Toolchain(python="", torch="", triton="", cuda="", platform="")
+"""Of a worker that has not started."""
+
+
 class SearchingPool(ArtifactPool):
     """Workers a and b, which compile and search. gone: there are none."""
 
@@ -87,11 +91,14 @@ class SearchingPool(ArtifactPool):
         self.searchers = Searchers()
         self.target = TARGET
         self.gone = False
-        self.state = "idle"
+        self.state: Literal["idle", "busy"] = "idle"
+        self.starting: list[str] = []
+        """Workers of which nothing is known yet."""
 
     def workers(self) -> list[wire.WorkerInfo]:
         names = [] if self.gone else list(self.searchers.up)
-        return [wire.WorkerInfo(n, TOOLCHAIN, self.target, self.state, 0) for n in names]  # type: ignore[arg-type]
+        told = [wire.WorkerInfo(n, TOOLCHAIN, self.target, self.state, 0) for n in names]
+        return told + [wire.WorkerInfo(n, UNKNOWN, TARGET, "starting", 0) for n in self.starting]
 
     def lanes(self, toolchain: wire.Toolchain, target: wire.Target) -> list[Any]:
         return self.searchers.lanes(toolchain, target)
