@@ -199,8 +199,11 @@ class KernelSearch:
                         case Ranked() as ranked:
                             return ranked
             except Lost as lost:
+                log.warning("%s: a process was lost at candidate %d: %s", call.problem.text(), taken, lost)
                 if taken >= 0:
                     failed.setdefault(taken, f"ended the process that ran it: {lost}")
+                else:
+                    order = msgspec.structs.replace(order, careful=True)
         log.warning("%s is not measured: %d processes were lost", call.problem.text(), _LOSSES)
         return None
 

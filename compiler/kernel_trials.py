@@ -29,7 +29,7 @@ _THREADS = 8
 
 class Order(Struct, frozen=True):
     """What to run. skip: candidates that ended a copy. name: of the problem; inputs and order of samples follow from
-    it."""
+    it. careful: take up one candidate at a time, because a copy was lost and nobody knows at which."""
 
     source: wire.KernelSource
     grids: list[tuple[int, int, int]]
@@ -39,6 +39,7 @@ class Order(Struct, frozen=True):
     name: str
     settings: measure.Settings
     skip: list[int]
+    careful: bool = False
 
 
 class Takes(Struct, frozen=True, tag="takes"):
@@ -175,22 +176,22 @@ class _Trials:
 
     def _compile(self) -> None:
         """All candidates, several at once; what does not compile fails again when it is launched."""
-        if self._order.device != "cuda":
+        if self._order.device != "cuda" or self._order.careful:
             return
         import triton
 
-        with (
-            ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)))) as pool,
-            triton.AsyncCompileMode(pool, ignore_errors=True),
-        ):
-            for candidate in list(self._alive):
+        with ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)))) as pool:
+            for some in _parts(list(self._alive), 2 * _THREADS):
                 self._tell(Takes(-1))
-                try:
-                    self._kernel.warmup(
-                        grid=self._order.grids[candidate], **self._memory, **self._options(candidate)
-                    )
-                except Exception as error:
-                    self._out(candidate, f"does not compile: {type(error).__name__}: {error!s:.300}")
+                with triton.AsyncCompileMode(pool, ignore_errors=True):
+                    for candidate in some:
+                        self._warm_up(candidate)
+
+    def _warm_up(self, candidate: int) -> None:
+        try:
+            self._kernel.warmup(grid=self._order.grids[candidate], **self._memory, **self._options(candidate))
+        except Exception as error:
+            self._out(candidate, f"does not compile: {type(error).__name__}: {error!s:.300}")
 
     def _launch(self, candidate: int) -> None:
         if candidate not in self._ready:
@@ -223,10 +224,8 @@ class _Trials:
         """measure.Take. The GPU is waited for after each round of samples, so that a hang is known by its round."""
         sample = self._sample_gpu if self._order.device == "cuda" else self._sample_cpu
         times: list[float | None] = []
-        size = max(len(set(order)), 1)
-        for start in range(0, len(order), size):
-            part = order[start : start + size]
-            self._tell(Takes(-1))
+        for part in _parts(order, 1 if self._order.careful else max(len(set(order)), 1)):
+            self._tell(Takes(part[0] if self._order.careful else -1))
             times += sample(part)
         return times
 
@@ -260,6 +259,10 @@ class _Trials:
             events.append((begin, end))
         torch.cuda.synchronize()
         return [None if pair is None else max(pair[0].elapsed_time(pair[1]), 1e-6) for pair in events]
+
+
+def _parts(values: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [values[start : start + size] for start in range(0, len(values), size)]
 
 
 def _other_memory(device: str) -> torch.Tensor:

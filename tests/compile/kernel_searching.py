@@ -123,6 +123,25 @@ def crashing(order: bytes, tell: Callable[[bytes], None]) -> None:
     kernel_trials.work(order, said)
 
 
+def silently_crashing(order: bytes, tell: Callable[[bytes], None]) -> None:
+    """As kernel_trials.work, but from its second run on, the second candidate's process is killed."""
+    careful = msgspec.msgpack.decode(order, type=kernel_trials.Order).careful
+    told: list[kernel_trials.Told] = []
+
+    def said(message: bytes) -> None:
+        tell(message)
+        told.append(msgspec.msgpack.decode(message, type=kernel_trials.Told))
+        fatal = (
+            told.count(kernel_trials.Takes(1)) == 2
+            if careful
+            else told[1:].count(kernel_trials.Takes(-1)) == 1
+        )
+        if fatal and 1 not in msgspec.msgpack.decode(order, type=kernel_trials.Order).skip:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    kernel_trials.work(order, said)
+
+
 def always_lost(order: bytes, tell: Callable[[bytes], None]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -186,6 +205,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "short": lambda: searched(request((64, 0), (999, 0), (128, 0))),
     "uneven": lambda: searched(request((512, 0), (64, 0), covers=0.3)),
     "crash": lambda: searched(request((64, 0), (256, 0), (128, 0)), work=crashing),
+    "late": lambda: searched(request((64, 0), (256, 0), (128, 0)), work=silently_crashing),
     "lost": lambda: searched(request((64, 0), (256, 0)), work=always_lost),
     "none": none,
 }

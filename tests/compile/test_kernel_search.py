@@ -81,6 +81,7 @@ def test_a_lock_chooses_and_a_strict_one_must(runs: dict[str, Any]) -> None:
         ("wrong", "BLOCK=256 WRONG=1", "leaves out_ptr 1 off what the first configuration does"),
         ("short", "BLOCK=999 WRONG=0", "does not run: InterpreterError"),
         ("crash", "BLOCK=256 WRONG=0", "ended the process that ran it"),
+        ("late", "BLOCK=256 WRONG=0", "ended the process that ran it"),
     ],
 )
 def test_a_candidate_that_fails_is_named_and_the_search_goes_on(
