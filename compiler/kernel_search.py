@@ -252,6 +252,8 @@ def _call(node: torch.fx.Node, source: wire.KernelSource, parameters: Sequence[s
         if operand is None:
             return None
         tensors[name] = operand
+    if max(len(tensors), len(constants)) > tune_kernels.MAX_ARGUMENTS:
+        return None
     grids: Any = node.kwargs["grid"]
     if not all(type(size) is int for grid in grids for size in grid) or not tensors:
         return None

@@ -29,6 +29,8 @@ MAX_ITEMS = 1000
 """Of one entry."""
 MAX_CANDIDATES = 1024
 """Of one kernel, as in any request (compiler/check.py)."""
+MAX_ARGUMENTS = 56
+"""Tensors of a kernel, and other arguments: a problem has room for so many."""
 SETTINGS = ("num_warps", "num_stages")
 
 _KEYS = frozenset({"kernel", "sizes", "arguments", "grid", "tune", "space", *SETTINGS})
@@ -89,8 +91,14 @@ class Kernel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     source: wire.KernelSource
     grids: Annotated[list[tuple[int, int, int]], Meta(min_length=1, max_length=MAX_CANDIDATES)]
-    tensors: Annotated[list[tuple[str, Operand]], Meta(min_length=1, max_length=64)]
-    constants: Annotated[list[tuple[str, wire.KernelConstant]], Meta(max_length=64)]
+    tensors: Annotated[list[tuple[str, Operand]], Meta(min_length=1, max_length=MAX_ARGUMENTS)]
+    constants: Annotated[list[tuple[str, wire.KernelConstant]], Meta(max_length=MAX_ARGUMENTS)]
+
+    def __post_init__(self) -> None:
+        if len(self.grids) != len(self.source.configs):
+            raise ValueError(
+                f"a kernel has a grid for each configuration: {len(self.grids)} for {len(self.source.configs)}"
+            )
 
 
 # --- the file's entries -----------------------------------------------------------------------------------
@@ -200,6 +208,8 @@ class _Entry:
                 if numbers.get(name, argument) != argument:
                     raise self._bad(f"{name} is another number among the sizes", "arguments", name)
                 known[name] = argument
+        if len(made) > MAX_ARGUMENTS:
+            raise self._bad(f"the kernel has {len(made)} arguments, {MAX_ARGUMENTS} allowed", "arguments")
         if not any(isinstance(value, Operand) for _, value in made):
             raise self._bad("no argument is a tensor, like f32[1024, 512]", "arguments")
         return made, known

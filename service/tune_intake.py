@@ -62,6 +62,10 @@ class TuneIntake:
                 items.append(msgspec.structs.replace(item, ceiling=False))
                 continue
             if isinstance(item, KernelItem):
+                if aim.target.kind == "cpu":
+                    raise BadTuneJob(
+                        f"{where}Triton kernels are for GPUs, and this job is for a CPU", hint=_GPU
+                    )
                 _check_device(where, [operand for _, operand in item.kernel.tensors], aim)
                 requests[n] = tune_kernels.request(item.kernel, aim.toolchain, aim.target)
                 bodies[n] = wire.pack_request(requests[n])
@@ -176,6 +180,9 @@ def _check(where: str, problem: Problem, aim: Aim) -> None:
         tune_operators.check_device(problem, aim.target)
     except ValueError as error:
         raise BadTuneJob(f"{where}{error}") from None
+
+
+_GPU = "Say `device:`, with the name of a GPU that a worker has"
 
 
 def _check_device(where: str, tensors: Sequence[Operand], aim: Aim) -> None:

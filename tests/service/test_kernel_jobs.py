@@ -128,7 +128,8 @@ def test_a_token_without_the_permission_sends_no_kernels(
 def test_a_job_for_a_cpu_holds_no_kernels(start_gateway: StartGateway) -> None:
     with start_gateway(SearchingPool(), token_allow_source=True).http() as http:
         code, message = refused(http, item())
-    assert (code, message) == ("malformed", "job.yaml, line 7: user-written kernels are for a GPU")
+    assert code == "bad_tune_job"
+    assert message == "job.yaml, line 7: Triton kernels are for GPUs, and this job is for a CPU"
 
 
 def test_a_dtype_that_the_device_lacks_is_refused_with_the_line(
@@ -142,8 +143,14 @@ def test_a_dtype_that_the_device_lacks_is_refused_with_the_line(
     )
 
 
-def test_grids_for_other_configurations_are_refused(http: httpx2.Client) -> None:
-    short = msgspec.structs.replace(kernel(), grids=[(1, 1, 1)])
-    code, message = refused(http, KernelItem(7, "kernels:scale", short))
-    assert code == "malformed"
-    assert "line 7" in message and "1 grids for 2 configurations" in message
+@pytest.mark.parametrize(
+    ("grids", "configs"), [(1, 2), (3, 2), (1, 0)], ids=["fewer", "more", "no configurations"]
+)
+def test_grids_for_other_configurations_are_refused(http: httpx2.Client, grids: int, configs: int) -> None:
+    told = msgspec.to_builtins(job(item()))
+    kernel = told["items"][0]["kernel"]
+    kernel["grids"] = [[1, 1, 1]] * grids
+    kernel["source"]["configs"] = kernel["source"]["configs"][:configs]
+    answer = http.post("/v1/tunes", json=told)
+    assert answer.status_code == 422, answer.text
+    assert f"a grid for each configuration: {grids} for {configs}" in answer.json()["error"]["message"]
