@@ -22,6 +22,7 @@ from . import measure, trials, tuning
 from .candidates import Candidates
 from .configurations import Configuration, configuration_of, neighbours
 from .errors import CompileFailed
+from .torch_internals import PADDING
 from .tuning import Entry, Failure, Place, Timing
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,9 @@ _TIMES_ATEN = 4.0
 _ULPS = 4.0
 """A candidate may be as far off the reference as this many times PyTorch's own kernel, and as many units in the last
 place of its dtype: another order of summation is not an error."""
+
+PADDING_BAND = 0.1
+"""So much faster must padding be, as a share: in a graph it costs memory too (torch/_inductor/fx_passes/pad_mm.py)."""
 
 ALONE_SECONDS = 30.0
 
@@ -65,6 +69,8 @@ def hold(
     CompileFailed if none works.
     """
     name = tuning.name_of(selection.problem)
+    if selection.problem.op.startswith(PADDING):
+        settings = msgspec.structs.replace(settings, band=max(settings.band, PADDING_BAND))
     why = dict(doomed)
     errors: dict[int, float | None] = {}
     try:

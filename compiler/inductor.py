@@ -14,6 +14,7 @@ from msgspec import Struct
 from . import expr, table, torch_internals, wire
 from . import target as targets
 from .aot import Program, ambient
+from .candidates import Candidates
 from .errors import CompileFailed, RelayError, SpecializeInputs, Unsupported
 
 
@@ -21,7 +22,7 @@ class Guide(torch_internals.Guide, torch_internals.Scout, Protocol):
     """What a lowering asks before it makes candidates, and whether it stops before code is generated."""
 
 
-Choose = Callable[[torch_internals.Selection, Callable[[], None]], int]
+Choose = Callable[[Candidates, Callable[[], None]], int]
 """Given an operator's candidates, and what waits until nothing is being built here: the one to take."""
 
 
@@ -110,6 +111,9 @@ def compile_program(
             chosen = choose
             stack.enter_context(
                 torch_internals.choosing(lambda selection: chosen(selection, building.settle), guide=guide)
+            )
+            stack.enter_context(
+                torch_internals.deciding_padding(lambda padding: chosen(padding, building.settle))
             )
         stack.enter_context(torch_internals.tracing(program.fake_mode))
         stack.enter_context(ambient(request.ambient))

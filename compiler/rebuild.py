@@ -163,6 +163,8 @@ def rebuild(task: Task, device: str, around: Around | None = None) -> Candidates
         if len(problem.operands) != 1:
             raise Unsuited("a copy has one operand")
         return Copying(problem, device)
+    if problem.op.startswith(torch_internals.PADDING):
+        return _padding(task, device)
     operator = OPERATORS.get(problem.op)
     if operator is None:
         raise Unsuited(f"{problem.op} cannot be rebuilt from its operands")
@@ -194,6 +196,22 @@ def rebuild(task: Task, device: str, around: Around | None = None) -> Candidates
     if task.exact:
         raise Unsuited(f"it is {found[-1].problem.text()} alone")
     return found[-1]
+
+
+_PADDED = {"mm": 2, "addmm": 3, "bmm": 2}
+
+
+def _padding(task: Task, device: str) -> Candidates:
+    problem, settings = task.problem, dict(task.problem.settings)
+    op = problem.op.removeprefix(torch_internals.PADDING)
+    excluded = settings.get("excluded", "").split()
+    if len(problem.operands) != _PADDED.get(op) or not {"mat1", "mat2"}.issuperset(excluded):
+        raise Unsuited(f"{problem.op} of {len(problem.operands)} operands cannot be rebuilt")
+    operands, _, _ = _operands(problem, {})
+    found = torch_internals.Padding(op, torch_internals.fake_tensors(operands, device), excluded)
+    if task.exact and found.problem != problem:
+        raise Unsuited(f"it is {found.problem.text()} alone")
+    return found
 
 
 def _first_line(error: Exception) -> str:

@@ -16,10 +16,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from . import contest, measure, tuning, wire
+from .candidates import Candidates
 from .configurations import Configuration
 from .errors import TuningUnknown, Unavailable
 from .place import place_of
-from .torch_internals import ATEN, Selection
+from .torch_internals import ATEN
 from .tuning import Entry, Place, Problem, Timing
 
 log = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ class Search:
     def only_more(self) -> bool:
         return False
 
-    def choose(self, selection: Selection, settle: Callable[[], None]) -> int:
+    def choose(self, selection: Candidates, settle: Callable[[], None]) -> int:
         """The candidate to take, by position. settle: waits until this process builds nothing.
 
         Raises TuningUnknown where a strict lock has no winner; CompileFailed if no candidate works.
@@ -161,7 +162,7 @@ class Search:
 
     # --- known winners ---------------------------------------------------------------------------------
 
-    def _known(self, selection: Selection) -> Entry | None:
+    def _known(self, selection: Candidates) -> Entry | None:
         """The entry that the lock or the database has, if its winner is a candidate."""
         problem, device = selection.problem, selection.device
         for entry in (*self._pinned(problem, device), *self._database(problem, device)):
@@ -293,7 +294,7 @@ class Search:
 
     # --- measured winners ------------------------------------------------------------------------------
 
-    def _measured(self, selection: Selection, settle: Callable[[], None]) -> Entry:
+    def _measured(self, selection: Candidates, settle: Callable[[], None]) -> Entry:
         """Measure the candidates and tell what was found; what stands for everyone now, unless it failed here."""
         begun = time.monotonic()
         doomed = selection.begin_building()()
@@ -317,8 +318,8 @@ class Search:
         return found.entry
 
 
-SCOUTS = 2
-"""A scout takes PyTorch's own kernels: with others the graph may have another problem or two."""
+SCOUTS = 3
+"""A scout takes PyTorch's own kernels and pads nothing: else the graph may have other problems."""
 NEWS_SECONDS = 300.0
 """A compile waits so long for one more of its problems to be searched."""
 _PAUSES = (0.1, 1.0)

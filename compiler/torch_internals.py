@@ -16,6 +16,7 @@ import hashlib
 import importlib.util
 import inspect
 import itertools
+import json
 import math
 import os
 import pickle
@@ -1012,8 +1013,8 @@ def recording_kernels(exchange: Exchange | None = None) -> Iterator[TritonKernel
     measured are not measured again.
 
     Wraps torch._inductor.triton_bundler.TritonBundler.put_static_autotuner, and CachingAutotuner's
-    _precompile_config (candidates added after the bundle was made: scaled reductions, coordinate descent) and
-    benchmark_all_configs.
+    _precompile_config (candidates added after the bundle was made: scaled reductions, coordinate descent),
+    benchmark_all_configs and _coordinate_descent_tuning, which ends where it ended the last time.
     """
     from torch._inductor.async_compile import CompiledTritonKernels
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -1051,8 +1052,30 @@ def recording_kernels(exchange: Exchange | None = None) -> Iterator[TritonKernel
             triton_store.keep_winner(exchange, problem, winner)
         return timings
 
+    descend: Any = CachingAutotuner._coordinate_descent_tuning
+
+    def coordinate_descent_tuning(self: Any, launcher: Any, *args: Any, **kwargs: Any) -> Any:
+        source = keys.get(id(self))
+        if source is None:
+            return descend(self, launcher, *args, **kwargs)
+        problem = _problem(source, [launcher], args, "coordinate descent")
+        known = triton_store.find_winner(exchange, problem)
+        config = None if known is None else _moved(launcher.config, known.configuration)
+        if config is not None:
+            with _replaced(self.coordesc_tuner, "autotune", lambda *given, **named: config):
+                return descend(self, launcher, *args, **kwargs)
+        winner = descend(self, launcher, *args, **kwargs)
+        timed = kernels.timings.get(id(self))
+        triton_store.keep_winner(
+            exchange,
+            problem,
+            triton_store.Winner(_where(winner.config), 0.0 if timed is None else timed.milliseconds, 1),
+        )
+        return winner
+
     with (
         _recording_modules(kernels.modules),
+        _replaced(CachingAutotuner, "_coordinate_descent_tuning", coordinate_descent_tuning),
         _replaced(CompiledTritonKernels, "key", staticmethod(kernel_key)),
         _replaced(TritonBundler, "put_static_autotuner", classmethod(put_static_autotuner)),
         _replaced(CachingAutotuner, "_precompile_config", precompile_config),
@@ -1061,13 +1084,36 @@ def recording_kernels(exchange: Exchange | None = None) -> Iterator[TritonKernel
         yield kernels
 
 
-def _problem(source: str, launchers: Sequence[Any], args: Sequence[Any]) -> bytes:
+def _where(config: Any) -> str:
+    """Where a coordinate descent has ended (triton.Config)."""
+    return json.dumps([config.kwargs, config.num_warps, config.num_stages], sort_keys=True)
+
+
+def _moved(config: Any, where: str) -> Any:
+    """The configuration that `_where` tells, from the one that the descent began with; None: it is none of its."""
+    try:
+        kwargs, warps, stages = json.loads(where)
+        numbers = [*kwargs.values(), warps, stages]
+    except (ValueError, TypeError, AttributeError):
+        return None
+    known = config.kwargs
+    if kwargs.keys() != known.keys() or not all(type(number) in (int, bool) for number in numbers):
+        return None
+    moved = copy.deepcopy(config)
+    moved.kwargs.update(kwargs)
+    moved.num_warps, moved.num_stages = warps, stages
+    return moved
+
+
+def _problem(source: str, launchers: Sequence[Any], args: Sequence[Any], *about: str) -> bytes:
     """What a measurement of a kernel's candidates is good for."""
     import triton
 
     made_by = [torch.cuda.get_device_name(), str(torch.__version__), triton.__version__]
     sizes = [value for value in args if isinstance(value, int)]
-    return triton_store.winner_key(source, sizes, [str(each.config) for each in launchers], made_by)
+    return triton_store.winner_key(
+        source, sizes, [*(str(each.config) for each in launchers), *about], made_by
+    )
 
 
 @contextlib.contextmanager
@@ -1216,19 +1262,7 @@ class Selection:
         keys = [self._cache.key_of(node) for node in nodes]
         result = self._cache.key_of(ir.Buffer(name="result", layout=self._given["layout"]))
         settings = {option: str(value) for option, value in changed_options().items() if option in SPACES}
-        dtypes = {key[1] for key in keys}
-        if "torch.float32" in dtypes:
-            settings["precision"] = torch.get_float32_matmul_precision()
-            if self.device == "cuda" and name == "convolution":
-                settings["cudnn.allow_tf32"] = str(torch.backends.cudnn.allow_tf32)
-        if self.device == "cuda" and dtypes & {"torch.float16", "torch.bfloat16"}:
-            matmul = torch.backends.cuda.matmul
-            reduced = {
-                "fp16": matmul.allow_fp16_reduced_precision_reduction,
-                "bf16": matmul.allow_bf16_reduced_precision_reduction,
-            }
-            if limited := [f"{name}={allowed}" for name, allowed in reduced.items() if allowed is not True]:
-                settings["reduced_precision"] = " ".join(limited)
+        settings |= _precisions(name, self.device, {key[1] for key in keys})
         if self.aten:
             own = self._choices[self.aten[0]]
             settings |= {f"arg.{k}": repr(v) for k, v in own.kwargs.items()}
@@ -1394,6 +1428,24 @@ class Selection:
             clean: Any = getattr(_benchmark_request(choice), "cleanup_run_fn", None)
             if clean is not None:
                 clean()
+
+
+def _precisions(name: str, device: str, dtypes: Collection[str]) -> dict[str, str]:
+    """What else decides how an operator on these dtypes (`torch.float32`) is computed."""
+    settings: dict[str, str] = {}
+    if "torch.float32" in dtypes:
+        settings["precision"] = torch.get_float32_matmul_precision()
+        if device == "cuda" and name == "convolution":
+            settings["cudnn.allow_tf32"] = str(torch.backends.cudnn.allow_tf32)
+    if device == "cuda" and not {"torch.float16", "torch.bfloat16"}.isdisjoint(dtypes):
+        matmul = torch.backends.cuda.matmul
+        reduced = {
+            "fp16": matmul.allow_fp16_reduced_precision_reduction,
+            "bf16": matmul.allow_bf16_reduced_precision_reduction,
+        }
+        if limited := [f"{name}={allowed}" for name, allowed in reduced.items() if allowed is not True]:
+            settings["reduced_precision"] = " ".join(limited)
+    return settings
 
 
 SPACES = frozenset(
@@ -1726,6 +1778,124 @@ def select_alone(
         with V.set_graph_handler(lowering):
             lowering.run(*inputs)
     return found
+
+
+PADDING = "pad_mm."
+"""Begins the names of problems that ask whether a product's operands are padded."""
+
+
+class Padding:
+    """Whether a product's operands are padded to sizes that the device likes better, as candidates.
+
+    `mm`, `addmm` or `bmm` of tensors, fake ones as a rule. excluded: those of mat1 and mat2 whose padding costs
+    nothing in their graph. From torch._inductor.fx_passes.pad_mm, which measures each anew and takes its padding if it
+    is a tenth faster.
+    """
+
+    aten: list[int]
+
+    def __init__(self, op: str, tensors: Sequence[torch.Tensor], excluded: Collection[str]) -> None:
+        *bias, mat1, mat2 = tensors
+        self._op = op
+        self._tensors = mat1, mat2, *bias
+        self._excluded = frozenset(excluded)
+        self._functions: list[Callable[[], Any]] = []
+        self.device: str = mat1.device.type
+        self.candidates = [f"aten {op}", f"aten padded {op}"]
+        self.aten = [0]
+        operands = tuple(_operand_of(tensor) for tensor in tensors)
+        size = (*mat1.shape[:-1], mat2.shape[-1])
+        settings = _precisions(op, self.device, {str(tensor.dtype) for tensor in tensors})
+        if excluded:
+            settings["excluded"] = " ".join(sorted(excluded))
+        result = tuning.Operand(operands[-1].dtype, size, tuning.contiguous(size))
+        self.problem = tuning.Problem(PADDING + op, operands, result, tuple(sorted(settings.items())))
+
+    def begin_building(self) -> Callable[[], dict[int, str]]:
+        return dict
+
+    def prepare(self, seed: int) -> None:
+        """Have pad_mm make the inputs and both functions, which it hands to what measures them."""
+        from torch._inductor.fx_passes import pad_mm
+
+        functions: list[Callable[[], Any]] = []
+
+        def measured(function: Callable[[], Any]) -> float:
+            functions.append(function)
+            return 1.0
+
+        with contextlib.ExitStack() as stack:
+            for name, value in (
+                ("should_exclude_padding_time", lambda match, name: name in self._excluded),
+                ("get_cached_should_pad", lambda key: None),
+                ("set_cached_should_pad", lambda key, value: None),
+                ("get_cached_base_mm_benchmark_time", lambda key: None),
+                ("set_cached_base_mm_benchmark_time", lambda key, value: None),
+                ("get_do_bench", lambda: measured),
+            ):
+                stack.enter_context(_replaced(pad_mm, name, value))
+            stack.enter_context(torch.random.fork_rng(devices=[0] if self.device == "cuda" else []))
+            torch.manual_seed(seed)
+            packet = getattr(torch.ops.aten, self._op)
+            mat1, mat2, *bias = self._tensors
+            inspect.unwrap(pad_mm._should_pad)(None, mat1, mat2, packet, *bias)
+        if len(functions) != len(self.candidates):
+            raise RuntimeError(f"{self.problem.text()} is not decided by measuring")
+        self._functions = functions
+
+    def reference(self) -> None:
+        """Both are PyTorch's own product of the same numbers."""
+
+    def run(self, index: int, body: Callable[[Callable[[], Any]], None]) -> torch.Tensor:
+        body(self._functions[index])
+        return torch.empty(())
+
+    def close(self) -> None:
+        self._functions = []
+
+
+def fake_tensors(operands: Sequence[tuning.Operand], device: str) -> list[torch.Tensor]:
+    """Tensors without data (torch._subclasses.FakeTensorMode)."""
+    with FakeTensorMode():
+        return [
+            torch.empty_strided(x.size, x.stride, dtype=getattr(torch, x.dtype), device=device)
+            for x in operands
+        ]
+
+
+def _operand_of(tensor: torch.Tensor) -> tuning.Operand:
+    return tuning.Operand(
+        str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(tensor.stride())
+    )
+
+
+@contextlib.contextmanager
+def deciding_padding(choose: Callable[[Padding], int]) -> Iterator[None]:
+    """Inside the block, `choose` says whether operands are padded where Inductor tunes and would measure that.
+
+    Wraps torch._inductor.fx_passes.pad_mm._should_pad. Sizes that vary are left to Inductor.
+    """
+    from torch._inductor import config
+    from torch._inductor.fx_passes import pad_mm
+
+    remembering: Any = pad_mm._should_pad
+    should_pad: Any = inspect.unwrap(remembering)
+
+    def decided(match: Any, mat1: Any, mat2: Any, op: Any, input: Any = None) -> bool:
+        tensors = [mat1, mat2] if input is None else [input, mat1, mat2]
+        vary = any(isinstance(n, torch.SymInt) for x in tensors for n in (*x.shape, *x.stride()))
+        if vary or not (config.max_autotune or config.max_autotune_gemm):
+            return bool(remembering(match, mat1, mat2, op, input))
+
+        def known(key: str) -> bool:
+            excluded = [name for name in ("mat1", "mat2") if pad_mm.should_exclude_padding_time(match, name)]
+            return choose(Padding(op.__name__, tensors, excluded)) == 1
+
+        with _replaced(pad_mm, "get_cached_should_pad", known):
+            return bool(should_pad(match, mat1, mat2, op, input))
+
+    with _replaced(pad_mm, "_should_pad", decided):
+        yield
 
 
 def options_in_force(options: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:

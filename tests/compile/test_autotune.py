@@ -134,6 +134,7 @@ def test_a_compile_whose_problems_are_known_measures_nothing_and_makes_the_same_
     warm = worker.compile(requested(), cold.found())
     assert counted(warm) == (0, 2, 0)
     assert [type(question) for question in warm.asked] == [tuning.Lookup] * 2
+    assert warm.benchmarks == 0
     assert warm.code == cold.code
     assert warm.manifest is not None and cold.manifest is not None
     assert warm.manifest.tuning == cold.manifest.tuning

@@ -54,13 +54,15 @@ class Case(Struct, kw_only=True):
 
 class Outcome(Struct, kw_only=True):
     """error: `code: message` of what the compile raised. code: what Inductor generated. measured: Inductor's own count
-    of operators for which it ran candidates. stages: in the order of their progress."""
+    of operators for which it ran candidates. benchmarks: how often Inductor measured anything by itself. stages: in the
+    order of their progress."""
 
     error: str = ""
     manifest: wire.Manifest | None = None
     asked: list[tuning.Question]
     code: list[str] = []
     measured: int = 0
+    benchmarks: int = 0
     stages: list[tuple[str, str]] = []
 
     def found(self) -> list[tuning.Entry]:
@@ -147,6 +149,8 @@ def _outcome(case: Case, folder: str) -> Outcome:
 
     autotune.fix_winners = recorded
 
+    _count_benchmarks(outcome)
+
     def ask(question: tuning.Question) -> tuning.Answer:
         outcome.asked.append(question)
         if case.known is None:
@@ -183,6 +187,20 @@ def _outcome(case: Case, folder: str) -> Outcome:
     ]
     outcome.measured = torch._dynamo.utils.counters["inductor"]["select_algorithm_autotune"]
     return outcome
+
+
+def _count_benchmarks(outcome: Outcome) -> None:
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def benchmark(*args: Any, **kwargs: Any) -> Any:
+            outcome.benchmarks += 1
+            return original(*args, **kwargs)
+
+        return benchmark
+
+    for name in ("benchmark", "benchmark_cpu", "benchmark_gpu"):
+        setattr(type(benchmarker), name, counted(getattr(type(benchmarker), name)))
 
 
 # --- candidates that misbehave -----------------------------------------------------------------------------

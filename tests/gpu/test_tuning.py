@@ -81,6 +81,29 @@ def test_a_problem_is_measured_once_and_then_known(worker: Worker, name: str) ->
     assert warm.code == cold.code
 
 
+def test_a_compile_that_knows_everything_benchmarks_nothing(worker: Worker) -> None:
+    """Not whether operands are padded (5003 is odd), nor the loops that are generated beside the products."""
+
+    def program(b: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.softmax(torch.addmm(b, x, w).relu(), dim=-1).sum(0)
+
+    request = requested(program, matrix(5003), matrix(4096, 1024), matrix(1024, 5003))
+    cold = worker.compile(request)
+    assert cold.manifest is not None, cold.error
+    print(cold.manifest.tuning, cold.benchmarks)
+    padding = [entry for entry in cold.found() if entry.problem.op == "pad_mm.addmm"]
+    assert len(padding) == 1
+    assert {t.candidate for t in (padding[0].winner, padding[0].runner_up) if t} == {
+        "aten addmm",
+        "aten padded addmm",
+    }
+    assert cold.benchmarks > 0  # of generated loops
+    warm = worker.compile(request, cold.found())
+    assert warm.manifest is not None, warm.error
+    assert (warm.manifest.searched, warm.measured, warm.benchmarks) == (0, 0, 0)
+    assert warm.code == cold.code
+
+
 def test_two_searches_agree(worker: Worker) -> None:
     def products(*matrices: torch.Tensor) -> list[torch.Tensor]:
         return [x @ w for x, w in zip(matrices[::2], matrices[1::2], strict=True)]
