@@ -285,6 +285,8 @@ class TuneJob(Struct, frozen=True, kw_only=True):
     trials: int = 0
     detail: str = ""
     """Why it waits, or what stopped it."""
+    sources: list[str] = []
+    """Names of the user-written kernels whose source it holds."""
 
 
 class TuneProgress(Struct, frozen=True, kw_only=True, omit_defaults=True):

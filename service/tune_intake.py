@@ -55,6 +55,7 @@ class TuneIntake:
         if any(isinstance(item, OperatorItem) for item in asked.items):
             self._farm.check(aim)
         items: list[TuneItem] = []
+        sources: dict[str, None] = {}
         for n, item in enumerate(asked.items):
             where = _where(asked, item)
             if isinstance(item, OperatorItem):
@@ -71,6 +72,7 @@ class TuneIntake:
                 bodies[n] = wire.pack_request(requests[n])
             ask = await self._parsed(where, bodies[n])
             self._check_graph(where, ask, grant)
+            sources |= dict.fromkeys(ask.kernels)
             named = item if isinstance(item, KernelItem) else msgspec.structs.replace(item, key=ask.key)
             items.append(named)
         if sum(map(len, bodies.values())) > _BODIES_BYTES:
@@ -88,6 +90,7 @@ class TuneIntake:
             budget=asked.budget,
             file=asked.file,
             items={"waiting": len(items)},
+            sources=list(sources),
         )
         return Loaded(job=job, items=items, bodies=bodies, progress={})
 

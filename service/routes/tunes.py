@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from redis.exceptions import RedisError
 
 from ...compiler import wire
-from ...compiler.errors import MalformedRequest
+from ...compiler.errors import MalformedRequest, SourceForbidden
 from ...compiler.records import (
     TUNE_ID,
     GraphKept,
@@ -143,7 +143,13 @@ async def resume(job: Job, gateway: GatewayHere, tuner: Tuner) -> Response:
 
 async def _turn(gateway: Gateway, tuner: Grant, job: str, what: Turn, action: Action) -> Response:
     tenant = await gateway.tenants.of(tuner.namespace)
-    await _log(tenant, tuner, action, await tenant.tunes.job(job))
+    found = await tenant.tunes.job(job)
+    if what == "resume" and found.sources and not tuner.source:
+        raise SourceForbidden(
+            f"the token of {tuner.name!r} may not have source compiled: the user-written Triton kernel "
+            f"{found.sources[0]!r} of this job"
+        )
+    await _log(tenant, tuner, action, found)
     await tenant.tunes.turn(job, what, detail=f"{what} by {tuner.name}" if what == "cancel" else "")
     await _look(tenant)
     return json_answer(await tenant.tunes.job(job))
@@ -220,5 +226,6 @@ async def _look(tenant: Tenant) -> None:
 
 async def _log(tenant: Tenant, tuner: Grant, action: Action, job: TuneJob) -> None:
     """Before it happens: no job begins without an entry, whatever fails after it."""
-    detail = f"{job.id} {job.name}, {sum(job.items.values())} items"[:200]
+    source = f"; source: {', '.join(job.sources)}" if job.sources else ""
+    detail = f"{job.id} {job.name[:60]}, {sum(job.items.values())} items{source}"[:200]
     await tenant.audit.append(Event(action=action, name=tuner.name, token=tuner.id, detail=detail))

@@ -125,6 +125,23 @@ def test_a_token_without_the_permission_sends_no_kernels(
     assert "scale" in message
 
 
+def test_a_job_that_holds_source_is_resumed_by_who_may_send_it_and_the_log_names_it(
+    http: httpx2.Client, pool: SearchingPool
+) -> None:
+    pool.searchers.go.clear()
+    name = begun(http, item())
+    assert http.post(f"/v1/tunes/{name}/cancel").status_code == 200
+    issued = {"name": "ada", "roles": ["tune"], "allow_source": False}
+    token = http.post("/v1/tokens", json=issued).json()["token"]
+    answer = http.post(f"/v1/tunes/{name}/resume", headers={"authorization": f"Bearer {token}"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "source_forbidden")
+    assert http.post(f"/v1/tunes/{name}/resume").status_code == 200
+    told = {each["action"]: each["detail"] for each in http.get("/v1/audit").json()["entries"]}
+    assert told["tune_begun"].endswith("; source: scale")
+    pool.searchers.go.set()
+    ended(http, name)
+
+
 def test_a_job_for_a_cpu_holds_no_kernels(start_gateway: StartGateway) -> None:
     with start_gateway(SearchingPool(), token_allow_source=True).http() as http:
         code, message = refused(http, item())
