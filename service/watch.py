@@ -103,6 +103,9 @@ class Watches:
                         if glance.events:
                             watch.tell(glance.events)
                             after = glance.events[-1].id
+                            well = (
+                                time.monotonic()
+                            )  # or there may be news at every look until it counts as lost
                         elif glance.cached:
                             watch.tell([], "cached")
                         elif glance.leased or await self._carried_on(key):

@@ -76,7 +76,7 @@ def test_what_costs_nothing_in_its_graph_is_another_problem() -> None:
 
 def test_a_compile_that_does_not_tune_is_left_alone() -> None:
     seen: list[Padding] = []
-    with pytest.raises(Exception, match="CUDA|driver"):  # Inductor goes on to measure, which needs a GPU
+    with pytest.raises(Exception, match=r"CUDA|driver"):  # Inductor goes on to measure, which needs a GPU
         asked("mm", lambda padding: seen.append(padding) or 0, tunes=False)
     assert seen == []
 

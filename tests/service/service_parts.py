@@ -89,6 +89,8 @@ class ArtifactPool:
         """How many a compile says that it has measured and has known."""
         self.tuned: list[tuple[str, int]] = []
         """Problems that a compile says its graph has, and how often."""
+        self.talks = 0
+        """Steps that a compile tells of, spread over its `seconds`."""
         self.corrupt = False
         self.toolchain = TOOLCHAIN
         """What its one worker says it has; any request is taken all the same."""
@@ -130,7 +132,11 @@ class ArtifactPool:
         self.namespaces.append(namespace)
         on_progress("aot", "")
         try:
-            await asyncio.sleep(self.seconds)
+            for step in range(self.talks):
+                await asyncio.sleep(self.seconds / self.talks)
+                on_progress("autotune", f"{step} of {self.talks} problems searched")
+            if not self.talks:
+                await asyncio.sleep(self.seconds)
         except asyncio.CancelledError:
             self.cancelled.append(key)
             raise

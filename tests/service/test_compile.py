@@ -77,6 +77,15 @@ def test_a_stream_that_is_silent_sends_comments(gateway: Running, http: httpx2.C
     assert [stage for _, stage, _ in follow(http, name, comments=True)].count("comment") >= 2
 
 
+def test_a_compile_that_always_has_news_is_not_taken_for_lost(start_gateway: StartGateway) -> None:
+    pool = ArtifactPool(seconds=3.0)
+    pool.talks = 150  # more often than anybody looks
+    with start_gateway(pool, lease_seconds=0.5, keepalive_seconds=0.3).http() as http:
+        stages = [stage for _, stage, _ in follow(http, post(http, graph()).json()["key"])]
+    assert stages.count("autotune") > 100
+    assert stages[-1] == "done"
+
+
 def test_the_status_of_a_compile_lists_its_history(http: httpx2.Client) -> None:
     compiled(http, graph())
     name = post(http, graph()).headers["X-Torchrelay-Key"]
