@@ -73,27 +73,33 @@ class KernelSearch:
         self._nursery = nursery
         self._settings = settings
         self._during = during
-        self._entries: dict[Problem, Entry] = {}
+        self._entries: dict[Problem, Entry | None] = {}
         self._uses: dict[Problem, int] = {}
 
     def settle(self, gm: torch.fx.GraphModule) -> None:
-        """Leave each call in the graph with its winner. Raises TuningUnknown, CompileFailed."""
+        """Leave each call in the graph with its winner. The same graph again, rebuilt, is left with the same ones.
+        Raises TuningUnknown, CompileFailed."""
         self._uses.clear()
         for call in calls(gm, self._request.kernels):
+            problem = call.problem
             texts = [tune_kernels.config_text(config) for config in call.source.configs]
-            entry = self._entries.get(call.problem)
-            if entry is None:
-                with self._during(call.problem.text()):
-                    entry = self._known(call.problem, texts)
-                    if entry is not None:
-                        self.recalled += 1
-                    elif self._nursery is not None:
-                        entry = self._measured(call, texts, self._nursery)
-                        self.searched += entry is not None
+            if problem not in self._entries:
+                with self._during(problem.text()):
+                    self._entries[problem] = self._entry(call, problem, texts)
+            entry = self._entries[problem]
             if entry is not None:
-                self._entries[call.problem] = entry
-                self._uses[call.problem] = self._uses.get(call.problem, 0) + 1
+                self._uses[problem] = self._uses.get(problem, 0) + 1
                 _keep(call, texts.index(entry.winner.candidate))
+
+    def _entry(self, call: Call, problem: Problem, texts: list[str]) -> Entry | None:
+        """None: the choice is Inductor's."""
+        entry = self._known(problem, texts)
+        if entry is not None:
+            self.recalled += 1
+        elif self._nursery is not None:
+            entry = self._measured(call, texts, self._nursery)
+            self.searched += entry is not None
+        return entry
 
     def measurements(self) -> list[wire.Measurement]:
         """What was taken for each problem that was measured or known."""
@@ -106,6 +112,7 @@ class KernelSearch:
                 uses=self._uses[problem],
             )
             for problem, entry in self._entries.items()
+            if entry is not None
         ]
 
     # --- known winners ---------------------------------------------------------------------------------

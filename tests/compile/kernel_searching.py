@@ -80,14 +80,16 @@ class Team:
 
 
 def searched(
-    request: wire.GraphRequest, team: Team | None = None, work: Callable[..., None] | None = None
+    request: wire.GraphRequest,
+    team: Team | None = None,
+    work: Callable[..., None] | None = None,
+    times: int = 1,
 ) -> dict[str, Any]:
     team = team or Team()
     with contextlib.ExitStack() as stack:
         nursery = stack.enter_context(kernel_search.nursery_for(request))
         if work is not None:
             nursery = stack.enter_context(Nursery(work))
-        program = aot.rebuild(request)
         search = KernelSearch(
             request,
             ask=team,
@@ -95,7 +97,9 @@ def searched(
             settings=QUICK,
             during=lambda problem: contextlib.nullcontext(),
         )
-        search.settle(program.gm)
+        for _ in range(times):  # as where a compile begins anew
+            program = aot.rebuild(request)
+            search.settle(program.gm)
     (node,) = (node for node in program.gm.graph.nodes if "kernel_idx" in node.kwargs)
     kernel = user_kernel(node.kwargs["kernel_idx"])
     found = team.found[-1] if team.found else None
@@ -109,6 +113,7 @@ def searched(
         "timings": [] if found is None else [timing.candidate for timing in found.timings],
         "failures": [] if found is None else [(each.candidate, each.why) for each in found.failures],
         "measurements": [each.winner for each in search.measurements()],
+        "uses": [each.uses for each in search.measurements()],
     }
 
 
@@ -200,6 +205,8 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "known": known,
     "strangers": strangers,
     "lock": lock,
+    "twice": lambda: searched(request((64, 0), (256, 0)), times=2),
+    "twice lost": lambda: searched(request((64, 0), (256, 0)), work=always_lost, times=2),
     "default": lambda: searched(request((64, 0), (256, 0), tunes=False)),
     "wrong": lambda: searched(request((64, 0), (256, 1), (128, 0))),
     "short": lambda: searched(request((64, 0), (999, 0), (128, 0))),

@@ -39,6 +39,16 @@ def test_the_fastest_configuration_is_left_alone_with_its_grid(runs: dict[str, A
     assert run["measurements"] == ["BLOCK=1024 WRONG=0 num_warps=4 num_stages=3"]
 
 
+def test_a_graph_that_is_rebuilt_is_left_with_the_same_and_nothing_is_measured_again(
+    runs: dict[str, Any],
+) -> None:
+    run = runs["twice"]
+    assert (run["searched"], run["recalled"], run["uses"]) == (1, 0, [1])
+    assert run["asked"] == ["Lookup", "Found"]
+    assert len(run["left"]) == len(run["grids"]) == 1
+    assert runs["twice lost"]["asked"] == ["Lookup"]
+
+
 def test_what_was_measured_is_told(runs: dict[str, Any]) -> None:
     run = runs["several"]
     assert run["asked"] == ["Lookup", "Found"]
