@@ -157,7 +157,7 @@ class _Entry:
                     lines=self._lines,
                     module=found[1],
                     function=found[2],
-                    text=f"{found[1]}:{found[2]}({shown})",
+                    text=f"{found[1]}:{found[2]}({shown})"[:1000],
                     arguments=tuple(arguments),
                     grid=grid,
                     numbers=numbers,

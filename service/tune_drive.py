@@ -18,7 +18,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from ..compiler import artifact, tune_kernels, wire
-from ..compiler.errors import NotFound, Overloaded, OverQuota, RelayError, from_code
+from ..compiler.errors import CompileFailed, NotFound, Overloaded, OverQuota, RelayError, from_code
 from ..compiler.records import (
     ENDED,
     ItemState,
@@ -332,6 +332,10 @@ class Drive:
                     _result(item, self._text(n), outcome, known=not measured),
                     graphs=[(ask.key, texts[text])],
                 )
+        if isinstance(item, KernelItem):
+            if not results:
+                raise CompileFailed("compiled, and nothing was measured: the worker's log says why")
+            return list(results.values()), _winner(next(iter(results.values())).entry)
         return list(results.values()), f"{len(manifest.tuning)} problems"
 
     async def _stored(self, item: TuneItem, manifest: wire.Manifest) -> list[Entry]:

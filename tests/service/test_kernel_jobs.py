@@ -78,6 +78,9 @@ def test_a_kernel_is_compiled_for_the_jobs_device_and_told_with_all_timings(
     name = begun(http, item())
     assert ended(http, name)["state"] == "done"
     assert ("kernel", "done") in states(http, name)
+    told = http.get(f"/v1/tunes/{name}").json()["progress"][0]
+    assert (told["line"], told["text"]) == (7, "kernels:scale")
+    assert told["detail"].startswith("BLOCK=64 num_warps=4 num_stages=3")
     request = tune_kernels.request(kernel(), TOOLCHAIN, source_parts.GPU)
     made = keys.key_of_bytes(wire.encode_request(request))
     assert pool.calls == [made]
@@ -97,6 +100,14 @@ def test_a_kernel_that_is_known_is_not_compiled_again(http: httpx2.Client, pool:
     assert len(pool.calls) == 1
     (found,) = (each for each in results(http, again) if not each.ceiling)
     assert (found.line, found.known, found.entry) == (9, True, measured(kernel()).entry)
+
+
+def test_a_kernel_that_was_not_measured_has_failed(http: httpx2.Client, pool: SearchingPool) -> None:
+    name = begun(http, item())
+    ended(http, name)
+    told = http.get(f"/v1/tunes/{name}").json()["progress"][0]
+    assert told["state"] == "failed"
+    assert "nothing was measured" in told["detail"]
 
 
 def test_a_kernels_compile_is_not_believed_of_another_kernel(
