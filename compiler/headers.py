@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from . import inductor, torch_internals, wire
 from . import target as targets
+from .search_order import SearchOrder
 
 KEPT = 8
 """Headers of so many targets stay on a machine."""
@@ -28,15 +30,25 @@ def name_for(target: wire.Target) -> str:
 
 def build(request: wire.GraphRequest, folder: Path) -> None:
     """Have the header for the request's target in `folder`. Raises what g++'s failure is to Inductor."""
-    cpu = request.target.cpu
     plain = msgspec.structs.replace(request, mode="default", options=[])
+    _build(request.target, inductor.options_of(plain, threads=1), folder)
+
+
+def build_for_searches(order: SearchOrder, folder: Path) -> None:
+    """The same for what is searched as `order` says."""
+    options = inductor.search_options(order.toolchain.torch, order.threads, threads=1)
+    _build(order.target, options, folder)
+
+
+def _build(target: wire.Target, options: Mapping[str, Any], folder: Path) -> None:
+    cpu = target.cpu
     with (
         torch_internals.headers_in(folder),
         torch_internals.cpu_target(
             targets.vector_sets(cpu), targets.compiler_flags(cpu), "avx512_bf16" in cpu
         ),
     ):
-        os.utime(torch_internals.precompile_header(inductor.options_of(plain, threads=1)))
+        os.utime(torch_internals.precompile_header(options))
     _trim(folder)
 
 

@@ -168,8 +168,8 @@ def _compiled(
     threads: int,
     clock: _Clock,
 ) -> inductor.Compiled:
-    """Compile; once more when all is known that the first time had others search; on a CPU, where Inductor cannot
-    generate a template that won, once more with PyTorch's own kernels."""
+    """Compile; once more when all is known that the first time had others search; where Inductor cannot generate a
+    template that won, once more with PyTorch's own kernels."""
     while True:
         program = aot.rebuild(request)
         own_kernels.settle(program.gm)
@@ -192,11 +192,7 @@ def _compiled(
             if winners.scouting:
                 winners.give_up_scouting()
                 log.warning("compiled without others' searches: %s", error)
-            elif (
-                type(error) is CompileFailed
-                and request.target.kind == "cpu"
-                and winners.do_without_templates()
-            ):
+            elif type(error) is CompileFailed and winners.do_without_templates():
                 log.warning("compiled once more without templates: %s", error)
                 again = "without templates"
             else:

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 AHEAD = 3
 """Tasks at hand: one that is measured, others whose candidates are being built."""
-MOST_QUESTIONS = 3500
+MOST_QUESTIONS = 100_000
 """After so many it ends, when it holds nothing: a service starts another one, with nothing left behind."""
 PATIENCE_SECONDS = 300.0
 """Of a service that does not answer."""
@@ -91,7 +91,7 @@ def serve(
             threads=order.threads,
             # What is built while something is measured on the same processors would be measured too.
             ahead=AHEAD if device == "cuda" or threads > order.threads else 1,
-            beside=shared if device == "cpu" else contest.gpu_folder(),
+            beside=(lambda: shared) if device == "cpu" else contest.gpu_folder,
             settings=settings,
             progress=progress,
         ).run()
@@ -127,7 +127,7 @@ class _Searcher:
         place: Place,
         threads: int,
         ahead: int,
-        beside: Path | None,
+        beside: Callable[[], Path | None],
         settings: measure.Settings,
         progress: Callable[[wire.Stage, str], None],
     ) -> None:
@@ -222,7 +222,7 @@ class _Searcher:
                     place=self._place,
                     settings=self._limited(task),
                     threads=self._threads,
-                    beside=self._beside,
+                    beside=self._beside(),
                     doomed=doomed,
                     begun=prepared.begun,
                     before=lambda candidate: self._trying(task, selection.candidates[candidate]),

@@ -22,6 +22,7 @@ from msgspec import Struct
 from ..compiler import tuning, wire
 from ..compiler.errors import MalformedRequest
 from ..compiler.kernel_store import Exchange
+from ..compiler.search_order import SearchOrder
 from .frames import with_room
 
 _TRIAL = '#include <cmath>\n#include <Python.h>\nextern "C" double tried(double x) { return std::sqrt(x); }\n'
@@ -95,7 +96,11 @@ def prepare(request: bytes, limits: wire.Limits, shared: Path) -> None:
     """Make it, in a process that only the worker's own code runs in."""
     from ..compiler import headers
 
-    headers.build(_checked(request, limits), shared)
+    order = _order(request)
+    if order is not None:
+        headers.build_for_searches(order, shared)
+    else:
+        headers.build(_checked(request, limits), shared)
 
 
 def compile_graph(
@@ -143,18 +148,24 @@ def search(
 ) -> bytes:
     """Search what `ask` hands out, as a SearchOrder says; b'' once it is over. Raises RelayError subclasses."""
     from ..compiler import headers, searcher
-    from ..compiler.search_order import SearchOrder
 
-    try:
-        order = msgspec.msgpack.decode(request, type=SearchOrder)
-    except msgspec.MsgspecError as error:
-        raise MalformedRequest(f"the order of a search does not match its schema: {error}") from None
+    order = _order(request)
+    if order is None:
+        raise MalformedRequest("the order of a search does not match its schema")
     if ask is None:
         raise MalformedRequest("a searcher needs somebody to ask")
     asking = ask
     with headers.borrowed(shared, workdir / "headers"):
         with_room(lambda: searcher.serve(order, asking, workdir=workdir, progress=progress, kernels=kernels))
     return b""
+
+
+def _order(request: bytes) -> SearchOrder | None:
+    """What a search's request says; None for a compile's."""
+    try:
+        return msgspec.msgpack.decode(request, type=SearchOrder)
+    except msgspec.MsgspecError:
+        return None
 
 
 def _checked(request: bytes, limits: wire.Limits) -> wire.GraphRequest:
