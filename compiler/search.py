@@ -232,8 +232,11 @@ class Search:
         wanted, self._wanted, self._told = self._wanted, {}, 0
         self._scouts_left -= 1
         open_, pause, news = list(wanted), _PAUSES[0], time.monotonic()
+        told = -1
         while open_:
-            progress(f"{len(wanted) - len(open_)} of {len(wanted)} problems searched")
+            if told != len(open_):
+                told = len(open_)
+                progress(f"{len(wanted) - told} of {len(wanted)} problems searched")
             try:
                 found, given_up, searching = self._asked(open_, wanted)
             except Unavailable as error:
