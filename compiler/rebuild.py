@@ -165,6 +165,8 @@ def rebuild(task: Task, device: str, around: Around | None = None) -> Candidates
         return Copying(problem, device)
     if problem.op.startswith(torch_internals.PADDING):
         return _padding(task, device)
+    if problem.op == FLEX:
+        return _flex_attention(task, device)
     operator = OPERATORS.get(problem.op)
     if operator is None:
         raise Unsuited(f"{problem.op} cannot be rebuilt from its operands")
@@ -196,6 +198,68 @@ def rebuild(task: Task, device: str, around: Around | None = None) -> Candidates
     if task.exact:
         raise Unsuited(f"it is {found[-1].problem.text()} alone")
     return found[-1]
+
+
+FLEX = "flex_attention"
+_MASK = re.compile(r"none|causal|(?:window|prefix):([1-9][0-9]{0,8})")
+
+
+def _flex_attention(task: Task, device: str) -> Candidates:
+    """Attention in inference, with a mask from a closed table. A compile's own has a mask that nobody could name."""
+    problem, settings = task.problem, dict(task.problem.settings)
+    mask = _MASK.fullmatch(settings.get("mask", "none"))
+    if task.exact or mask is None or settings.keys() - {"mask"} - _MODES - SPACES:
+        raise Unsuited(f"{problem.text()[:500]} has no mask of none, causal, window:N and prefix:N")
+    operands, _, _ = _operands(problem, {})
+    if len(operands) != 3 or any(len(operand.size) != 4 for operand in operands):
+        raise Unsuited("flex_attention takes query, key and value of four dimensions")
+    if device == "cpu":
+        raise Unsuited(
+            "for a CPU Inductor has one candidate for flex_attention, which cannot be run by itself"
+        )
+    allows = _mask_of(mask[0].partition(":")[0], int(mask[1] or 0))
+    query, key, value = (
+        torch.empty_strided(x.size, x.stride, dtype=getattr(torch, x.dtype), device=device) for x in operands
+    )
+    graphs: list[tuple[torch.fx.GraphModule, list[Any]]] = []
+
+    def traced(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        graphs.append((gm, inputs))
+        raise _Traced
+
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    grouped = operands[0].size[1] != operands[1].size[1]
+    try:
+        lengths = operands[0].size[2], operands[1].size[2]
+        blocks = None if allows is None else create_block_mask(allows, None, None, *lengths, device=device)
+        torch.compiler.reset()
+        with contextlib.suppress(_Traced):
+            torch.compile(
+                lambda q, k, v: flex_attention(q, k, v, block_mask=blocks, enable_gqa=grouped),
+                backend=traced,
+                fullgraph=True,
+            )(query, key, value)
+        selections = torch_internals.select_in(*graphs[0]) if graphs else []
+    except Exception as error:
+        raise Unsuited(f"{type(error).__name__}: {_first_line(error)}") from error
+    if not selections:
+        raise Unsuited("Inductor has no candidates for it here")
+    return selections[-1]
+
+
+class _Traced(BaseException):
+    """Dynamo has traced what it was to trace."""
+
+
+def _mask_of(name: str, width: int) -> Callable[[Any, Any, Any, Any], Any] | None:
+    if name == "causal":
+        return lambda batch, head, query, key: query >= key
+    if name == "window":
+        return lambda batch, head, query, key: (query >= key) & (query - key <= width)
+    if name == "prefix":
+        return lambda batch, head, query, key: (query >= key) | (key < width)
+    return None
 
 
 _PADDED = {"mm": 2, "addmm": 3, "bmm": 2}

@@ -1906,6 +1906,27 @@ def options_in_force(options: Mapping[str, Any]) -> contextlib.AbstractContextMa
     return manager
 
 
+class _OnlyLowering:
+    """A Scout that scouts from the beginning."""
+
+    scouting = True
+
+    def tell(self) -> None: ...
+
+
+def select_in(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Selection]:
+    """What Inductor chooses from when it lowers a graph that Dynamo has traced; nothing is compiled."""
+    found: list[Selection] = []
+
+    def record(selection: Selection) -> int:
+        found.append(selection)
+        return selection.aten[0] if selection.aten else 0
+
+    with choosing(record, least=1), torch.no_grad(), contextlib.suppress(Scouted):
+        inductor_compile(gm, inputs, {}, on_lowering=lambda backward: None, scout=_OnlyLowering())
+    return found
+
+
 def keep_gpu_busy(seconds: float) -> None:
     """Have the current stream wait for about so long before what comes next (torch.cuda._sleep, in clock cycles)."""
     sleep: Any = torch.cuda._sleep

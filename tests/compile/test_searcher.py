@@ -21,6 +21,7 @@ def described(name: str, shape: str, **settings: str) -> Task:
     return Task(id=name, problem=problem_of(shape, tuple(sorted(named.items()))), exact=False)
 
 
+FLEX = "f32[2,4,256,64]"
 SEARCHED = [
     described("bmm", "bmm(f32[4,48,32], f32[4,32,64]) -> f32[4,48,64]"),
     described("constant", "mm(f32[64,32], f32[32,64]) -> f32[64,64]", constants="1", precision="high"),
@@ -46,6 +47,8 @@ UNFIT = [
     (described("setting", MM, cudnn__benchmark="True"), "cannot be put in force"),
     (described("dynamic", MM, dynamic="0.0"), "cannot be put in force"),
     (described("space", MM, max_autotune_gemm_backends=IMPORT), "no search space"),
+    (described("flex", f"flex_attention({FLEX}, {FLEX}, {FLEX}) -> {FLEX}", mask="causal"), "one candidate"),
+    (described("mask", f"flex_attention({FLEX}, {FLEX}, {FLEX}) -> {FLEX}", mask=IMPORT), "no mask of none"),
     (described("precision", MM, precision="low"), "is none of high, highest, medium"),
     (Task(id="another", problem=problem_of(BMM, (("precision", "high"), ("sources", "0")))), "it is bmm"),
 ]
@@ -81,9 +84,9 @@ def test_a_described_operator_is_completed_and_measured(told: Told, task: Task) 
     )
     assert entry.winner in found.timings
     assert found.timings == sorted(found.timings, key=lambda timing: timing.milliseconds)
+    assert len(found.timings) == entry.candidates - entry.failed
     assert entry.default is not None and entry.default.candidate.startswith("aten ")
     assert entry.aten is not None and entry.aten.milliseconds <= entry.default.milliseconds
-    assert len(found.timings) == entry.candidates - entry.failed
     if task.id in ("bmm", "constant", "bias"):
         assert entry.candidates > 1 and entry.error is not None
 

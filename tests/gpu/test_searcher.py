@@ -21,6 +21,7 @@ from tuned import Worker
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
+FLEX = "bf16[2,8,512,64]"
 TASKS = [
     described("bf16", "mm(bf16[512,256], bf16[256,384]) -> bf16[512,384]"),
     described("tf32", "mm(f32[512,256], f32[256,384]) -> f32[512,384]", precision="high"),
@@ -34,6 +35,8 @@ TASKS = [
     described("int8", "int_mm(i8[64,32], i8[32,64]:1,32) -> i32[64,64]"),
     described("fp8", "scaled_mm(f8e4m3[512,256], f8e4m3[256,384]:1,256, f32[], f32[]) -> bf16[512,384]"),
     described("grouped", "grouped_mm(bf16[512,256], bf16[4,256,384]:98304,1,256, i32[4]) -> bf16[512,384]"),
+    described("flex", f"flex_attention({FLEX}, {FLEX}, {FLEX}) -> {FLEX}", mask="causal"),
+    described("window", f"flex_attention({FLEX}, {FLEX}, {FLEX}) -> {FLEX}", mask="window:128"),
     described("copy", "copy(bf16[1024,1024,64]) -> bf16[1024,1024,64]"),
 ]
 
@@ -69,9 +72,12 @@ def test_a_winner_is_right_and_no_slower_than_pytorchs_own(told: Told, task: Tas
     found = told.found()[task.id]
     entry = found.entry
     assert entry.place.device == torch.cuda.get_device_name() and entry.clock
+    assert set(told.tried(task.id)) >= {timing.candidate for timing in found.timings}
+    if task.problem.op == "flex_attention":  # PyTorch's own is no candidate
+        assert entry.candidates > 3 and entry.winner.candidate.startswith("triton_flex_attention")
+        return
     assert entry.aten is not None and entry.default is not None
     assert entry.winner.milliseconds <= entry.aten.milliseconds * 1.05
-    assert sorted(told.tried(task.id)) >= sorted(timing.candidate for timing in found.timings)
     if task.id not in ("copy", "fp8", "grouped", "int8"):
         assert entry.candidates > 3 and entry.error is not None and entry.error < 0.05
 
