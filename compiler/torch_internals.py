@@ -1881,6 +1881,7 @@ def deciding_padding(choose: Callable[[Padding], int]) -> Iterator[None]:
     remembering: Any = pad_mm._should_pad
     should_pad: Any = inspect.unwrap(remembering)
 
+    @functools.wraps(should_pad)  # which Padding finds beneath
     def decided(match: Any, mat1: Any, mat2: Any, op: Any, input: Any = None) -> bool:
         tensors = [mat1, mat2] if input is None else [input, mat1, mat2]
         vary = any(isinstance(n, torch.SymInt) for x in tensors for n in (*x.shape, *x.stride()))

@@ -11,6 +11,7 @@ import torch
 from torch._inductor.fx_passes import pad_mm
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torchrelay.compiler import contest, measure, rebuild, torch_internals, tuning
+from torchrelay.compiler.candidates import Candidates
 from torchrelay.compiler.torch_internals import Padding
 
 PLACE = tuning.Place("a CPU", "avx2", "", "2.13.0", "", "", threads=1)
@@ -81,6 +82,25 @@ def test_a_compile_that_does_not_tune_is_left_alone() -> None:
     assert seen == []
 
 
+def measured(padding: Candidates) -> contest.Outcome:
+    return contest.hold(
+        padding,
+        place=PLACE,
+        settings=measure.Settings(seconds=0.1),
+        threads=1,
+        beside=None,
+        doomed=padding.begin_building()(),
+        begun=0.0,
+    )
+
+
+@pytest.mark.parametrize("op", ["mm", "bmm"])  # pad_mm pads a bias on GPUs alone
+def test_both_ways_are_measured_inside_a_compile(op: str) -> None:
+    found: list[contest.Outcome] = []
+    asked(op, lambda padding: found.append(measured(padding)) or 0)
+    assert {timing.candidate for timing in found[0].timings} == {f"aten {op}", f"aten padded {op}"}
+
+
 @pytest.mark.parametrize("op", ["mm", "bmm"])  # pad_mm pads a bias on GPUs alone
 def test_a_problem_is_rebuilt_and_both_ways_are_measured(op: str) -> None:
     problems: list[tuning.Problem] = []
@@ -88,15 +108,7 @@ def test_a_problem_is_rebuilt_and_both_ways_are_measured(op: str) -> None:
     task = tuning.Task(id="t", problem=problems[0])
     with rebuild.in_force(task):
         padding = rebuild.rebuild(task, "cpu")
-        found = contest.hold(
-            padding,
-            place=PLACE,
-            settings=measure.Settings(seconds=0.1),
-            threads=1,
-            beside=None,
-            doomed=padding.begin_building()(),
-            begun=0.0,
-        )
+        found = measured(padding)
     assert found.entry.problem == problems[0]
     assert {timing.candidate for timing in found.timings} == {f"aten {op}", f"aten padded {op}"}
     assert found.failures == []
