@@ -229,6 +229,7 @@ class _Searcher:
                     failed=lambda: self._check_device(task),
                     watched=self._watched if self._device == "cuda" else trials.unwatched,
                 )
+            self._let_go()
         except CompileFailed as error:
             self._failed(prepared, error.message)
             return
@@ -310,6 +311,11 @@ class _Searcher:
             self._told(question)
         except Unavailable as error:
             log.warning("the service was not told: %s", error)
+
+    def _let_go(self) -> None:
+        """Of the GPU's memory: compiles on it need some too."""
+        if self._device == "cuda":
+            torch.cuda.empty_cache()
 
     # --- the device -----------------------------------------------------------------------------------------
 
