@@ -87,6 +87,11 @@ class Farm:
                 given_up.append(problem)
         return Known(list(entries.values()), still_open, given_up)
 
+    def found(self, place: Place, problem: Problem) -> Found | None:
+        """What was found for compiles that have asked for it lately, with all timings."""
+        ticket = self._wants.get((place, problem))
+        return None if ticket is None else ticket.found()
+
     def _wanted(self, place: Place, problem: Problem, aim: Aim) -> Ticket | None:
         """The ticket of a problem that a compile has asked for just now; None: there are too many."""
         ticket = self._wants.get((place, problem))

@@ -28,7 +28,7 @@ from ..compiler.records import (
     TuneProgress,
     TuneResult,
 )
-from ..compiler.tuning import Entry, Found, Place, Question, Task, problem_from
+from ..compiler.tuning import Entry, Found, Place, Problem, Question, Task, Wanted, problem_from
 from .cache import Cache
 from .dispatch import OUTAGES, CompilePool, Dispatcher
 from .events import WakeUps
@@ -298,34 +298,26 @@ class Drive:
         parts, item = self._parts, self.loaded.items[n]
         body = self.loaded.bodies[n]
         ask = await parts._intake.parse(body)
-        heard: dict[str, Found] = {}
-        known: dict[str, Entry] = {}
-
-        def hear(question: Question, entries: Sequence[Entry]) -> None:
-            for entry in entries:
-                known[entry.problem.text()] = entry
-                self._seen(entry.place)
-            if isinstance(question, Found):
-                heard[question.entry.problem.text()] = question
-
+        heard = _Heard(parts._farm)
         data = await _patiently(lambda: parts._cache.lookup(ask.key, "fetch"))
         fresh = data is None
         if data is None:
-            with parts._dispatcher.listening(ask.key, hear):
+            with parts._dispatcher.listening(ask.key, heard):
                 data = await self._compiled(n, ask, body)
         manifest = await asyncio.to_thread(artifact.read_manifest, data)
-        found = [Found(entry) for entry in known.values()] if fresh else []
+        found = [Found(entry) for entry in heard.entries.values()] if fresh else []
+        for each in found:
+            self._seen(each.entry.place)
         texts = {measured.problem: measured.uses for measured in manifest.tuning}
         if isinstance(item, KernelItem):
             texts = {tune_kernels.problem(item.kernel).text(): 1}
-        missing = texts.keys() - known.keys()
-        if missing:
+        if not texts.keys() <= heard.entries.keys():
             found += [Found(entry) for entry in await self._stored(item, manifest)]
         results: dict[str, TuneResult] = {}
         for each in found:
             text = each.entry.problem.text()
             if text in texts and text not in results:
-                told = heard.get(text)
+                told = heard.found.get(text)
                 measured = told is not None and told.entry == each.entry
                 outcome = told if told is not None and measured else each
                 results[text] = msgspec.structs.replace(
@@ -456,6 +448,33 @@ class Drive:
 
     def _text(self, n: int) -> str:
         return waiting(n, self.loaded.items[n]).text
+
+
+class _Heard:
+    """What a compile asks of the tuning database, and is answered.
+
+    entries: by problem's text. found: of those that it has measured, or the farm while it waited.
+    """
+
+    def __init__(self, farm: Farm) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.found: dict[str, Found] = {}
+        self._farm = farm
+        self._awaited: set[Problem] = set()
+
+    def __call__(self, question: Question, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            text = entry.problem.text()
+            if entry.problem in self._awaited and text not in self.entries:
+                found = self._farm.found(entry.place, entry.problem)
+                if found is not None and found.timings:
+                    self.found[text] = found
+            self.entries[text] = entry
+        match question:
+            case Found(entry):
+                self.found[entry.problem.text()] = question
+            case Wanted(_, problems):
+                self._awaited |= set(problems)
 
 
 def _ceiling(item: TuneItem) -> bool:

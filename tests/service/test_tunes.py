@@ -19,7 +19,7 @@ from torchrelay.compiler import key as keys
 from torchrelay.compiler import wire
 from torchrelay.compiler.errors import CompileFailed
 from torchrelay.compiler.records import Budget, GraphItem, OperatorItem
-from torchrelay.compiler.tuning import Operand, Problem, problem_of
+from torchrelay.compiler.tuning import Operand, Problem, Wanted, problem_of
 from tune_parts import (
     SearchingPool,
     begin,
@@ -32,7 +32,7 @@ from tune_parts import (
     shown,
     states,
 )
-from tuning_parts import entry, found, problem
+from tuning_parts import PLACE, entry, found, problem
 
 StartGateway = Callable[..., Running]
 CEILINGS = 2
@@ -299,6 +299,24 @@ def test_a_graph_that_was_compiled_is_tuned_by_its_key(http: httpx2.Client, pool
     request = msgspec.structs.replace(request, mode="max-autotune-no-cudagraphs")
     assert tuned == keys.key_of_bytes(wire.encode_request(request))
     assert http.get(f"/v1/artifacts/{tuned}").status_code == 200
+
+
+def test_what_the_farm_searched_for_a_graph_is_told_with_all_timings(
+    http: httpx2.Client, pool: SearchingPool
+) -> None:
+    body = graph(24)
+    compiled(http, body)
+    ended(http, begun(http, operator(32)))
+    wanted = Wanted(PLACE, [problem(16), problem(32)])
+    pool.questions = [msgspec.msgpack.encode(wanted)]
+    pool.patient = True
+    pool.tuned = [(problem(16).text(), 2), (problem(32).text(), 1)]
+    name = begun(http, GraphItem(2, keys.key_of_bytes(wire.encode_request(wire.unpack_request(body)))))
+    assert ended(http, name)["items"]["done"] == 1
+    of_graph = {each.entry.problem: each for each in results(http, name) if each.graphs}
+    assert not of_graph[problem(16)].known
+    assert [timing.candidate for timing in of_graph[problem(16)].timings] == ["triton_mm", "aten mm"]
+    assert of_graph[problem(32)].known and not of_graph[problem(32)].timings
 
 
 def test_a_graph_whose_artifact_is_there_compiles_nothing(http: httpx2.Client, pool: SearchingPool) -> None:
