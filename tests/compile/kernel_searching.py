@@ -22,6 +22,7 @@ from torchrelay.compiler import (
     kernel_search,
     kernel_trials,
     measure,
+    names,
     tune_kernels,
     tuning,
     user_kernels,
@@ -61,6 +62,28 @@ def request(
     )
     made = tune_kernels.request(kernel, local_toolchain(), local_target("cpu"))
     return msgspec.structs.replace(made, mode=made.mode if tunes else "default", **changes)
+
+
+def dynamic() -> wire.GraphRequest:
+    """The same call where nobody knows the size yet."""
+    fixed = request((64, 0), (256, 0))
+    grids = [wire.TupleArg([wire.Sym(f"CeilDiv(s0, {block})"), 1, 1]) for block in (64, 256)]
+    call = {
+        "constant_args": wire.DictArg([]),
+        "grid": wire.ListArg([*grids]),
+        "kernel": wire.UserKernel(0),
+        "kwargs": wire.DictArg([("x_ptr", wire.Ref(1)), ("out_ptr", wire.Ref(2)), ("n", wire.Ref(0))]),
+    }
+    nodes = [wire.Node("placeholder", "", []) for _ in range(3)]
+    nodes.append(wire.Node("call_function", names.TRITON_CALL, [], sorted(call.items())))
+    nodes.append(wire.Node("output", "", [wire.TupleArg([])]))
+    tensor = wire.TensorInput(["s0"], [1], "float32", "cpu", requires_grad=False)
+    return msgspec.structs.replace(
+        fixed,
+        graph=wire.Graph(nodes),
+        inputs=[wire.SymIntInput("s0"), tensor, tensor],
+        symbols=[wire.Symbol("s0", SIZE, 2, None)],
+    )
 
 
 class Team:
@@ -108,7 +131,9 @@ def searched(
         "recalled": search.recalled,
         "asked": team.asked,
         "left": [config.kwargs for config in kernel.configs],
-        "grids": [list(grid) for grid in node.kwargs["grid"]],
+        "grids": [
+            [size if type(size) is int else str(size) for size in grid] for grid in node.kwargs["grid"]
+        ],
         "entry": None if found is None else msgspec.to_builtins(found.entry),
         "timings": [] if found is None else [timing.candidate for timing in found.timings],
         "failures": [] if found is None else [(each.candidate, each.why) for each in found.failures],
@@ -205,6 +230,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "known": known,
     "strangers": strangers,
     "lock": lock,
+    "dynamic": lambda: searched(dynamic()),
     "twice": lambda: searched(request((64, 0), (256, 0)), times=2),
     "twice lost": lambda: searched(request((64, 0), (256, 0)), work=always_lost, times=2),
     "default": lambda: searched(request((64, 0), (256, 0), tunes=False)),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("triton", reason="needs Triton, not a GPU")
+triton = pytest.importorskip("triton", reason="needs Triton, not a GPU")
 
 SCRIPT = Path(__file__).parent / "kernel_searching.py"
 
@@ -78,6 +78,11 @@ def test_a_compile_that_does_not_tune_measures_nothing(runs: dict[str, Any]) -> 
     assert len(run["left"]) == len(run["grids"]) == 2
 
 
+def test_a_call_whose_sizes_are_not_known_is_left_to_inductor(runs: dict[str, Any]) -> None:
+    run = runs["dynamic"]
+    assert (run["searched"], run["asked"], len(run["left"])) == (0, [], 2)
+
+
 def test_a_lock_chooses_and_a_strict_one_must(runs: dict[str, Any]) -> None:
     run = runs["lock"]
     assert run["taken"]["measurements"] == [run["pinned"]]
@@ -119,3 +124,24 @@ def test_a_search_that_loses_every_process_leaves_the_choice_to_inductor(runs: d
 
 def test_a_kernel_that_runs_in_no_configuration_fails_the_compile(runs: dict[str, Any]) -> None:
     assert runs["none"]["error"].startswith("no configuration of kernel scale works: BLOCK=3 WRONG=0")
+
+
+@pytest.mark.parametrize("name", ["pointwise", "matmul"])
+def test_candidates_are_compiled_for_a_gpu_before_they_run(name: str, tmp_path: Path) -> None:
+    """Without the GPU, by Triton's own compiler: all of a job's candidates, several at once; one that does not compile
+    fails where it would be launched."""
+    if "nvidia" not in triton.backends.backends:
+        pytest.skip("this Triton compiles for no NVIDIA GPU")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT.with_name("kernel_compiling.py")), name],
+        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)[name]
+    assert made["built"] == made["wanted"]
+    assert made["failed"] == []
+    assert made["error"] == "CompilationError"
