@@ -58,15 +58,16 @@ def hold(
     beside: Path | None,
     doomed: Mapping[int, str],
     begun: float,
+    first: Collection[str] = (),
     before: Callable[[int], None] = lambda candidate: None,
     failed: Callable[[], None] = lambda: None,
     watched: trials.Watch = trials.unwatched,
 ) -> Outcome:
     """Run and measure the candidates but those that are `doomed`.
 
-    threads: of a CPU's kernels. beside: see `alone`. begun: when the search began (time.monotonic). before: called
-    with each candidate before its first run; failed: after one that failed. watched: around whatever may hang. Raises
-    CompileFailed if none works.
+    threads: of a CPU's kernels. beside: see `alone`. begun: when the search began (time.monotonic). first: candidates
+    that win among equals. before: called with each candidate before its first run; failed: after one that failed.
+    watched: around whatever may hang. Raises CompileFailed if none works.
     """
     name = tuning.name_of(selection.problem)
     if selection.problem.op.startswith(PADDING):
@@ -79,7 +80,7 @@ def hold(
                 selection.prepare(seed=int(name[:8], 16))
                 running = trials.trials(selection, threads)
             with running:
-                for candidate in preferred(selection):
+                for candidate in preferred(selection, first):
                     if candidate not in why:
                         before(candidate)
                         try:
@@ -91,7 +92,7 @@ def hold(
                 why |= wrong(selection, errors)
                 ranking = measure.rank(
                     lambda order: _taken(running, order, watched),
-                    [candidate for candidate in preferred(selection) if candidate not in why],
+                    [candidate for candidate in preferred(selection, first) if candidate not in why],
                     name=name,
                     settings=settings,
                 )
@@ -166,9 +167,10 @@ def around(found: Outcome, tried: Collection[str], band: float) -> list[Configur
     return [*best, *others] if others else []
 
 
-_NEAR = 1.3
+_NEAR = 1.12
+"""A step seldom gains more."""
 _BEST_KEPT = 3
-_MOST_AROUND = 24
+_MOST_AROUND = 16
 
 
 def _taken(running: trials.Trials, order: Sequence[int], watched: trials.Watch) -> list[float | None]:
@@ -225,11 +227,15 @@ def gpu_folder(devices: Path = DEVICES) -> Path | None:
     return devices / address
 
 
-def preferred(selection: Candidates) -> list[int]:
-    """Who wins among equals: PyTorch's own kernel, which needs no compiler and keeps the code small; then by text."""
-    return sorted(
-        range(len(selection.candidates)), key=lambda c: (c not in selection.aten, selection.candidates[c])
-    )
+def preferred(selection: Candidates, first: Collection[str] = ()) -> list[int]:
+    """Who wins among equals: PyTorch's own kernel, which needs no compiler and keeps the code small; then what was there
+    `first`; then by text."""
+
+    def rank(candidate: int) -> tuple[bool, bool, str]:
+        text = selection.candidates[candidate]
+        return candidate not in selection.aten, text not in first, text
+
+    return sorted(range(len(selection.candidates)), key=rank)
 
 
 def wrong(selection: Candidates, errors: Mapping[int, float | None]) -> dict[int, str]:

@@ -225,6 +225,7 @@ class _Searcher:
                     beside=self._beside(),
                     doomed=doomed,
                     begun=prepared.begun,
+                    first=prepared.tried,
                     before=lambda candidate: self._trying(task, selection.candidates[candidate]),
                     failed=lambda: self._check_device(task),
                     watched=self._watched if self._device == "cuda" else trials.unwatched,
