@@ -5,11 +5,11 @@
     python benchmarks/autotune.py --device cpu --part products,again
 
 products: matrix products of well-known models, by the service's winners, by PyTorch's own max-autotune and by ATen,
-timed by turns in one process. again: the same products searched once more by a fresh service. search: what
-max-autotune adds to a training compile of a 12-layer GPT-2, alone and through the service, on one GPU and on more.
-known: the same compile when all its problems are known, beside mode default. job: a batch job of some operators, and
-its report, in OUT/report. Each part prints as it goes, has a limit
-of its own, and is written to autotune.json.
+timed by turns in one process on each GPU. search: what max-autotune adds to a training compile of a 12-layer GPT-2,
+alone and through the service, on one GPU and on more. known: the same compile when all its problems are known, beside
+mode default. again: the products searched once more from nothing, and the GPT-2's problems as two services found them.
+job: a batch job of some operators, and its report, in OUT/report. Parts run in the order in which they are named, print
+as they go, and are written to autotune.json.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -39,7 +38,7 @@ from torchrelay.examples.machines import FreshMachine
 from torchrelay.examples.private_service import PrivateService, ServiceDidNotStart
 from torchrelay.examples.table import print_table
 from variants import HERE, ChildFailed
-from winners import entries
+from winners import Tenant
 
 JOBS = {
     "cpu": """\
@@ -59,9 +58,11 @@ operators:
   - {op: convolution, batch: 32, in: 64, out: 64, size: [56, 56], kernel: [3, 3], padding: [1, 1], dtype: f16}
 """,
 }
-_AROUND = 25.0
-"""Seconds that a service takes to start and to stop."""
-_JOB = 90.0
+_SEARCH_SHARE = 0.45
+"""Of the time for products: at most so much to search them."""
+_AGAIN, _JOB = 45.0, 45.0
+"""Seconds that are kept for the parts after products."""
+_LEAST = 30.0
 GEOMETRIC_MEAN, WORST, EQUAL = 0.97, 1.02, 0.95
 
 
@@ -72,19 +73,39 @@ def say(text: str) -> None:
 class Benchmark:
     """The parts, and what they found."""
 
-    def __init__(self, args: argparse.Namespace, root: Path) -> None:
+    def __init__(self, args: argparse.Namespace, root: Path, stack: contextlib.ExitStack) -> None:
         self.args = args
         self.root = root
         self.found: dict[str, Any] = {}
         self.verdicts: list[verdicts.Verdict] = []
+        self._stack = stack
+        self._service: PrivateService | None = None
         self._first: list[tuning.Entry] = []
-        self._second: list[tuning.Entry] | None = None
-        self._job_done = False
+        self._elsewhere: tuple[list[tuning.Entry], list[tuning.Entry]] | None = None
+        """A GPT-2's winners, by two services."""
         self._until = time.monotonic() + args.seconds
 
+    @property
+    def service(self) -> PrivateService:
+        """With all GPUs; started when it is first needed."""
+        if self._service is None:
+            self._service = self._stack.enter_context(PrivateService(self.root / "service"))
+        return self._service
+
+    def _left(self, *kept_for: str) -> float:
+        """Seconds, without those that the parts named need."""
+        needed = {"again": _AGAIN, "job": _JOB}
+        kept = sum(needed[part] for part in kept_for if part in self.args.part)
+        return self._until - time.monotonic() - kept
+
     def products(self) -> None:
-        limit = min(self.args.products_seconds, self._until - time.monotonic() - _AROUND)
-        records, self._first = self._searched("first", compare=True, seconds=limit)
+        tenant = self._tenant("first")
+        limit = min(self.args.products_seconds, self._left("again", "job"))
+        begin = time.monotonic()
+        records = self._once(tenant, "--search", seconds=limit * _SEARCH_SHARE)
+        self._first = tenant.entries()
+        say(f"{len(self._first)} problems are known after {time.monotonic() - begin:.1f} s")
+        records += self._once(tenant, "--compare", seconds=limit - (time.monotonic() - begin))
         (self.args.out / "autotune.lock").write_text(tuning_lock.write(self._first))
         if self.args.before is not None:
             records += json.loads(self.args.before.read_text())["products"]
@@ -108,13 +129,18 @@ class Benchmark:
             self._bar(len(ratios) >= 40, f"{len(ratios)} (>= 40)  products compared")
 
     def again(self) -> None:
-        limit = self.args.again_seconds
-        if not self._first:
-            _, self._first = self._searched("first", compare=False, seconds=limit)
-        if self._second is None:
-            _, self._second = self._searched("second", compare=False, seconds=limit)
-        second = self._second
-        result = agreement(self._first, second)
+        pairs = [self._elsewhere] if self._elsewhere is not None else []
+        if self._left("job") > _LEAST or not pairs:
+            for name in ("second",) if self._first else ("first", "second"):
+                tenant = self._tenant(name)
+                begin = time.monotonic()
+                self._once(tenant, "--search", seconds=min(self.args.again_seconds, self._left("job")))
+                second = tenant.entries()
+                say(f"{len(second)} problems are known after {time.monotonic() - begin:.1f} s")
+                self._first = self._first or second
+            pairs.append((self._first, second))
+        first, second = ([entry for pair in pairs for entry in pair[side]] for side in (0, 1))
+        result = agreement(first, second)
         self.found["again"] = result
         for text in result["others"]:
             print(f"  {text}")
@@ -126,102 +152,71 @@ class Benchmark:
 
     def search(self) -> None:
         parts = {"search", "known"} & set(self.args.part)
-        self.found["search"] = search(self.root / "search", self.args, say, self._bar, parts=parts)
+        result = search(self.root / "search", self.args, say, self._bar, parts=parts, stack=self._stack)
+        self.found["search"], self._service = result.found, result.service
+        if len(result.winners) > 1:
+            self._elsewhere = result.winners[0], result.winners[1]
 
     def job(self) -> None:
         """A batch job from its file to its report, as a user runs it."""
-        if self._job_done:
-            return
-        self._job_done = True
-        if self._until - time.monotonic() < _JOB:
-            raise ChildFailed("no time is left")
         place, out = self.root / "job", self.args.out / "report"
         place.mkdir()
         (place / "job.yaml").write_text(JOBS[self.args.device])
-        with self._service(place) as service:
-            machine = FreshMachine(place / "client")
-            for arguments in (["job.yaml"], ["report", "operators", "--output", str(out.absolute())]):
-                command = [sys.executable, "-m", "torchrelay.clients.cli", "tune", *arguments]
-                begin = time.monotonic()
-                done = subprocess.run(
-                    command,
-                    env=machine.environment(**service.environment),
-                    cwd=place,
-                    check=False,
-                    timeout=self.args.child_timeout,
-                )
-                say(f"tune {arguments[0]}: {time.monotonic() - begin:.1f} s, status {done.returncode}")
-                if done.returncode:
-                    raise ChildFailed(f"tune {arguments[0]} ended with status {done.returncode}")
-
-    def _searched(
-        self, name: str, *, compare: bool, seconds: float
-    ) -> tuple[list[dict[str, Any]], list[tuning.Entry]]:
-        """A fresh service and a fresh process that has products searched (and compared); its lines, and the winners."""
-        args, place = self.args, self.root / name
-        begin = time.monotonic()
-        place.mkdir()
-        lines = place / "records"
-        flags = ["--compare" if compare else "--no-compare"]
-        with self._service(place) as service:
-            beside: threading.Thread | None = None
-            if args.apart and compare:
-                flags.append("--no-search")
-                beside = threading.Thread(target=self._beside, args=(place, service, seconds))
-                beside.start()
-            self._run(service, lines, seconds, *flags)
-            if beside is not None:
-                beside.join()
-            found = entries(service)
-        say(f"{name}: {len(found)} problems are known after {time.monotonic() - begin:.0f} s")
-        text = lines.read_text() if lines.exists() else ""
-        return [json.loads(line) for line in text.splitlines()], found
-
-    def _beside(self, place: Path, service: PrivateService, seconds: float) -> None:
-        """Have the service search, on the second GPU, while PyTorch's own max-autotune does on the first; and then
-        another service, and a job, if they are asked for."""
-        self._run(service, place / "beside", seconds, "--no-compare")
-        if "again" in self.args.part:
-            self._second = []  # not a third time, whatever happens
-            limit = min(self.args.again_seconds, self._until - time.monotonic() - _AROUND)
-            _, self._second = self._searched("second", compare=False, seconds=limit)
-        if "job" in self.args.part:
-            self.job()
-
-    def _service(self, place: Path) -> PrivateService:
-        return PrivateService(place / "service", environment=_visible(1) if self.args.apart else {})
-
-    def _run(self, service: PrivateService, lines: Path, seconds: float, *flags: str) -> None:
-        """products_once.py, until its end or a while past `seconds`."""
-        command, environment = self._child(service, lines, seconds, *flags)
-        if self.args.apart:
-            environment |= _visible(0 if "--compare" in flags else 1)
-        said = Path(f"{lines}.said")
-        with said.open("wb") as said_to, contextlib.suppress(subprocess.TimeoutExpired):
-            done = subprocess.run(command, env=environment, check=False, timeout=seconds + 30, stderr=said_to)
+        environment = FreshMachine(place / "client").environment(**self._tenant("job").environment)
+        for arguments in (["job.yaml"], ["report", "operators", "--output", str(out.absolute())]):
+            command = [sys.executable, "-m", "torchrelay.clients.cli", "tune", *arguments]
+            begin = time.monotonic()
+            done = subprocess.run(
+                command, env=environment, cwd=place, check=False, timeout=self.args.child_timeout
+            )
+            say(f"tune {arguments[0]}: {time.monotonic() - begin:.1f} s, status {done.returncode}")
             if done.returncode:
-                say(f"products_once.py ended with status {done.returncode}")
-                print(said.read_text(errors="replace")[-3000:], service.log_tail(), sep="\n", flush=True)
+                print(self.service.log_tail(), flush=True)
+                raise ChildFailed(f"tune {arguments[0]} ended with status {done.returncode}")
 
-    def _child(
-        self, service: PrivateService, lines: Path, seconds: float, *flags: str
-    ) -> tuple[list[str], dict[str, str]]:
+    def _tenant(self, name: str) -> Tenant:
+        """Nothing is known there, and no kernel built."""
+        return Tenant(self.service, name)
+
+    def _once(self, tenant: Tenant, flag: str, *, seconds: float) -> list[dict[str, Any]]:
+        """products_once.py, on each GPU where it compares; its records."""
         args = self.args
-        command = [sys.executable, str(HERE / "products_once.py"), "--device", args.device]
-        command += ["--records", str(lines), "--seconds", str(seconds), "--rounds", str(args.rounds)]
-        command += ["--skip", str(args.skip), "--most", str(args.most), *flags]
-        if args.lock:
-            command += ["--lock", f"{lines}.lock"]
-        machine = FreshMachine(lines.with_name(f"{lines.name}-client"))
-        return command, machine.environment(**service.environment, TORCHRELAY_MODE="require")
+        gpus = torch.cuda.device_count() if args.device == "cuda" else 0
+        shares = max(gpus, 1) if flag == "--compare" else 1
+        running: list[tuple[subprocess.Popen[bytes], Path]] = []
+        for share in range(shares):
+            place = Path(tempfile.mkdtemp(dir=self.root))
+            command = [sys.executable, str(HERE / "products_once.py"), "--device", args.device, flag]
+            command += ["--records", str(place / "records"), "--seconds", str(seconds)]
+            command += ["--rounds", str(args.rounds), "--skip", str(args.skip), "--most", str(args.most)]
+            command += ["--share", str(share), "--shares", str(shares)]
+            if args.lock:
+                command += ["--lock", str(place / "tuning.lock")]
+            environment = FreshMachine(place / "client").environment(**tenant.environment)
+            if gpus:
+                environment["CUDA_VISIBLE_DEVICES"] = str(share)
+            with (place / "said").open("wb") as said:
+                running.append((subprocess.Popen(command, env=environment, stderr=said), place))
+        records = []
+        until = time.monotonic() + seconds + 20
+        for child, place in running:
+            try:
+                child.wait(max(until - time.monotonic(), 1))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            if child.returncode:
+                say(f"products_once.py ended with status {child.returncode}")
+                print(
+                    (place / "said").read_text(errors="replace")[-3000:], self.service.log_tail(), flush=True
+                )
+            lines = place / "records"
+            records += [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+        return records
 
     def _bar(self, met: bool, text: str) -> None:
         self.verdicts.append((met, text))
         say(f"{'pass' if met else 'FAIL'}  {text}")
-
-
-def _visible(index: int) -> dict[str, str]:
-    return {"CUDA_VISIBLE_DEVICES": str(index)}
 
 
 def agreement(first: Sequence[tuning.Entry], second: Sequence[tuning.Entry]) -> dict[str, Any]:
@@ -277,10 +272,13 @@ def main() -> int:
     }
     args.out.mkdir(parents=True, exist_ok=True)
     failures: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="relay-", ignore_cleanup_errors=True) as folder:
-        benchmark = Benchmark(args, Path(folder))
+    with (
+        tempfile.TemporaryDirectory(prefix="relay-", ignore_cleanup_errors=True) as folder,
+        contextlib.ExitStack() as stack,
+    ):
+        benchmark = Benchmark(args, Path(folder), stack)
         for name in args.part:
-            if name in ("search", "known") and "search" in benchmark.found:
+            if name == "known" and "search" in args.part:
                 continue  # one service for both
             begin = time.monotonic()
             try:
@@ -320,18 +318,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--most", type=int, default=1000, help="products")
     parser.add_argument("--before", type=Path, help="an autotune.json whose products count too")
     parser.add_argument(
-        "--apart",
-        action="store_true",
-        help="the service searches on a second GPU, beside PyTorch on the first",
-    )
-    parser.add_argument(
         "--upstream",
         type=float,
         nargs=2,
         metavar="SECONDS",
         help="PyTorch's own first steps, with max-autotune and mode default, if they were measured before",
     )
-    parser.add_argument("--rounds", type=int, default=200, help="samples of each way")
+    parser.add_argument("--rounds", type=int, default=150, help="samples of each way")
     parser.add_argument("--repeats", type=int, default=3, help="of what is compared with mode default")
     parser.add_argument(
         "--gpus", type=int, default=0, help="at most so many; 0: 1, 2, 4 ... of those there are"

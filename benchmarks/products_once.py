@@ -1,6 +1,6 @@
 """One process, many matrix products: in: flags; out: a line of JSON for each product, in a file as it goes.
 
-A service's client. `--search` has the products of a group searched by compiling them as one graph. `--compare` then
+A service's client. `--search` has the products of a group searched by compiling them as one graph; `--compare`
 compiles each on its own, by PyTorch's own max-autotune in this process and through the service, and times both and
 ATen by turns.
 """
@@ -32,10 +32,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True, help="after these nothing is begun")
     parser.add_argument("--skip", type=int, default=0, help="products")
     parser.add_argument("--most", type=int, default=1000, help="products")
-    parser.add_argument("--group", type=int, default=12, help="products of one graph")
+    parser.add_argument("--group", type=int, default=24, help="products of one graph")
     parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--search", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--compare", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--share", type=int, default=0, help="of the products, counted from 0")
+    parser.add_argument("--shares", type=int, default=1)
+    parser.add_argument("--search", action="store_true")
+    parser.add_argument("--compare", action="store_true")
     parser.add_argument("--lock", type=Path, help="a loose lock to be made, that pins nothing here")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
@@ -43,7 +45,7 @@ def main() -> None:
         args.lock.write_text(tuning_lock.write([elsewhere(args.device)]))
         os.environ |= {"TORCHRELAY_TUNING_LOCK": str(args.lock), "TORCHRELAY_TUNING_LOCK_MODE": "loose"}
     begun = time.monotonic()
-    every = products(args.device)[args.skip :][: args.most]
+    every = products(args.device)[args.skip :][: args.most][args.share :: args.shares]
     with args.records.open("a") as lines:
 
         def tell(record: dict[str, Any]) -> None:
@@ -109,7 +111,7 @@ def compared(product: Product, device: str, rounds: int) -> dict[str, Any]:
             name: float((result - results["aten"]).abs().max()) / largest for name, result in results.items()
         }
         del results
-        times = interleaved(calls, device, rounds=rounds, seconds=2.0)
+        times = interleaved(calls, device, rounds=rounds, seconds=1.2)
     record["milliseconds"] = {name: statistics.median(taken) for name, taken in times.items()}
     for other in ("inductor", "aten"):
         told = measure.summary([a / b for a, b in zip(times["torchrelay"], times[other], strict=True)])

@@ -14,15 +14,17 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torchrelay.compiler import artifact, wire
+from torchrelay.compiler.tuning import Entry
 from torchrelay.examples.machines import FreshMachine
 from torchrelay.examples.private_service import PrivateService
-from variants import HERE, run_child
-from winners import administration
+from variants import HERE, ChildFailed, run_child
+from winners import administration, entries
 
 MODE = "max-autotune-no-cudagraphs"
 MODEL = {"cpu": "gpt2-4x256", "cuda": "gpt2-12x768"}
@@ -33,16 +35,36 @@ Bar = Callable[[bool, str], None]
 Run = Callable[[str, PrivateService | None, str], dict[str, Any]]
 
 
+@dataclass
+class Searched:
+    """found: for people and JSON. winners: of each service from nothing. service: with all GPUs, if one was started; it
+    goes on until the caller's stack ends."""
+
+    found: dict[str, Any]
+    winners: list[list[Entry]] = field(default_factory=list)
+    service: PrivateService | None = None
+
+
 def search(
-    root: Path, args: argparse.Namespace, say: Say, bar: Bar, *, parts: Collection[str]
-) -> dict[str, Any]:
+    root: Path,
+    args: argparse.Namespace,
+    say: Say,
+    bar: Bar,
+    *,
+    parts: Collection[str],
+    stack: contextlib.ExitStack,
+) -> Searched:
     """Parts: `search`: upstream's beside the service's on one GPU, and on more where there are. `known`: the same
     compile again, its artifacts deleted and all its winners known, beside mode default's, by turns."""
-    root.mkdir()
+    root.mkdir(exist_ok=True)
     runs: dict[str, dict[str, Any]] = {}
 
     def run(name: str, service: PrivateService | None, mode: str) -> dict[str, Any]:
-        runs[name] = train(root / name.replace(" ", "-"), service, args, mode)
+        try:
+            runs[name] = train(root / name.replace(" ", "-"), service, args, mode)
+        except ChildFailed:
+            print("" if service is None else service.log_tail(), flush=True)
+            raise
         say(f"{name}: {told(runs[name])}")
         return runs[name]
 
@@ -53,6 +75,7 @@ def search(
     counts = _counts(args)
     one = counts[0]
     found: dict[str, Any] = {"runs": runs}
+    result = Searched(found)
     with _share_of_processors(one), serving(one) as service:
         run(f"torchrelay {one}", service, MODE)
         run(
@@ -61,10 +84,13 @@ def search(
         if "known" in parts:
             found["known"] = _known(service, run, args.repeats, bar)
     if "search" not in parts:
-        return found
+        return result
     for gpus in counts[1:]:
-        with _share_of_processors(gpus), serving(gpus) as service:
+        with contextlib.ExitStack() as ends, _share_of_processors(gpus):
+            service = (stack if gpus == counts[-1] else ends).enter_context(serving(gpus))
             run(f"torchrelay {gpus}", service, MODE)
+            result.winners.append(entries(service))
+            result.service = service
     if args.upstream:
         upstream, plain = args.upstream
     else:
@@ -81,7 +107,8 @@ def search(
         bar(ratio <= OF_ONE, f"{ratio:.3f} (<= {OF_ONE})  the same search on two GPUs / on one")
         if importlib.util.find_spec("matplotlib") is not None:
             _draw(own, upstream - plain, args.out / "autotune_gpus.png")
-    return found | {"upstream": {"tuned": upstream, "default": plain}, "seconds": own}
+    found |= {"upstream": {"tuned": upstream, "default": plain}, "seconds": own}
+    return result
 
 
 def _known(service: PrivateService, run: Run, repeats: int, bar: Bar) -> dict[str, Any]:
