@@ -20,7 +20,8 @@ FLOATS = ("bfloat16", "float16", "float32", "float64")
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 PRECISIONS = ("highest", "high", "medium")
 MASKS = r"none|causal|window:[1-9][0-9]{0,8}|prefix:[1-9][0-9]{0,8}"
-"""Of flex attention: `window:256` sees the last 256 keys, `prefix:128` the first 128 and what is causal."""
+"""Of flex attention: causal; `window:256`: no key more than 256 before its query either; `prefix:128`: the first 128
+keys too."""
 
 _CAPABILITY = {"bfloat16": (8, 0), "float8_e4m3fn": (8, 9), "float8_e5m2": (8, 9)}
 """The least CUDA compute capability for a dtype's matrix products."""
