@@ -38,6 +38,8 @@ _FAILED_STARTS = 3
 """In a row, with no searcher alive: then compiles are told not to wait for one."""
 _TURN_SECONDS = 30.0
 """A searcher keeps its lane at least so long, where those who want it have no better right."""
+_MOST_WARM = 8
+"""Searchers that are started before there is work for them."""
 _MOST_LOOKED_AT = 64
 """Tasks of one kind, in one look: more lanes than that are not free at once."""
 
@@ -180,12 +182,19 @@ class Crew:
         return None
 
     def may_have(self, searcher: Searcher) -> bool:
-        """Whether anything is queued that it could take, now or once compiles leave room."""
+        """Whether anything is queued that it could take, now or once compiles leave room, or is about to be."""
+        return self._expected(searcher) or self._queued_for(searcher)
+
+    def _queued_for(self, searcher: Searcher) -> bool:
         return any(
             self._suits(ticket, searcher)
             for urgent in (True, False)
             for ticket in searcher.farm.queued(urgent=urgent)
         )
+
+    @staticmethod
+    def _expected(searcher: Searcher) -> bool:
+        return any(aim.name() == searcher.aim_name for aim in searcher.farm.expects())
 
     @staticmethod
     def _suits(ticket: Ticket, searcher: Searcher) -> bool:
@@ -246,6 +255,28 @@ class Crew:
             farm.tidy()
         for need in sorted(self._needs(), key=self._turn):
             await self._meet(need)
+        for farm in self._farms:
+            for aim in farm.expects():
+                await self._warm(farm, aim)
+
+    async def _warm(self, farm: Farm, aim: Aim) -> None:
+        """Start searchers on idle lanes, though nothing is queued yet; nobody has to yield for that."""
+        name = aim.name()
+        try:
+            lanes = self.lanes(aim)
+        except NoWorker:
+            return
+        alike = sum(searcher.farm is farm and searcher.aim_name == name for searcher in self._searchers)
+        for lane in lanes:
+            if alike < _MOST_WARM and self._free(lane, urgent=True):
+                self._start(farm, aim, lane.worker)
+                alike += 1
+        await asyncio.sleep(0)
+
+    def _start(self, farm: Farm, aim: Aim, worker: str) -> None:
+        self._given += 1
+        self._served[farm.namespace] = self._given
+        self._searchers.append(Searcher(self, farm, aim, worker))
 
     def _turn(self, need: _Need) -> tuple[bool, int, int]:
         farm = need.farm
@@ -293,9 +324,7 @@ class Crew:
             if lane is None:
                 self._ask_to_yield(need, able)
                 return
-            self._given += 1
-            self._served[need.farm.namespace] = self._given
-            self._searchers.append(Searcher(self, need.farm, need.aim, lane.worker))
+            self._start(need.farm, need.aim, lane.worker)
             await asyncio.sleep(0)  # its lane is taken from here on
             lanes = self.lanes(need.aim)
 
@@ -325,7 +354,8 @@ class Crew:
                 continue
             queued = any(self._suits(ticket, rival) for ticket in rival.farm.queued(urgent=True))
             serves_compiles = queued or any(ticket.urgent for ticket in rival.held.values())
-            idle = not rival.held and not self.may_have(rival)
+            wanted_soon = self._expected(rival) and not need.urgent
+            idle = not rival.held and not self._queued_for(rival) and not wanted_soon
             fair = time.monotonic() - rival.since > _TURN_SECONDS and (
                 self._has(rival.farm) > own + 1 or own == 0 or rival.farm is need.farm
             )

@@ -37,7 +37,7 @@ from ..compiler.tuning import Entry, Question
 from .blobs import StoreDown, sha256
 from .cache import Cache, Offer
 from .crew import SearchPool
-from .farm import Farm
+from .farm import Aim, Farm
 from .intake import Ask, Intake
 from .leases import Granted, Leases
 from .metrics import Metrics
@@ -303,6 +303,8 @@ class Dispatcher:
 
     async def _ask_pool(self, ask: Ask, on_progress: Callable[[wire.Stage, str], None]) -> bytes:
         deadline = self._settings.compile_deadline_seconds
+        if ask.threads is not None:
+            self._farm.expect(Aim(ask.toolchain, ask.target, ask.threads))
         questions = Questions(self._tunings, self._farm, ask, functools.partial(self._heard, ask.key))
         try:
             async with asyncio.timeout(deadline + _POOL_GRACE_SECONDS):

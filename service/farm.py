@@ -11,9 +11,11 @@ import asyncio
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 import structlog
+from msgspec import Struct
 from redis.exceptions import RedisError
 
 from ..compiler.errors import LimitExceeded
@@ -39,10 +41,22 @@ compile has ended. One that lives asks every second, or after half a minute's re
 STALL_SECONDS = 180.0
 """A compile does not wait longer for a searcher to say anything: one that has to import torch first on a busy machine
 needs a minute."""
+EXPECT_SECONDS = 60.0
+"""From a compile's beginning to its first wish, at most: a large graph is lowered once before."""
+VAIN_STARTS = 2
+_MOST_EXPECTED = 64
 _REDIS_SECONDS = 5.0
 _KEEP_AGAIN_SECONDS = (1.0, 30.0, 900.0)
 """First and longest pause, and when to give up, while Redis does not take an entry."""
 _MOST_UNKEPT = 1000
+
+
+class _Expected(Struct):
+    """Compiles of an aim that may soon want something. vain: how many in a row have wanted nothing so far."""
+
+    aim: Aim
+    until: float = 0.0
+    vain: int = 0
 
 
 class Farm:
@@ -62,10 +76,28 @@ class Farm:
         """Both: what is queued, in its order, by the task's id."""
         self._heard: dict[tuple[bytes, Place], float] = {}
         """When a searcher of an aim in a place last said something."""
-        self._keeping: set[asyncio.Task[None]] = set()
+        self._expected: dict[bytes, _Expected] = {}
+        self._keeping: set[asyncio.Task[Any]] = set()
         crew.join(self)
 
     # --- for compiles and batch jobs -------------------------------------------------------------------
+
+    def expect(self, aim: Aim) -> None:
+        """A compile begins that tunes: have searchers warm by the time it knows what it wants. After some in a row that
+        wanted nothing, since all was known, none is warmed for the next."""
+        name = aim.name()
+        if name not in self._expected and len(self._expected) >= _MOST_EXPECTED:
+            self._expected.clear()
+        expected = self._expected.setdefault(name, _Expected(aim))
+        if expected.vain < VAIN_STARTS:
+            expected.vain += 1
+            expected.until = time.monotonic() + EXPECT_SECONDS
+            self._crew.stir()
+
+    def expects(self) -> list[Aim]:
+        """Searchers for these are to be kept warm just now."""
+        now = time.monotonic()
+        return [expected.aim for expected in self._expected.values() if now < expected.until]
 
     async def want(self, place: Place, problems: Sequence[Problem], ask: Ask) -> Known:
         """For a compile that polls: what is known of `problems` in `place`. The rest is searched before any batch job's
@@ -100,6 +132,8 @@ class Farm:
                 return None
             task = Task(id=f"compile-{next(self._numbers)}", problem=problem)
             ticket = self._wants[place, problem] = Ticket(task, aim, place=place)
+            if ticket.aim_name in self._expected:
+                self._expected[ticket.aim_name].vain = 0
             self._enqueue(ticket)
         ticket.wanted = time.monotonic()
         return ticket
@@ -153,7 +187,7 @@ class Farm:
 
     def busy(self) -> bool:
         """Whether there is anything to look after."""
-        return bool(self._urgent or self._batch or self._wants)
+        return bool(self._urgent or self._batch or self._wants or self.expects())
 
     def lost(self, ticket: Ticket) -> None:
         """It has failed, or was cancelled, while a searcher had it."""
@@ -180,7 +214,14 @@ class Farm:
         self._crew.stir()
 
     async def finish(self, ticket: Ticket, found: Found) -> Entry:
-        """What stands for the problem now that a searcher has found this."""
+        """What stands for the problem now that a searcher has found this. Goes on to its end though the caller is
+        cancelled: a searcher's last word counts."""
+        task = asyncio.create_task(self._finish(ticket, found), name="finish a search")
+        self._keeping.add(task)
+        task.add_done_callback(self._keeping.discard)
+        return await asyncio.shield(task)
+
+    async def _finish(self, ticket: Ticket, found: Found) -> Entry:
         standing = await self.keep(found.entry)
         known = not found.timings and found.entry.winner == standing.winner
         self._metrics.searches.labels("known" if known else "found").inc()

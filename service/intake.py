@@ -14,7 +14,7 @@ import msgspec
 from fastapi import Request
 from msgspec import Struct
 
-from ..compiler import check, key, tune_kernels, wire
+from ..compiler import check, key, pinned, tune_kernels, wire
 from ..compiler.errors import LimitExceeded, MalformedRequest, RelayError, Unavailable, from_code
 from .blobs import sha256
 
@@ -38,6 +38,8 @@ class Ask(Struct, frozen=True):
     """Names of the user-written kernels whose source it holds."""
     sources: list[str] = []
     """Digests of these sources (tune_kernels.source_digest)."""
+    threads: int | None = None
+    """That what it may want searched runs in, 0 on a GPU; None: it tunes nothing, or takes all from a strict lock."""
 
 
 class ChildInput(Struct, frozen=True):
@@ -58,7 +60,15 @@ def parse(body: bytes, limits: wire.Limits) -> Ask:
         key.components(request),
         [kernel.name for kernel in request.kernels],
         sorted({tune_kernels.source_digest(kernel) for kernel in request.kernels}),
+        _search_threads(request),
     )
+
+
+def _search_threads(request: wire.GraphRequest) -> int | None:
+    lock = request.tuning_lock
+    if not pinned.tunes(request) or (lock is not None and lock.strict):
+        return None
+    return request.ambient.threads if request.target.kind == "cpu" else 0
 
 
 class Intake:

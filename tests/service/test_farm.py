@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -12,9 +12,10 @@ import pytest
 from farm_parts import AIM, ASK, Lanes, Site, of, site, task, winners
 from service_parts import TOOLCHAIN, RedisServer
 from torchrelay.compiler.errors import NoWorker
-from torchrelay.compiler.tuning import Found, Known
+from torchrelay.compiler.tuning import Entry, Found, Known
 from torchrelay.service import crew, farm, searcher, tickets
 from torchrelay.service.farm import Aim
+from torchrelay.service.tunings import Kept
 from tuning_parts import PLACE, entry
 
 Scenario = Callable[[Site], Coroutine[None, None, None]]
@@ -313,6 +314,26 @@ def test_a_new_worker_takes_part_and_a_lost_ones_tasks_go_to_others(redis_server
     run(redis_server, scenario)
 
 
+def test_a_searchers_last_word_counts(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(here: Site) -> None:
+        keep = here.tunings.keep
+        keeping = asyncio.Event()
+
+        async def slowly(entries: Sequence[Entry]) -> list[Kept]:
+            keeping.set()
+            await asyncio.sleep(0.2)
+            return await keep(entries)
+
+        monkeypatch.setattr(here.tunings, "keep", slowly)
+        ticket = here.farm.submit(task(1), AIM)
+        await keeping.wait()
+        here.lanes.lose(ticket.detail)  # it has reported, and does not hear the answer
+        assert isinstance(await asyncio.wait_for(ticket.outcome(), 5), Found)
+        assert len(here.lanes.began) == 1
+
+    run(redis_server, scenario)
+
+
 def test_with_all_workers_gone_compiles_go_on_without_and_batch_jobs_wait(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -499,3 +520,91 @@ def test_bad_luck_has_a_bound() -> None:
         assert outcome == "17 of its candidates end the searcher's process"
 
     asyncio.run(scenario())
+
+
+# --- before a compile wants anything ---------------------------------------------------------------------
+
+
+def test_searchers_are_warm_when_a_compile_that_tunes_wants_something(redis_server: RedisServer) -> None:
+    async def scenario(here: Site) -> None:
+        here.farm.expect(AIM)
+        await here.until(lambda: len(here.lanes.searching) == 2)
+        assert here.lanes.began == []
+        assert len(winners(await here.wanted(of(1), of(2)))) == 2
+        assert here.lanes.starts == 2
+
+    run(redis_server, scenario)
+
+
+def test_after_compiles_that_wanted_nothing_no_searcher_is_warmed_until_one_wants_again(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(farm, "EXPECT_SECONDS", 0.1)
+    monkeypatch.setattr(searcher, "LINGER_SECONDS", 0.1)
+
+    async def expected(here: Site) -> int:
+        before = here.lanes.starts
+        here.farm.expect(AIM)
+        await asyncio.sleep(0.3)
+        await here.until(lambda: not here.lanes.searching)
+        return here.lanes.starts - before
+
+    async def scenario(here: Site) -> None:
+        assert [await expected(here) for _ in range(4)] == [2, 2, 0, 0]
+        await here.wanted(of(1))
+        await here.until(lambda: not here.lanes.searching)
+        assert await expected(here) == 2
+
+    run(redis_server, scenario)
+
+
+def test_who_expects_takes_no_lane_from_who_has_work(redis_server: RedisServer) -> None:
+    async def scenario(here: Site) -> None:
+        here.lanes.up.pop("b")
+        other = here.another("red")
+        ticket = here.farm.submit(task(1, hold="yes"), AIM)
+        await here.until(lambda: here.lanes.began != [])
+        other.expect(AIM)
+        await asyncio.sleep(0.7)
+        assert here.lanes.namespaces == ["default"]
+        here.lanes.release.set()
+        await ticket.outcome()
+        second = here.farm.submit(task(2), AIM)
+        await second.outcome()
+        await other.close()
+
+    run(redis_server, scenario)
+
+
+def test_an_expecting_searcher_yields_to_a_compile_at_once(redis_server: RedisServer) -> None:
+    async def scenario(here: Site) -> None:
+        here.lanes.up.pop("b")
+        other = here.another("red")
+        other.expect(AIM)
+        await here.until(lambda: here.lanes.namespaces == ["red"])
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        assert winners(await here.wanted(of(1))) == {of(1): "a"}
+        assert time.monotonic() - began < searcher.LINGER_SECONDS / 2
+        await other.close()
+
+    run(redis_server, scenario)
+
+
+def test_an_expecting_searcher_yields_to_a_batch_job_once_nothing_is_expected(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(farm, "EXPECT_SECONDS", 1.5)
+
+    async def scenario(here: Site) -> None:
+        here.lanes.up.pop("b")
+        other = here.another("red")
+        other.expect(AIM)
+        await here.until(lambda: here.lanes.namespaces == ["red"])
+        batch = here.farm.submit(task(3), AIM)
+        await asyncio.sleep(0.3)
+        assert batch.state == "queued"
+        assert isinstance(await batch.outcome(), Found)
+        await other.close()
+
+    run(redis_server, scenario)
