@@ -222,6 +222,7 @@ def request_of(spec: Spec, path: Path, tunes: Tunes, *, threads: int) -> TuneReq
         threads=spec.threads or threads,
         budget=spec.budget,
         file=spec.file[-300:],
+        lines=spec.lines,
     )
 
 

@@ -261,6 +261,8 @@ class TuneRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     budget: Budget = Budget()
     file: Annotated[str, Meta(max_length=300)] = ""
+    lines: dict[Literal["device", "torch", "threads"], Line] = {}
+    """Of those fields, in the file."""
     id: Annotated[str, Meta(pattern="^([0-9a-f]{16})?$", max_length=16)] = ""
 
 

@@ -26,6 +26,7 @@ BYTES = 1 << 20
 """Of a file."""
 _DEPTH = 12
 _MODES = ("max-autotune", "max-autotune-no-cudagraphs")
+_AIM: tuple[Literal["device", "torch", "threads"], ...] = ("device", "torch", "threads")
 _SPACES = ("default", "exhaustive")
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -55,6 +56,8 @@ class Spec(Struct, frozen=True, kw_only=True):
     graphs: list[GraphItem] = []
     files: list[GraphFile] = []
     kernels: list[tune_kernels.KernelItem] = []
+    lines: dict[Literal["device", "torch", "threads"], int] = {}
+    """Of those that the file has."""
 
 
 def load(path: Path) -> Spec:
@@ -178,6 +181,7 @@ class _Reader:
             graphs=graphs,
             files=files,
             kernels=self._kernels(top),
+            lines={name: self._line((name,)) for name in _AIM if name in top},
         )
         if not (spec.operators or spec.graphs or spec.files or spec.kernels):
             self._fail((), "this job names no operators, graphs or kernels")

@@ -134,7 +134,7 @@ class TuneIntake:
     def _aim(self, asked: TuneRequest, requests: Sequence[wire.GraphRequest]) -> Aim:
         """What the job's kernels are for: one kind of worker that there is."""
         there = self._workers()
-        where = f"{asked.file}: " if asked.file else ""
+        where = _at(asked, asked.lines.get("device", asked.lines.get("torch", 0)))
         fitting = [
             w
             for w in there
@@ -198,8 +198,12 @@ def _check_device(where: str, tensors: Sequence[Operand], aim: Aim) -> None:
 
 
 def _where(asked: TuneRequest, item: TuneItem) -> str:
+    return _at(asked, item.line)
+
+
+def _at(asked: TuneRequest, line: int) -> str:
     named = asked.file or "the job"
-    return f"{named}, line {item.line}: " if item.line else f"{named}: "
+    return f"{named}, line {line}: " if line else f"{named}: "
 
 
 def _named(target: wire.Target) -> str:

@@ -31,9 +31,7 @@ def application() -> typer.Typer:
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     app.command("up", context_settings=passed_on)(run.up)
     app.command("demo", context_settings=passed_on)(run.demo)
-    app.command(
-        "capture", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-    )(capture.capture)
+    app.command("capture")(capture.capture)
     app.command("doctor")(doctor.doctor)
     app.command("stats")(stats.stats)
     app.command("explain")(explain.explain)

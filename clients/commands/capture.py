@@ -13,7 +13,7 @@ from ..graphs_file import write
 
 def capture(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="What `python SCRIPT` would run.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="The script's own.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="The script's own, after `--`.")] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The file to write, over the last one.")
     ] = Path("captured.graphs"),
@@ -28,9 +28,9 @@ def capture(
     """
     from ..capture_script import captured
 
-    given = arguments or []
-    found = captured(script, given[1:] if given[:1] == ["--"] else given, mode=mode)
+    found = captured(script, arguments or [], mode=mode)
     for skipped in found.skipped:
         print(f"left out: {skipped}", file=sys.stderr)
     write(output, found.bodies)
-    print(f"captured {len(found.bodies)} graphs into {output} ({found.ended})")
+    count = f"{len(found.bodies)} graph{'' if len(found.bodies) == 1 else 's'}"
+    print(f"captured {count} into {output} ({found.ended})")

@@ -49,13 +49,11 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("given", [["16", "--mode", "own"], ["--", "16", "--mode", "own"]])
-def test_the_first_steps_graphs_are_written_down_and_nothing_is_trained(
-    given: list[str], script: Path, tmp_path: Path
-) -> None:
+def test_the_first_steps_graphs_are_written_down_and_nothing_is_trained(script: Path, tmp_path: Path) -> None:
     output = tmp_path / "train.graphs"
-    command = [sys.executable, "-m", "torchrelay.clients.cli", "capture", "-o", str(output), str(script)]
-    done = subprocess.run([*command, *given], capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, "-m", "torchrelay.clients.cli", "capture", str(script), "-o", str(output)]
+    command += ["--", "16", "--mode", "own"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "untouched",
@@ -117,3 +115,11 @@ def test_wrong_use_is_named(tmp_path: Path) -> None:
         captured(script, [], mode="fast")
     with pytest.raises(SettingsError, match="no file of captured graphs"):
         graphs_file.read(script)
+
+
+def test_the_scripts_options_are_not_taken_for_ours(script: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torchrelay.clients.cli", "capture", str(script), "--batch", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--batch" in done.stderr
+    assert not list(tmp_path.glob("*.graphs"))

@@ -199,7 +199,9 @@ def test_a_job_that_no_worker_can_run_is_refused(http: httpx2.Client, pool: Sear
         "no_worker",
         f"job.yaml: no worker has NVIDIA H200; there are cpu with torch {pool.toolchain.torch}",
     )
-    assert refused(http, operator(16), torch="1.0")[0] == "no_worker"
+    code, message = refused(http, operator(16), device="X", torch="1.0", lines={"torch": 3, "device": 2})
+    assert message.startswith("job.yaml, line 2: no worker has X with torch 1.0; there are ")
+    assert refused(http, operator(16), torch="1.0", lines={"torch": 3})[1].startswith("job.yaml, line 3: ")
     other = msgspec.structs.replace(
         wire.unpack_request(graph()), target=wire.Target("cuda", "X", "9.0", 1, [])
     )

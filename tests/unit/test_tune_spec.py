@@ -172,6 +172,7 @@ graphs:
         % ("ab" * 32)
     )
     assert (spec.device, spec.torch, spec.threads) == ("NVIDIA H200", "2.13.0+cu130", 4)
+    assert spec.lines == {"device": 1, "torch": 2, "threads": 3}
     assert spec.budget == Budget(600.0, 500, 40)
     assert [(item.space, dict(item.problem.settings).get("precision")) for item in spec.operators] == [
         ("exhaustive", "highest"),
