@@ -28,7 +28,8 @@ from .tuning import Entry, Failure, Operand, Problem, Timing
 log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 120.0
-"""For so long a candidate may be compiled, or run, until it counts as hung."""
+RUN_SECONDS = 30.0
+"""For so long a search may be silent while it compiles, and while a candidate first runs; then it counts as hung."""
 _LOSSES = 8
 """Of copies in one search: by then the device itself is to blame."""
 
@@ -190,11 +191,17 @@ class KernelSearch:
             settings=self._settings,
             skip=[],
         )
+        taken = -1
+
+        def patience() -> float:
+            runs = taken >= 0 and not order.careful  # else it compiles what it takes up
+            return RUN_SECONDS if runs else SILENT_SECONDS
+
         for _ in range(_LOSSES):
             taken = -1
             order = msgspec.structs.replace(order, skip=sorted(failed))
             try:
-                for message in nursery.run(msgspec.msgpack.encode(order), SILENT_SECONDS):
+                for message in nursery.run(msgspec.msgpack.encode(order), patience):
                     match msgspec.msgpack.decode(message, type=kernel_trials.Told):
                         case Takes(candidate):
                             taken = candidate

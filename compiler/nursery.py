@@ -58,14 +58,15 @@ class Nursery:
             os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 
-    def run(self, order: bytes, seconds: float) -> Iterator[bytes]:
-        """What a new copy tells, until its work is done. seconds: for which it may be silent. Raises Lost."""
+    def run(self, order: bytes, patience: Callable[[], float]) -> Iterator[bytes]:
+        """What a new copy tells, until its work is done. patience: seconds for which it may be silent now; asked
+        before each message. Raises Lost."""
         _write(self._orders, order)
         copy = int.from_bytes(_read(self._answers, _FORK_SECONDS)[1:], "little")
         ended = done = False
         try:
             while True:
-                message = _read(self._answers, seconds)
+                message = _read(self._answers, patience())
                 kind, message = message[:1], message[1:]
                 if kind == _ENDED:
                     ended = True

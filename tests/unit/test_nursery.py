@@ -43,38 +43,38 @@ def nursery() -> Iterator[Nursery]:
 
 
 def test_what_a_copy_tells_arrives(nursery: Nursery) -> None:
-    assert list(nursery.run(b"well", 30)) == [b"seen 1", b"bye"]
-    assert [len(message) for message in nursery.run(b"large", 30)] == [6, 3 << 20, 3]
+    assert list(nursery.run(b"well", lambda: 30)) == [b"seen 1", b"bye"]
+    assert [len(message) for message in nursery.run(b"large", lambda: 30)] == [6, 3 << 20, 3]
 
 
 @pytest.mark.parametrize("order", [b"crash", b"raise", b"cut"])
 def test_a_copy_that_ends_early_is_lost_and_the_next_is_fresh(order: bytes, nursery: Nursery) -> None:
     told: list[bytes] = []
     with pytest.raises(Lost, match="ended"):
-        for message in nursery.run(order, 30):
+        for message in nursery.run(order, lambda: 30):
             told.append(message)
     assert told == [b"seen 1"]
-    assert list(nursery.run(b"well", 30)) == [b"seen 1", b"bye"]  # not 2
+    assert list(nursery.run(b"well", lambda: 30)) == [b"seen 1", b"bye"]  # not 2
 
 
 def test_a_copy_that_is_silent_for_too_long_is_killed(nursery: Nursery) -> None:
-    begun = nursery.run(b"hang", 0.5)
+    begun = nursery.run(b"hang", lambda: 0.5)
     assert next(begun) == b"seen 1"
     with pytest.raises(Lost, match="too long"):
         next(begun)
-    assert list(nursery.run(b"well", 30)) == [b"seen 1", b"bye"]
+    assert list(nursery.run(b"well", lambda: 30)) == [b"seen 1", b"bye"]
 
 
 def test_who_stops_listening_ends_the_copy(nursery: Nursery) -> None:
-    begun = nursery.run(b"hang", 30)
+    begun = nursery.run(b"hang", lambda: 30)
     next(begun)
     begun.close()
-    assert list(nursery.run(b"well", 30)) == [b"seen 1", b"bye"]
+    assert list(nursery.run(b"well", lambda: 30)) == [b"seen 1", b"bye"]
 
 
 def test_nothing_is_left_after_the_block() -> None:
     with Nursery(work) as running:
-        assert list(running.run(b"well", 30)) == [b"seen 1", b"bye"]
+        assert list(running.run(b"well", lambda: 30)) == [b"seen 1", b"bye"]
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
     assert SEEN == []
