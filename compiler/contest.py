@@ -228,8 +228,8 @@ def gpu_folder(devices: Path = DEVICES) -> Path | None:
 
 
 def preferred(selection: Candidates, first: Collection[str] = ()) -> list[int]:
-    """Who wins among equals: PyTorch's own kernel, which needs no compiler and keeps the code small; then what was there
-    `first`; then by text."""
+    """Who wins among equals: PyTorch's own kernel, which needs no compiler and keeps the code small; then what was
+    there `first`; then by text."""
 
     def rank(candidate: int) -> tuple[bool, bool, str]:
         text = selection.candidates[candidate]
