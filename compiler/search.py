@@ -20,7 +20,7 @@ from .candidates import Candidates
 from .configurations import Configuration
 from .errors import TuningUnknown, Unavailable
 from .place import place_of
-from .torch_internals import ATEN
+from .torch_internals import ATEN, PADDING
 from .tuning import Entry, Place, Problem, Timing
 
 log = logging.getLogger(__name__)
@@ -75,6 +75,7 @@ class Search:
         taken = [
             (problem, entry, (entry.aten if self._only_aten else None) or entry.winner)
             for problem, entry in self._entries.items()
+            if self._uses[problem]  # a scout may have met others
         ]
         return [
             wire.Measurement(
@@ -82,7 +83,7 @@ class Search:
                 winner=timing.candidate,
                 milliseconds=timing.milliseconds,
                 candidates=entry.candidates,
-                uses=max(self._uses[problem], 1),
+                uses=self._uses[problem],
             )
             for problem, entry, timing in taken
         ]
@@ -145,7 +146,7 @@ class Search:
                 entry = self._known(selection)
                 if entry is None:
                     if self._scouts(problem, selection.device):
-                        return contest.preferred(selection)[0]
+                        return self._guess(selection)
                     if self._unable:
                         log.warning("%s is not measured: %s", problem.text(), self._unable)
                         return contest.preferred(selection)[0]
@@ -153,6 +154,13 @@ class Search:
                     self._fetched.add(problem)
             self._note(problem, entry)
         return selection.candidates.index(entry.winner.candidate)
+
+    def _guess(self, selection: Candidates) -> int:
+        """What a scout takes: PyTorch's own kernel, as that depends least on the rest; of padding, which Inductor asks
+        about where a product is large and its sizes are odd, that it pays."""
+        if selection.problem.op.startswith(PADDING):
+            return len(selection.candidates) - 1
+        return contest.preferred(selection)[0]
 
     def _note(self, problem: Problem, entry: Entry) -> None:
         if problem not in self._entries:
@@ -321,8 +329,8 @@ class Search:
         return found.entry
 
 
-SCOUTS = 3
-"""A scout takes PyTorch's own kernels and pads nothing: else the graph may have other problems."""
+SCOUTS = 4
+"""With other winners than a scout has taken the graph may have other problems."""
 NEWS_SECONDS = 300.0
 """A compile waits so long for one more of its problems to be searched."""
 _PAUSES = (0.1, 1.0)

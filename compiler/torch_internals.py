@@ -1241,7 +1241,7 @@ class Selection:
     PyTorch's own kernels.
     """
 
-    def __init__(self, cache: Any, given: Mapping[str, Any]) -> None:
+    def __init__(self, cache: Any, given: Mapping[str, Any], problem: tuning.Problem | None = None) -> None:
         from torch._inductor.select_algorithm import ExternKernelCaller
         from torch._inductor.virtualized import V
 
@@ -1253,7 +1253,7 @@ class Selection:
         self.device: str = given["layout"].device.type
         self.candidates = _distinct([_candidate_text(choice) for choice in self._choices])
         self.aten = [i for i, choice in enumerate(self._choices) if isinstance(choice, ExternKernelCaller)]
-        self.problem = self._problem()
+        self.problem = self._problem() if problem is None else problem
 
     def _problem(self) -> tuning.Problem:
         from torch._inductor import ir
@@ -1551,13 +1551,14 @@ def choosing(
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(self, *args, **kwargs).arguments
         ours = not config.deterministic and not _left_to_inductor(given)
+        problem = None
         if guide is not None and ours:
-            given["choices"] = _narrowed(self, given, guide)
+            given["choices"], problem = _narrowed(self, given, guide)
         given["choices"] = [choice for made in given["choices"] if (choice := _rendered(made)) is not None]
         for preprocess in self.preprocessing_fns:
             given["choices"] = preprocess(given["choices"])
         if len(given["choices"]) >= least and ours:
-            given["choices"] = [given["choices"][choose(Selection(self, given))]]
+            given["choices"] = [given["choices"][choose(Selection(self, given, problem))]]
         del given["self"]
         return original(self, **given)
 
@@ -1663,16 +1664,17 @@ def _with_configurations(
         return list(make())
 
 
-def _narrowed(cache: Any, given: Mapping[str, Any], guide: Guide) -> list[Any]:
-    """An operator's candidates without those that will not be taken, and with the guide's own."""
+def _narrowed(cache: Any, given: Mapping[str, Any], guide: Guide) -> tuple[list[Any], tuning.Problem | None]:
+    """An operator's candidates without those that will not be taken, and with the guide's own; and the problem, if it
+    can be told before any is rendered. To render a template fixes its operands' strides, often to others."""
     choices = list(given["choices"])
     templates = [choice for choice in choices if isinstance(choice, _Unrendered)]
     ready = [choice for choice in choices if not isinstance(choice, _Unrendered)]
     if not templates or given["name"] not in _TOLD_BY_OPERANDS or given.get("input_gen_fns"):
-        return choices
+        return choices, None
     selection = Selection(cache, {**given, "choices": ready})
     if not selection.aten:
-        return choices
+        return choices, None
     expected = guide.expects(selection.problem, selection.device)
     if expected is None:
         tried = {str(template.made.params.to_kwargs()) for template in templates}
@@ -1681,10 +1683,13 @@ def _narrowed(cache: Any, given: Mapping[str, Any], guide: Guide) -> list[Any]:
             other for template in first.values() for other in template.others(guide.more(selection.problem))
         ]
         if guide.only_more:
-            return [*ready, *more]
-        return [*choices, *(other for other in more if str(other.made.params.to_kwargs()) not in tried)]
+            return [*ready, *more], selection.problem
+        return [
+            *choices,
+            *(other for other in more if str(other.made.params.to_kwargs()) not in tried),
+        ], selection.problem
     if expected == ATEN or expected in selection.candidates:
-        return ready
+        return ready, selection.problem
     configuration = configuration_of(expected)
     offered = [template for template in templates if template.may_be(expected)]
     if not offered and configuration is not None:
@@ -1693,8 +1698,8 @@ def _narrowed(cache: Any, given: Mapping[str, Any], guide: Guide) -> list[Any]:
     for template in offered:
         rendered = _rendered(template)
         if rendered is not None and _candidate_text(rendered) == expected:
-            return [*ready, template]
-    return choices
+            return [*ready, template], selection.problem
+    return choices, selection.problem
 
 
 def _left_to_inductor(given: Mapping[str, Any]) -> bool:
