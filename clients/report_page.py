@@ -200,7 +200,7 @@ def _row(row: Row) -> str:
         "" if result.item.startswith(f"{entry.problem.op}(") else result.item
     )  # says no more than the problem
     where = [_e(text) for text in (item, f"line {result.line}" if result.line else "") if text]
-    if row.saved is not None:
+    if row.saved:
         graphs = len(result.graphs)
         where.append(f"saves {_milliseconds(row.saved)} a step in {graphs} graph{'s' * (graphs != 1)}")
     search = "known before" if result.known else _seconds(entry.seconds)
@@ -218,7 +218,8 @@ def _problem(entry: Entry) -> str:
     settings = ", ".join(f"{name}={value}" for name, value in entry.problem.settings)
     shape = entry.problem.shape()
     op, _, rest = shape.partition("(")
-    text = f'<code class="problem"><b>{_e(op)}</b>({_e(rest)}</code>'
+    operands, _, result = rest.rpartition(" -> ")
+    text = f'<code class="problem"><b>{_e(op)}</b>({_e(operands)} &rarr; {_e(result)}</code>'
     return f"{text}<small><code>{_e(settings)}</code></small>" if settings else text
 
 
@@ -317,7 +318,7 @@ def _plot(device: Device) -> str:
     ]
     if not points or not told.flops or not told.bytes:
         return intro
-    kinds = sorted({roofline.kind(row.entry.problem) for _, _, row in points} | set(told.flops))
+    kinds = sorted({roofline.kind(row.entry) for _, _, row in points} | set(told.flops))
     top = max([*told.flops.values(), *(rate for _, rate, _ in points)]) * 1.6
     ridge = max(told.flops.values()) / told.bytes
     right = max([ridge, *(x for x, _, _ in points)]) * 2
@@ -335,7 +336,7 @@ def _plot(device: Device) -> str:
         said = min(scale.y(flops) + 4, said - 15)  # labels stand above each other
         lines.append(f'<text class="{color}" x="{scale.x(right) + 6:.1f}" y="{said:.1f}">{_e(kind)}</text>')
     for x, rate, row in points:
-        color = f"kind{kinds.index(roofline.kind(row.entry.problem)) % _KINDS}"
+        color = f"kind{kinds.index(roofline.kind(row.entry)) % _KINDS}"
         share = "" if row.share is None else f", {row.share.share:.0%} of the roofline"
         lines.append(
             f'<circle class="point {color}" {scale.center(x, rate)} r="4.5">'

@@ -87,7 +87,7 @@ def _roofline(report: Report, device: Device) -> bytes:
     figure, axes = plt.subplots(figsize=(9, 4.6), dpi=150)
     told = device.ceilings
     points = [row for row in device.rows if row.rate is not None and row.intensity is not None]
-    kinds = sorted({roofline.kind(row.entry.problem) for row in points} | set(told.flops))
+    kinds = sorted({roofline.kind(row.entry) for row in points} | set(told.flops))
     ridge = max(told.flops.values()) / told.bytes
     left = min([ridge / 8, *(row.intensity or ridge for row in points)]) / 2
     right = max([ridge, *(row.intensity or ridge for row in points)]) * 2
@@ -97,7 +97,7 @@ def _roofline(report: Report, device: Device) -> bytes:
             corner = told.flops[kind] / told.bytes
             line = [told.bytes * left, told.flops[kind], told.flops[kind]]
             axes.plot([left, corner, right], [each / 1e12 for each in line], color=color, linewidth=1.6)
-        mine = [row for row in points if roofline.kind(row.entry.problem) == kind]
+        mine = [row for row in points if roofline.kind(row.entry) == kind]
         rates = [(row.rate or 0.0) / 1e12 for row in mine]
         axes.plot([row.intensity for row in mine], rates, "o", color=color, alpha=0.75, ms=6, label=kind)
     axes.set_xscale("log")

@@ -154,20 +154,21 @@ def _places(results: Iterable[TuneResult]) -> list[Place]:
 def _device(place: Place, results: Iterable[TuneResult]) -> Device:
     mine = [result for result in results if result.entry.place == place]
     measured = [result for result in mine if result.ceiling]
-    ceilings = roofline.ceilings(result.entry for result in measured)
-    rows = [_row(result, ceilings) for result in mine if not result.ceiling]
+    found = [result for result in mine if not result.ceiling]
+    ceilings = roofline.ceilings((r.entry for r in measured), (r.entry for r in found))
+    rows = [_row(result, ceilings) for result in found]
     return Device(place, sorted(rows, key=_gain), ceilings, measured)
 
 
 def _row(result: TuneResult, ceilings: roofline.Ceilings) -> Row:
     entry = result.entry
-    done, took = roofline.work(entry.problem), entry.winner.milliseconds
+    done, took = roofline.work(entry), entry.winner.milliseconds
     saved = None
     if entry.default is not None and result.graphs and not _prepares(entry):
         saved = sum(count for _, count in result.graphs) * (entry.default.milliseconds - took)
     return Row(
         result=result,
-        share=roofline.share(entry.problem, took, ceilings),
+        share=roofline.share(entry, ceilings),
         rate=done.flops / (took / 1e3) if done.flops else None,
         intensity=done.flops / done.bytes if done.flops and done.bytes else None,
         saved=saved,

@@ -25,7 +25,8 @@ _FIRST_TWO = frozenset({"scaled_mm", "grouped_mm", "scaled_grouped_mm"})
 
 class Work(Struct, frozen=True):
     """flops: multiplications and additions; None: not known from shapes alone. bytes: moved at least; None likewise.
-    kind: of the units that multiply: a dtype, `tf32` for float32 in limited precision."""
+    kind: of the units that multiply: a dtype, and of float32 the precision: `tf32` on a GPU, `float32, medium` on a
+    CPU, where the library decides what that is."""
 
     flops: int | None
     bytes: int | None
@@ -46,49 +47,59 @@ class Share(Struct, frozen=True):
     bound: Bound
 
 
-def work(problem: Problem) -> Work:
-    """What `problem` must do."""
+def work(entry: Entry) -> Work:
+    """What the entry's problem must do, where it was measured."""
+    problem = entry.problem
     moved = [*problem.operands] if problem.op.startswith("triton.") else [*problem.operands, problem.result]
     sizes = [_bytes(operand) for operand in moved]
     known = [size for size in sizes if size is not None]
-    return Work(_flops(problem), sum(known) if len(known) == len(sizes) else None, kind(problem))
+    return Work(_flops(problem), sum(known) if len(known) == len(sizes) else None, kind(entry))
 
 
-def kind(problem: Problem) -> str:
+def kind(entry: Entry) -> str:
     """Which of the device's units multiply."""
+    problem = entry.problem
     matrices = _matrices(problem)
     operand = matrices[0] if matrices else next(iter(problem.operands), problem.result)
     precision = dict(problem.settings).get("precision", "highest")
-    return "tf32" if operand.dtype == "float32" and precision != "highest" else operand.dtype
+    if operand.dtype != "float32" or precision == "highest":
+        return operand.dtype
+    return f"float32, {precision}" if entry.place.threads else "tf32"
 
 
-def ceilings(entries: Iterable[Entry]) -> Ceilings:
-    """From entries of one device: copies, and large matrix products. The fastest of each counts."""
+def ceilings(measured: Iterable[Entry], others: Iterable[Entry] = ()) -> Ceilings:
+    """From entries of one device: copies, and large matrix products. The fastest of each counts; where there is one,
+    any of the `others` that multiplied faster shows that the device can."""
     flops: dict[str, float] = {}
     moved = 0.0
-    for entry in entries:
-        done, seconds = work(entry.problem), entry.winner.milliseconds / 1e3
+    for entry in measured:
+        done, seconds = work(entry), entry.winner.milliseconds / 1e3
         if entry.problem.op == "copy" and done.bytes is not None:
             moved = max(moved, done.bytes / seconds)
         elif done.flops:
             flops[done.kind] = max(flops.get(done.kind, 0.0), done.flops / seconds)
+    for entry in others:
+        done = work(entry)
+        if done.flops and done.kind in flops:
+            flops[done.kind] = max(flops[done.kind], done.flops / (entry.winner.milliseconds / 1e3))
     return Ceilings(flops, moved)
 
 
-def share(problem: Problem, milliseconds: float, device: Ceilings) -> Share | None:
-    """None where no ceiling was measured that says something of `problem`. Of a user's kernel memory alone is known."""
-    done = work(problem)
+def share(entry: Entry, device: Ceilings) -> Share | None:
+    """The winner's. None where no ceiling was measured that says something of the problem. Of a user's kernel memory
+    alone is known."""
+    done = work(entry)
     times: dict[Bound, float] = {}
     if done.flops is not None and device.flops.get(done.kind):
         times["compute"] = done.flops / device.flops[done.kind]
-    elif done.flops or (done.flops is None and not problem.op.startswith("triton.")):
+    elif done.flops or (done.flops is None and not entry.problem.op.startswith("triton.")):
         return None  # memory alone would say too little of what multiplies
     if done.bytes is not None and device.bytes:
         times["memory"] = done.bytes / device.bytes
     if not times:
         return None
     bound = max(times, key=lambda name: times[name])
-    return Share(times[bound] / (milliseconds / 1e3), bound)
+    return Share(times[bound] / (entry.winner.milliseconds / 1e3), bound)
 
 
 def _bytes(operand: Operand) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from torchrelay.compiler import roofline
 from torchrelay.compiler.tuning import Entry, Place, Problem, Timing, problem_of
@@ -53,7 +54,7 @@ def took(problem: Problem, milliseconds: float) -> Entry:
 def test_what_a_problem_must_do(
     shape: str, settings: dict[str, str], flops: int | None, moved: int | None
 ) -> None:
-    done = roofline.work(problem_of(shape, tuple(settings.items())))
+    done = roofline.work(took(problem_of(shape, tuple(settings.items())), 1.0))
     assert done.flops == flops
     if moved is not None:
         assert done.bytes == moved
@@ -61,8 +62,18 @@ def test_what_a_problem_must_do(
 
 def test_float32_in_limited_precision_is_another_unit() -> None:
     shape = "mm(f32[8,4], f32[4,2]) -> f32[8,2]"
-    kinds = [roofline.kind(problem_of(shape, (("precision", p),))) for p in ("highest", "high", "medium")]
-    assert kinds == ["float32", "tf32", "tf32"]
+    entries = [took(problem_of(shape, (("precision", p),)), 1.0) for p in ("highest", "high", "medium")]
+    assert [roofline.kind(entry) for entry in entries] == ["float32", "tf32", "tf32"]
+    on_cpu = msgspec.structs.replace(entries[2], place=msgspec.structs.replace(PLACE, threads=8))
+    assert roofline.kind(on_cpu) == "float32, medium"
+
+
+def test_a_product_that_is_faster_than_the_large_one_raises_the_ceiling_that_there_is() -> None:
+    large, fast, other = (
+        took(problem_of(f"mm({d}[1000,1000], {d}[1000,1000]) -> {d}[1000,1000]"), milliseconds)
+        for d, milliseconds in (("bf16", 4.0), ("bf16", 1.0), ("f16", 1.0))
+    )
+    assert roofline.ceilings([large], [fast, other]).flops == {"bfloat16": pytest.approx(2e12)}
 
 
 def test_a_share_is_of_the_ceiling_that_binds() -> None:
@@ -76,18 +87,18 @@ def test_a_share_is_of_the_ceiling_that_binds() -> None:
     assert device.bytes == pytest.approx(8e9)
     assert device.flops == {"bfloat16": pytest.approx(2e12)}
     wide = problem_of("mm(bf16[1000,1000], bf16[1000,1000]) -> bf16[1000,1000]")
-    assert roofline.share(wide, 2.0, device) == roofline.Share(pytest.approx(0.5), "compute")
+    assert roofline.share(took(wide, 2.0), device) == roofline.Share(pytest.approx(0.5), "compute")
     skinny = problem_of("mm(bf16[1,4000], bf16[4000,4000]) -> bf16[1,4000]")
-    told = roofline.share(skinny, 8.0, device)
+    told = roofline.share(took(skinny, 8.0), device)
     assert told is not None and told.bound == "memory"
     assert told.share == pytest.approx(2 * (16e6 + 8e3) / 8e9 / 8e-3)
 
 
 def test_without_the_ceiling_of_its_unit_a_product_has_no_share() -> None:
     device = roofline.ceilings([took(problem_of("copy(f32[1000000]) -> f32[1000000]"), 1.0)])
-    assert roofline.share(problem_of("mm(f16[8,4], f16[4,2]) -> f16[8,2]"), 1.0, device) is None
-    assert roofline.share(problem_of("copy(f32[8]) -> f32[8]"), 1.0, roofline.Ceilings()) is None
+    assert roofline.share(took(problem_of("mm(f16[8,4], f16[4,2]) -> f16[8,2]"), 1.0), device) is None
+    assert roofline.share(took(problem_of("copy(f32[8]) -> f32[8]"), 1.0), roofline.Ceilings()) is None
     # how much an attention multiplies is its mask's business
-    assert roofline.share(problem_of("flex_attention(f16[8]) -> f16[8]"), 1.0, device) is None
-    told = roofline.share(problem_of("triton.softmax(f16[8], f16[8]) -> f16[8]"), 1.0, device)
+    assert roofline.share(took(problem_of("flex_attention(f16[8]) -> f16[8]"), 1.0), device) is None
+    told = roofline.share(took(problem_of("triton.softmax(f16[8], f16[8]) -> f16[8]"), 1.0), device)
     assert told is not None and told.bound == "memory"
