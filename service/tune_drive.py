@@ -45,7 +45,9 @@ T = TypeVar("T")
 
 _RETRY_SECONDS = 0.5
 _TIMINGS = 256
-"""Of one result: the fastest."""
+_LEAST_TIMINGS = 16
+_ALL_TIMINGS = 1 << 16
+"""Of one result the fastest are told, and fewer in a job of many items: so many together, as a rule."""
 _FAILURES = 64
 _WHY = 300
 _BUDGET = "the job's budget was spent before"
@@ -174,6 +176,7 @@ class Drive:
         self._placed = asyncio.Event()
         """A place is known, or none will be told by an operator."""
         self._telling: set[asyncio.Task[None]] = set()
+        self._timings = max(_LEAST_TIMINGS, min(_TIMINGS, _ALL_TIMINGS // len(loaded.items)))
 
     def snapshot(self) -> Loaded:
         """The job as far as it is."""
@@ -233,7 +236,7 @@ class Drive:
         if isinstance(outcome, Found):
             self._seen(outcome.entry.place)
             known = ticket.known or not outcome.timings
-            result = _result(item, self._text(n), outcome, known=known)
+            result = self._result(n, outcome, known=known)
             await self._end(
                 n,
                 "known" if known else "done",
@@ -321,7 +324,7 @@ class Drive:
                 measured = told is not None and told.entry == each.entry
                 outcome = told if told is not None and measured else each
                 results[text] = msgspec.structs.replace(
-                    _result(item, self._text(n), outcome, known=not measured),
+                    self._result(n, outcome, known=not measured),
                     graphs=[(ask.key, texts[text])],
                 )
         if isinstance(item, KernelItem):
@@ -434,6 +437,22 @@ class Drive:
                     return False
         return True
 
+    def _result(self, n: int, outcome: Found, *, known: bool) -> TuneResult:
+        item = self.loaded.items[n]
+        failures = [
+            msgspec.structs.replace(failure, why=failure.why[:_WHY])
+            for failure in outcome.failures[:_FAILURES]
+        ]
+        return TuneResult(
+            item=self._text(n),
+            line=item.line,
+            entry=outcome.entry,
+            timings=[] if known else outcome.timings[: self._timings],
+            failures=[] if known else failures,
+            known=known,
+            ceiling=_ceiling(item),
+        )
+
     def _seen(self, place: Place) -> None:
         self._places[place] = None
         self._placed.set()
@@ -479,21 +498,6 @@ class _Heard:
 
 def _ceiling(item: TuneItem) -> bool:
     return isinstance(item, OperatorItem) and item.ceiling
-
-
-def _result(item: TuneItem, text: str, outcome: Found, *, known: bool) -> TuneResult:
-    failures = [
-        msgspec.structs.replace(failure, why=failure.why[:_WHY]) for failure in outcome.failures[:_FAILURES]
-    ]
-    return TuneResult(
-        item=text,
-        line=item.line,
-        entry=outcome.entry,
-        timings=[] if known else outcome.timings[:_TIMINGS],
-        failures=[] if known else failures,
-        known=known,
-        ceiling=_ceiling(item),
-    )
 
 
 def _winner(entry: Entry) -> str:

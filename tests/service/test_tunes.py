@@ -20,6 +20,7 @@ from torchrelay.compiler import wire
 from torchrelay.compiler.errors import CompileFailed
 from torchrelay.compiler.records import Budget, GraphItem, OperatorItem
 from torchrelay.compiler.tuning import Operand, Problem, Wanted, problem_of
+from torchrelay.service import kept_requests, tune_drive, tunes
 from tune_parts import (
     SearchingPool,
     begin,
@@ -35,6 +36,7 @@ from tune_parts import (
 from tuning_parts import PLACE, entry, found, problem
 
 StartGateway = Callable[..., Running]
+GRAPH = {"Content-Type": wire.GRAPH_MEDIA_TYPE}
 CEILINGS = 2
 """Of a job of one dtype: a copy and a large product."""
 
@@ -256,6 +258,29 @@ def test_too_many_open_jobs_are_refused(http: httpx2.Client, pool: SearchingPool
     pool.searchers.go.set()
 
 
+def test_the_oldest_jobs_that_have_ended_make_room(
+    http: httpx2.Client, pool: SearchingPool, gateway: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunes, "MOST", 3)
+    names = []
+    for size in (16, 32, 48, 64):
+        names.append(begun(http, operator(size)))
+        ended(http, names[-1])
+    assert [each["id"] for each in http.get("/v1/tunes").json()["jobs"]] == names[:0:-1]
+    assert http.get(f"/v1/tunes/{names[0]}").status_code == 404
+    assert http.get(f"/v1/tunes/{names[0]}/results").status_code == 404
+
+
+def test_a_job_of_many_problems_tells_fewer_timings_of_each(
+    http: httpx2.Client, pool: SearchingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune_drive, "_LEAST_TIMINGS", 1)
+    monkeypatch.setattr(tune_drive, "_ALL_TIMINGS", 3)
+    name = begun(http, operator(16))
+    ended(http, name)
+    assert [timing.candidate for timing in results(http, name)[0].timings] == ["triton_mm"]
+
+
 # --- events ----------------------------------------------------------------------------------------------
 
 
@@ -319,6 +344,32 @@ def test_what_the_farm_searched_for_a_graph_is_told_with_all_timings(
     assert not of_graph[problem(16)].known
     assert [timing.candidate for timing in of_graph[problem(16)].timings] == ["triton_mm", "aten mm"]
     assert of_graph[problem(32)].known and not of_graph[problem(32)].timings
+
+
+def test_requests_kept_longest_ago_make_room_and_a_job_has_its_own(
+    http: httpx2.Client, pool: SearchingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = [graph(size, nodes=50) for size in (24, 32, 40)]
+    monkeypatch.setattr(kept_requests, "BYTES", 2 * len(bodies[0]) + 20)
+    pool.state = "busy"
+    kept = [sent(http, bodies[0])]
+    name = begun(http, GraphItem(2, kept[0]))
+    kept += [sent(http, body) for body in bodies[1:]]
+    assert refused(http, GraphItem(2, kept[0]))[0] == "bad_tune_job"
+    for key in kept[1:]:
+        http.post(f"/v1/tunes/{begun(http, GraphItem(2, key))}/cancel")
+    pool.state = "idle"
+    ended(http, name)
+    assert states(http, name)[0] == ("graph", "known")  # it compiled, and had no problems
+    monkeypatch.setattr(kept_requests, "_SENT_BYTES", 10)
+    answer = http.post("/v1/tunes/graphs", content=bodies[0], headers=GRAPH)
+    assert answer.status_code == 413
+
+
+def sent(http: httpx2.Client, body: bytes) -> str:
+    answer = http.post("/v1/tunes/graphs", content=body, headers=GRAPH)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["key"])
 
 
 def test_a_graph_whose_artifact_is_there_compiles_nothing(http: httpx2.Client, pool: SearchingPool) -> None:
