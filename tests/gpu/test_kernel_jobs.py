@@ -99,7 +99,7 @@ def test_a_kernel_is_measured_once_and_then_known(name: str, worker: Worker) -> 
     assert entry.candidates == len(told.timings) + len(told.failures)
     assert len(told.timings) > entry.candidates / 2
     assert entry.winner.samples >= 10
-    assert entry.winner.milliseconds <= told.timings[0].milliseconds * 1.03
+    assert entry.winner.milliseconds <= told.timings[0].milliseconds * 1.05
     assert entry.winner.milliseconds < told.timings[-1].milliseconds
     warm = worker.compile(example(name), [entry])
     assert warm.manifest is not None, warm.error
