@@ -289,6 +289,8 @@ class WorkerPool:
 
     def _end(self, slot: Slot, job_id: str, running: asyncio.Task[bytes]) -> None:
         """Have a job that nobody waits for killed, in the background."""
+        # what it raises is nobody's, also where the pool is closed before it ends
+        running.add_done_callback(lambda done: done.cancelled() or done.exception())
         ending = asyncio.create_task(self._kill_job(slot, job_id, running), name=f"end job on {slot.worker}")
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 from torchrelay.compiler import artifact, wire
 from torchrelay.examples.private_service import PrivateService
 
@@ -82,6 +83,7 @@ def count(http: httpx2.Client, line: str) -> float:
     return float(found[0].rpartition(" ")[2]) if found else 0.0
 
 
+@pytest.mark.slow
 def test_both_workers_search_a_compiles_problems_and_the_next_compile_knows_them(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -290,7 +290,7 @@ def test_a_fork_server_without_its_actor_kills_its_job_and_ends(tmp_path):
         async with warm_slot(tmp_path) as (slot, ready):
             job = asyncio.create_task(run(slot, "hang"))
             pids = await sleepers(ready)
-            slot._server._writer.transport.abort()  # what the kernel does when an actor dies
+            slot._compiles._server._writer.transport.abort()  # what the kernel does when an actor dies
             with pytest.raises(CompileKilled):
                 await asyncio.wait_for(job, 5)
             assert not any(alive(pid) for pid in [*pids, ready.pid])
