@@ -101,6 +101,9 @@ ROUNDS = {"default": 2, "exhaustive": 4}
 """How often, in a space, a GPU's best configurations are looked around in."""
 
 
+_WARM = tuning.problem_of("mm(f16[256,256], f16[256,256]) -> f16[256,256]")
+
+
 class _Prepared(Struct):
     """A task whose candidates are being built. wait: for that; says which failed, and why.
 
@@ -143,6 +146,8 @@ class _Searcher:
         self._held: deque[_Prepared] = deque()
 
     def run(self) -> None:
+        if self._device == "cuda":
+            self._warm_up()
         over = False
         while True:
             while not over and len(self._held) < self._ahead:
@@ -156,6 +161,18 @@ class _Searcher:
                 self._search(self._held.popleft())
             elif over:
                 return
+
+    def _warm_up(self) -> None:
+        """Have the GPU's context, its libraries and Inductor's templates ready: there may be no work yet."""
+        task = Task(id="warm", problem=_WARM, exact=False)
+        try:
+            ones = torch.ones(256, 256, dtype=torch.float16, device="cuda")
+            with rebuild.in_force(task):
+                rebuild.rebuild(task, self._device).close()
+                torch.mm(ones, ones)
+            torch.cuda.synchronize()
+        except Exception:
+            log.exception("the searcher begins cold")
 
     def _next(self) -> tuning.Work:
         """What the service gives, however long it takes to answer at all. Raises Unavailable after PATIENCE_SECONDS."""
