@@ -224,9 +224,12 @@ class KernelSearch:
 
 @contextlib.contextmanager
 def nursery_for(request: wire.GraphRequest) -> Iterator[Nursery | None]:
-    """What measures a request's kernels, if it tunes and has any to choose among. To be entered before the process uses
-    a GPU."""
-    if not any(len(kernel.configs) > 1 for kernel in request.kernels) or not pinned.tunes(request):
+    """What measures a request's kernel, if it tunes and the kernel has configurations to choose among and is the only
+    one: of several sources in one process none is believed (service/questions.py), so measuring them well would be for
+    nothing. To be entered before the process uses a GPU."""
+    choices = any(len(kernel.configs) > 1 for kernel in request.kernels)
+    sources = {tune_kernels.source_digest(kernel) for kernel in request.kernels}
+    if not choices or len(sources) != 1 or not pinned.tunes(request):
         yield None
         return
     with Nursery(kernel_trials.work) as nursery:

@@ -36,7 +36,7 @@ from torchrelay.compiler.torch_internals import user_kernel
 from torchrelay.compiler.tuning import Operand, contiguous
 
 SIZE = 1000
-QUICK = measure.Settings(rounds=3, most=3, seconds=5.0)
+QUICK = measure.Settings(rounds=7, most=7, seconds=5.0)
 TEXT = """\
 def scale(x_ptr, out_ptr, n, BLOCK: tl.constexpr, WRONG: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -62,6 +62,18 @@ def request(
     )
     made = tune_kernels.request(kernel, local_toolchain(), local_target("cpu"))
     return msgspec.structs.replace(made, mode=made.mode if tunes else "default", **changes)
+
+
+def two_sources() -> wire.GraphRequest:
+    """Two kernels; only what is asked of it is made."""
+    made = request((64, 0), (256, 0))
+    other = msgspec.structs.replace(made.kernels[0], source=f"{made.kernels[0].source}#")
+    return msgspec.structs.replace(made, kernels=[*made.kernels, other])
+
+
+def measures(request: wire.GraphRequest) -> bool:
+    with kernel_search.nursery_for(request) as nursery:
+        return nursery is not None
 
 
 def dynamic() -> wire.GraphRequest:
@@ -177,7 +189,9 @@ def always_lost(order: bytes, tell: Callable[[bytes], None]) -> None:
 
 
 def several() -> dict[str, Any]:
-    return searched(request((64, 0), (256, 0), (1024, 0)))
+    return searched(
+        request((16, 0), (128, 0), (1024, 0))
+    )  # 63 programs, 8 and 1: the interpreter takes as long
 
 
 def known() -> dict[str, Any]:
@@ -230,6 +244,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "known": known,
     "strangers": strangers,
     "lock": lock,
+    "two sources": lambda: {"measures": measures(two_sources()), "one": measures(request((64, 0), (256, 0)))},
     "dynamic": lambda: searched(dynamic()),
     "twice": lambda: searched(request((64, 0), (256, 0)), times=2),
     "twice lost": lambda: searched(request((64, 0), (256, 0)), work=always_lost, times=2),

@@ -34,7 +34,7 @@ def runs() -> dict[str, Any]:
 def test_the_fastest_configuration_is_left_alone_with_its_grid(runs: dict[str, Any]) -> None:
     run = runs["several"]
     assert (run["searched"], run["recalled"]) == (1, 0)
-    assert run["left"] == [{"BLOCK": 1024, "WRONG": 0}]  # the interpreter takes a time for each program
+    assert run["left"] == [{"BLOCK": 1024, "WRONG": 0}]
     assert run["grids"] == [[1, 1, 1]]
     assert run["measurements"] == ["BLOCK=1024 WRONG=0 num_warps=4 num_stages=3"]
 
@@ -56,7 +56,7 @@ def test_what_was_measured_is_told(runs: dict[str, Any]) -> None:
     assert entry["problem"]["op"] == "triton.scale"
     assert entry["winner"]["candidate"] == run["timings"][0]
     assert entry["runner_up"]["candidate"] == run["timings"][1]
-    assert (entry["candidates"], entry["failed"], entry["winner"]["samples"]) == (3, 0, 3)
+    assert (entry["candidates"], entry["failed"], entry["winner"]["samples"]) == (3, 0, 7)
     assert len(run["timings"]) == 3 and run["failures"] == []
 
 
@@ -76,6 +76,10 @@ def test_a_compile_that_does_not_tune_measures_nothing(runs: dict[str, Any]) -> 
     run = runs["default"]
     assert (run["searched"], run["recalled"], run["asked"]) == (0, 0, ["Lookup"])
     assert len(run["left"]) == len(run["grids"]) == 2
+
+
+def test_of_several_sources_none_is_measured_as_none_would_be_believed(runs: dict[str, Any]) -> None:
+    assert runs["two sources"] == {"measures": False, "one": True}
 
 
 def test_a_call_whose_sizes_are_not_known_is_left_to_inductor(runs: dict[str, Any]) -> None:
