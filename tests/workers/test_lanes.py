@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import engine
@@ -223,6 +224,7 @@ def test_a_searcher_cancelled_while_its_server_comes_up_leaves_the_worker_alive(
     for server in servers(lane):
         server.kill()
     wait_until(lambda: not servers(lane))
+    time.sleep(2)  # its actor looks twice a second whether it lives
     searching = service.search(Tasks(problem(2)), lane)
     wait_until(lambda: any(lane.searching for lane in service.lanes()))
     searching.cancel()
