@@ -219,6 +219,33 @@ class Benchmark:
         say(f"{'pass' if met else 'FAIL'}  {text}")
 
 
+def _written(about: dict[str, str], benchmark: Benchmark) -> str:
+    """The figures for a document."""
+    lines = [f"{about['device']}, torch {about['torch']}, {about['date'][:10]}", ""]
+    lines += [f"- {'pass' if met else 'FAIL'} {text}" for met, text in benchmark.verdicts]
+    compared = [r for r in benchmark.found.get("products", []) if "to_inductor" in r]
+    if compared:
+        lines += ["", "| product | ms | of max-autotune's (95%) | of ATen's |", "|---|---|---|---|"]
+    for record in sorted(compared, key=lambda r: r["to_inductor"]["ratio"]):
+        own, aten = record["to_inductor"], record["to_aten"]
+        lines.append(
+            f"| {record['product']} | {record['milliseconds']['torchrelay']:.4f} "
+            f"| {own['ratio']:.3f} ({own['low']:.3f} to {own['high']:.3f}) | {aten['ratio']:.3f} |"
+        )
+    runs = benchmark.found.get("search", {}).get("runs", {})
+    if runs:
+        lines += [
+            "",
+            "| a GPT-2's first step | s | on the worker | searched, known, benchmarks |",
+            "|---|---|---|---|",
+        ]
+    for name, run in runs.items():
+        stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in run["stages"].items())
+        counts = f"{run['searched']}, {run['recalled']}, {run['benchmarks']}"
+        lines.append(f"| {name} | {run['first_step']:.2f} | {stages} | {counts} |")
+    return "\n".join(lines) + "\n"
+
+
 def agreement(first: Sequence[tuning.Entry], second: Sequence[tuning.Entry]) -> dict[str, Any]:
     """Of the problems that both searched: how many have equal winners, and of the others how many lie further apart
     than the tie band, by the search that timed both as its first two, else by the two searches' medians."""
@@ -291,6 +318,7 @@ def main() -> int:
             say(f"{name} took {time.monotonic() - begin:.0f} s")
             text = json.dumps({**about, **benchmark.found, "bars": benchmark.verdicts}, indent=1)
             (args.out / "autotune.json").write_text(text + "\n")
+            (args.out / "autotune.md").write_text(_written(about, benchmark))
     status = verdicts.conclude(benchmark.verdicts, check=args.check)
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
