@@ -101,6 +101,20 @@ ROUNDS = {"default": 2, "exhaustive": 4}
 """How often, in a space, a GPU's best configurations are looked around in."""
 
 
+BUILD_SECONDS = 900.0
+"""A compiler that takes longer for a problem's candidates hangs."""
+MOST_BUILT = 1000
+_BUILD_SECONDS = 3.0
+"""Of one processor, for one candidate."""
+
+
+def _most_built(task: Task) -> int:
+    """How many candidates, beside PyTorch's own, a task's budget is enough for. An exhaustive space has thousands."""
+    in_time = int(task.seconds * len(os.sched_getaffinity(0)) / _BUILD_SECONDS)
+    return min(MOST_BUILT, max(in_time, _LEAST_BUILT)) if task.seconds else MOST_BUILT
+
+
+_LEAST_BUILT = 32
 _WARM = tuning.problem_of("mm(f16[256,256], f16[256,256]) -> f16[256,256]")
 
 
@@ -200,6 +214,8 @@ class _Searcher:
                 selection = rebuild.rebuild(task, self._device)
                 if not task.exact and self._is_known(task, selection):
                     return
+                if isinstance(selection, torch_internals.Selection):
+                    selection.thin(_most_built(task))
                 wait = selection.begin_building()
         except rebuild.Unsuited as error:
             self._unfit(task, str(error))
@@ -227,9 +243,11 @@ class _Searcher:
 
     def _search(self, prepared: _Prepared) -> None:
         task, selection = prepared.task, prepared.selection
+        watched = self._watched if self._device == "cuda" else trials.unwatched
         self._progress("autotune", selection.problem.text()[:500])
         try:
-            doomed = dict(prepared.wait())
+            with watched(BUILD_SECONDS):
+                doomed = dict(prepared.wait())
             for candidate, text in enumerate(selection.candidates):
                 if text in task.avoid:
                     doomed[candidate] = "ended the process that ran it"
@@ -245,9 +263,8 @@ class _Searcher:
                     first=prepared.tried,
                     before=lambda candidate: self._trying(task, selection.candidates[candidate]),
                     failed=lambda: self._check_device(task),
-                    watched=self._watched if self._device == "cuda" else trials.unwatched,
+                    watched=watched,
                 )
-            self._let_go()
         except CompileFailed as error:
             self._failed(prepared, error.message)
             return
@@ -256,6 +273,8 @@ class _Searcher:
             self._check_device(task)
             self._failed(prepared, f"{type(error).__name__}: {error}")
             return
+        finally:
+            self._let_go()
         if not self._look_around(prepared, found):
             self._report(task, self._all(prepared, found))
 
@@ -333,7 +352,8 @@ class _Searcher:
     def _let_go(self) -> None:
         """Of the GPU's memory: compiles on it need some too."""
         if self._device == "cuda":
-            torch.cuda.empty_cache()
+            with contextlib.suppress(Exception):  # what broke the GPU was told already
+                torch.cuda.empty_cache()
 
     # --- the device -----------------------------------------------------------------------------------------
 

@@ -1285,6 +1285,17 @@ class Selection:
             name, tuple(map(_operand, keys)), _operand(result), tuple(sorted(settings.items()))
         )
 
+    def thin(self, most: int) -> None:
+        """Keep PyTorch's own kernels and as many others, the same ones each time."""
+        drawn = sorted(
+            (i for i in range(len(self._choices)) if i not in self.aten),
+            key=lambda i: hashlib.sha256(self.candidates[i].encode()).digest(),
+        )
+        kept = sorted({*self.aten, *drawn[:most]})
+        self._choices = [self._choices[i] for i in kept]
+        self.candidates = [self.candidates[i] for i in kept]
+        self.aten = [position for position, i in enumerate(kept) if i in self.aten]
+
     def begin_building(self) -> Callable[[], dict[int, str]]:
         """Have the candidates compiled, as many at once as Inductor may. What is returned waits for that, and says
         which do not compile, and why."""

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
+from torchrelay.compiler import searcher, torch_internals
 from torchrelay.compiler.toolchain import local_target, local_toolchain
 from torchrelay.compiler.tuning import Task, problem_of
 
@@ -134,3 +136,23 @@ def test_a_compiles_problem_is_rebuilt_exactly_and_its_winner_taken(tmp_path: Pa
         warm = worker.compile(request, entries)
     assert warm.manifest is not None, warm.error
     assert (warm.manifest.searched, warm.manifest.recalled, warm.measured) == (0, len(entries), 0)
+
+
+def test_a_small_budget_builds_few_of_many_candidates_and_the_same_ones_each_time() -> None:
+    """An exhaustive space has thousands for a GPU."""
+    selection = torch_internals.Selection.__new__(torch_internals.Selection)
+    selection._choices = [f"choice {i}" for i in range(100)]
+    selection.candidates = ["aten mm", *(f"triton_mm {i}" for i in range(98)), "aten bias_addmm"]
+    selection.aten = [0, 99]
+    selection.thin(5)
+    assert [selection.candidates[i] for i in selection.aten] == ["aten mm", "aten bias_addmm"]
+    assert len(selection.candidates) == len(selection._choices) == 7
+    numbers = [int(text.split()[1]) + 1 for text in selection.candidates if text.startswith("triton_")]
+    assert selection._choices[1:-1] == [f"choice {number}" for number in numbers]
+    kept = list(selection.candidates)
+    selection.thin(5)
+    assert selection.candidates == kept
+    whole = Task(id="w", problem=problem_of(MM), exact=False)
+    assert searcher._most_built(whole) == searcher.MOST_BUILT
+    assert searcher._most_built(replace(whole, seconds=0.1)) == 32
+    assert searcher._most_built(replace(whole, seconds=1e6)) == searcher.MOST_BUILT
