@@ -12,8 +12,11 @@ import torch
 from forms import FORMS_OF_A_JOB, OFFERED, parameter, settings, warm_slot
 from torchrelay.clients.capture import capture
 from torchrelay.compiler import artifact, tuning, wire
+from torchrelay.compiler.search_order import SearchOrder
 from torchrelay.workers.messages import Done, Failed, Query, decode_answer
 from torchrelay.workers.settings import ENGINE
+
+SIZES = ((4, 48, 32), (4, 32, 64), (4, 48, 64))
 
 
 def product() -> wire.GraphRequest:
@@ -24,7 +27,7 @@ def product() -> wire.GraphRequest:
         return gm.forward
 
     torch._dynamo.reset()
-    torch.compile(torch.bmm, backend=backend)(torch.randn(4, 48, 32), torch.randn(4, 32, 64))
+    torch.compile(torch.bmm, backend=backend)(torch.randn(SIZES[0]), torch.randn(SIZES[1]))
     return requests[0]
 
 
@@ -61,3 +64,46 @@ def test_candidates_are_measured_in_every_form(form, tmp_path):
         assert entry.place.device in models or not models
 
     asyncio.run(scenario())
+
+
+def order() -> tuple[SearchOrder, tuning.Task]:
+    """A searcher for what `product` is compiled for, and its one problem."""
+    request = product()
+    x, w, out = (tuning.Operand("float32", size, tuning.contiguous(size)) for size in SIZES)
+    problem = tuning.Problem("bmm", (x, w), out, (("precision", "highest"),))
+    task = tuning.Task(id="t", problem=problem, exact=False)
+    return SearchOrder(request.toolchain, request.target, request.ambient.threads), task
+
+
+@pytest.mark.parametrize(
+    "form", [parameter(name, *([pytest.mark.slow] if name != "landlock" else [])) for name in FORMS_OF_A_JOB]
+)
+def test_a_searcher_searches_in_every_form(form, tmp_path):
+    told, task = order()
+    heard = []
+
+    def answered(question):
+        heard.append(question)
+        if isinstance(question, tuning.Next):
+            first = sum(isinstance(each, tuning.Next) for each in heard) == 1
+            return tuning.Work([task] if first else [], over=not first and not question.holding)
+        return tuning.Known([])
+
+    async def scenario():
+        places = settings(tmp_path, (*FORMS_OF_A_JOB[form], "none"), engine=ENGINE, shared_dir=None)
+        async with warm_slot(places) as (slot, _):
+            async for body in slot.search("j", msgspec.msgpack.encode(told), 300, "one"):
+                message = decode_answer(body)
+                if isinstance(message, Failed):
+                    raise message.error()
+                if isinstance(message, Query):
+                    question = msgspec.msgpack.decode(message.question, type=tuning.Question)
+                    await slot.reply("j", message.id, msgspec.msgpack.encode(answered(question)))
+
+    asyncio.run(scenario())
+    (found,) = [each for each in heard if isinstance(each, tuning.Found)]
+    assert (found.task, found.entry.candidates, found.entry.failed) == ("t", 2, 0)
+    assert {each.candidate for each in heard if isinstance(each, tuning.Trying)} <= {
+        timing.candidate for timing in found.timings
+    }
+    assert found.entry.error is not None
