@@ -35,7 +35,7 @@ def matmul_kernel(
     TILE_M: tl.constexpr,  # noqa: N803
     TILE_N: tl.constexpr,  # noqa: N803
     TILE_K: tl.constexpr,  # noqa: N803
-    GROUP: tl.constexpr = 8,  # noqa: N803
+    GROUP: tl.constexpr,  # noqa: N803
 ):
     """out[m, n] = a[m, k] @ b[k, n], all contiguous; sums in float32."""
     tiles_m = tl.cdiv(m, TILE_M)
@@ -67,7 +67,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     (m, k), n = a.shape, b.shape[1]
     out = torch.empty(m, n, device=a.device, dtype=a.dtype)
     matmul_kernel[lambda meta: (triton.cdiv(m, meta["TILE_M"]) * triton.cdiv(n, meta["TILE_N"]),)](
-        a, b, out, m, n, k
+        a, b, out, m, n, k, GROUP=8
     )
     return out
 

@@ -43,7 +43,7 @@ for rows in (1, 4):
 (m, k), n = (70, 100), 90
 a, b = random(m, k), random(k, n)
 out = torch.full((m, n), float("nan"))
-matmul.matmul_kernel.fn[(3 * 3,)](a, b, out, m, n, k, TILE_M=32, TILE_N=32, TILE_K=32)
+matmul.matmul_kernel.fn[(3 * 3,)](a, b, out, m, n, k, TILE_M=32, TILE_N=32, TILE_K=32, GROUP=8)
 torch.testing.assert_close(out, matmul.reference(a, b), rtol=1e-4, atol=1e-4)
 print("all right")
 """
