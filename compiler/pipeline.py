@@ -89,10 +89,10 @@ def compile_request(
     with (
         torch_internals.environment(**caches),
         triton_store.sharing_binaries(kernels),
+        kernel_search.nursery_for(request) as nursery,  # before there are threads, and a GPU in use
         _kernel_processes(request, threads),
         torch_internals.sharing_libraries(kernels) as builds,
         torch_internals.recording_kernels(kernels) as triton,
-        kernel_search.nursery_for(request) as nursery,
     ):
         clock.enter("aot", "")
         own_kernels = KernelSearch(
