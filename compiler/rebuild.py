@@ -47,7 +47,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 class _Operator(Struct, frozen=True):
     """target(arguments): which operator it is. operands: how many it takes. names: its arguments beside operands."""
 
-    target: Callable[[Arguments], OpOverload]
+    target: Callable[[Arguments], Callable[..., Any]]
     operands: frozenset[int]
     names: frozenset[str]
     call: Callable[[Nodes, Arguments], Call]
@@ -114,6 +114,12 @@ def _operators() -> dict[str, _Operator]:
         "int_mm": _product(aten._int_mm.default),
         "addmm": _with_bias(aten.addmm.default),
         "baddbmm": _with_bias(aten.baddbmm.default),
+        "mm_plus_mm": _Operator(
+            lambda given: torch_internals.mm_plus_mm,
+            frozenset({4}),
+            frozenset(),
+            lambda nodes, given: (tuple(nodes), {}),
+        ),
         "convolution": _Operator(
             lambda given: aten.convolution.default, frozenset({2, 3}), frozenset(shape), _convolution
         ),

@@ -1469,7 +1469,9 @@ SPACES = frozenset(
 )
 """Options that say which candidates there are."""
 
-_TOLD_BY_OPERANDS = frozenset({"addmm", "baddbmm", "bmm", "convolution", "int_mm", "mm", "scaled_mm"})
+_TOLD_BY_OPERANDS = frozenset(
+    {"addmm", "baddbmm", "bmm", "convolution", "int_mm", "mm", "mm_plus_mm", "scaled_mm"}
+)
 """Operators that operands and the arguments of PyTorch's own kernel say all about."""
 
 
@@ -1730,8 +1732,21 @@ def _left_to_inductor(given: Mapping[str, Any]) -> bool:
     )
 
 
+def mm_plus_mm(a: Any, b: Any, c: Any, d: Any) -> Any:
+    """The sum of two products as one operator: of what is lowered, torch._inductor.kernel.mm_plus_mm's."""
+    if isinstance(a, torch.Tensor):
+        return torch.mm(a, b) + torch.mm(c, d)
+    from torch._inductor.kernel.mm_plus_mm import tuned_mm_plus_mm
+
+    lower: Any = tuned_mm_plus_mm
+    return lower(a, b, c, d)
+
+
+mm_plus_mm._inductor_lowering_function = True  # type: ignore[attr-defined]
+
+
 def select_alone(
-    target: OpOverload,
+    target: Callable[..., Any],
     call: Callable[[list[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
     operands: Sequence[tuning.Operand],
     offsets: Sequence[int],

@@ -29,6 +29,7 @@ SEARCHED = [
     described("constant", "mm(f32[64,32], f32[32,64]) -> f32[64,64]", constants="1", precision="high"),
     described("bias", "addmm(bf16[64], bf16[64,32], bf16[32,64]) -> bf16[64,64]", constants="2"),
     described("single", "mm(f32[64,32], f32[32,64]) -> f32[64,64]"),
+    described("sum", "mm_plus_mm(f32[32,48], f32[48,64], f32[32,48], f32[48,64]) -> f32[32,64]"),
     described("conv", "convolution(f32[2,8,16,16], f32[8,8,3,3]) -> f32[2,8,14,14]", arg__stride="(1, 1)"),
     described("copy", "copy(f32[1024,1024]) -> f32[1024,1024]"),
     described("integers", "int_mm(i8[64,32], i8[32,64]) -> i32[64,64]"),
