@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -101,12 +102,13 @@ class Farm:
 
     async def want(self, place: Place, problems: Sequence[Problem], ask: Ask) -> Known:
         """For a compile that polls: what is known of `problems` in `place`. The rest is searched before any batch job's
-        tasks, once for all compiles that want it; what Redis does not tell counts as unknown."""
+        tasks, once for all compiles that want it, the largest first: they take longest, and the last one should not.
+        What Redis does not tell counts as unknown."""
         entries = {entry.problem: entry for entry in await self.known(place, problems)}
         aim = Aim(ask.toolchain, ask.target, place.threads)
         fits = place.threads <= MOST_THREADS and measurable(place, ask.toolchain, ask.target)
         still_open, given_up = 0, []
-        for problem in dict.fromkeys(problems):
+        for problem in sorted(dict.fromkeys(problems), key=_elements, reverse=True):
             if problem in entries:
                 continue
             ticket = self._wanted(place, problem, aim) if fits else None
@@ -306,3 +308,7 @@ class Farm:
             self.fail(ticket, why, "no_searcher")
         for ticket in [each for each in self.queued(urgent=False) if each.aim_name == aim_name]:
             ticket.become("queued", why)
+
+
+def _elements(problem: Problem) -> int:
+    return sum(math.prod(operand.size) for operand in (*problem.operands, problem.result))

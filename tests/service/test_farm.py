@@ -45,6 +45,15 @@ def test_what_a_compile_wants_is_searched_by_all_lanes_and_then_known(redis_serv
     run(redis_server, scenario)
 
 
+def test_the_largest_problems_are_searched_first(redis_server: RedisServer) -> None:
+    async def scenario(here: Site) -> None:
+        here.lanes.up.pop("b")
+        await here.wanted(*(of(size) for size in (3, 500, 20, 100)))
+        assert [shape for _, shape in here.lanes.began] == [of(size).shape() for size in (500, 100, 20, 3)]
+
+    run(redis_server, scenario)
+
+
 def test_compiles_that_want_the_same_cause_one_search(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
         told = await asyncio.gather(*(here.wanted(of(1, hold="yes"), of(2)) for _ in range(5)), release(here))
