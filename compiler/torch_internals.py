@@ -997,8 +997,17 @@ class TritonKernels:
         self.timings: dict[int, Winner] = {}
 
     def undecided(self) -> bool:
-        """Whether any kernel has several candidates left: none has run yet, so none was measured."""
-        return any(len(kernel.launchers) > 1 for kernel in self.live.values())
+        """Whether any kernel has several candidates left, or its descent before it: it has not run yet."""
+        return any(
+            len(kernel.launchers) > 1 or (kernel.launchers and _descends(kernel, kernel.launchers[0].config))
+            for kernel in self.live.values()
+        )
+
+
+def _descends(kernel: Any, config: Any) -> bool:
+    """Whether a CachingAutotuner would begin a coordinate descent when it runs with this configuration."""
+    wanted = kernel.inductor_meta.get("coordinate_descent_tuning", False)
+    return bool(wanted) and not getattr(config, "found_by_coordesc", False)
 
 
 def kernel_key(source: str) -> str:
@@ -1197,6 +1206,9 @@ def _keep_winner(stored: Any, live: Any, late: Sequence[Any]) -> None:
             result.config = live.launchers[0].config
             stored.compile_results = [result]
             stored.inductor_meta["dynamic_scale_rblock"] = False
+            # Config.found_by_coordesc does not survive a pickle (triton.Config.__setstate__): whoever loads the
+            # kernel would descend once more, with a compiler.
+            stored.inductor_meta["coordinate_descent_tuning"] = False
             return
 
 
@@ -2320,10 +2332,11 @@ def job_store(endpoint: tuple[str, int] | None, timeout: timedelta) -> Any:
 
 def kernels_measured() -> int:
     """How often this process chose between a Triton kernel's candidates by running them
-    (torch._dynamo.utils.compilation_time_metrics of CachingAutotuner.benchmark_all_configs)."""
+    (torch._dynamo.utils.compilation_time_metrics of two methods of CachingAutotuner)."""
     from torch._dynamo.utils import compilation_time_metrics
 
-    return len(compilation_time_metrics.get("CachingAutotuner.benchmark_all_configs", ()))
+    methods = ("benchmark_all_configs", "coordinate_descent_tuning")
+    return sum(len(compilation_time_metrics.get(f"CachingAutotuner.{method}", ())) for method in methods)
 
 
 def benchmarks_run() -> int:
