@@ -247,7 +247,9 @@ class Farm:
 
     def _forget(self, ticket: Ticket) -> None:
         """A compile's stays until it has asked what became of it."""
-        (self._urgent if ticket.urgent else self._batch).pop(ticket.task.id, None)
+        book = self._urgent if ticket.urgent else self._batch
+        if book.get(ticket.task.id) is ticket:  # a cancelled task may have been submitted again
+            del book[ticket.task.id]
         if self._open.get(ticket.task.id) is ticket:
             del self._open[ticket.task.id]
 

@@ -87,6 +87,7 @@ class Driver:
         self._pool = pool
         self._lease_seconds = lease_seconds
         self._driven: dict[str, asyncio.Task[None]] = {}
+        self._looking: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def look(self) -> None:
@@ -103,6 +104,7 @@ class Driver:
     async def close(self) -> None:
         """Leave all jobs to other gateways."""
         self._closed = True
+        await end(*self._looking)
         await end(*self._driven.values())
 
     def _landed(self, job: str, done: asyncio.Task[None]) -> None:
@@ -110,6 +112,14 @@ class Driver:
             del self._driven[job]
         if not done.cancelled() and (error := done.exception()) is not None:
             log.error("tune_broke", job=job, exc_info=error)
+        elif not self._closed:  # it may have been resumed meanwhile
+            again = asyncio.create_task(self._look_again(), name="look at batch jobs")
+            self._looking.add(again)
+            again.add_done_callback(self._looking.discard)
+
+    async def _look_again(self) -> None:
+        with contextlib.suppress(RedisError):
+            await self.look()
 
     async def _drive(self, job: str, owner: str) -> None:
         log.info("tune_driven", job=job)
@@ -138,15 +148,15 @@ class Driver:
 
     async def _keep(self, drive: Drive) -> None:
         """Keep the lease; return once the job is not ours any more. Waits out outages of Redis."""
-        job = drive.loaded.job.id
+        job, turn = drive.loaded.job.id, drive.loaded.turn
         async with self._wakes.woken(wake_name(job)) as wake:
             while True:
                 try:
-                    held = await self._tunes.take(job, drive.owner)
+                    held = await self._tunes.take(job, drive.owner, turn)
                     if held == "gone":
                         log.warning("tune_written_again", job=job)
                         await self._tunes.create(drive.snapshot())
-                        held = await self._tunes.take(job, drive.owner)
+                        held = await self._tunes.take(job, drive.owner, turn)
                     if held != "held":
                         return
                 except (RedisError, Overloaded) as error:
@@ -221,7 +231,7 @@ class Drive:
             await self._end(n, "skipped", _BUDGET)
             return
         task = Task(
-            id=f"{self.loaded.job.id}.{n}",
+            id=f"{self.loaded.job.id}.{n}.{self.owner[:8]}",
             problem=item.problem,
             exact=False,
             space=item.space,
@@ -423,11 +433,11 @@ class Drive:
     async def _ours_again(self) -> bool:
         """Whether the job is ours after all: the lease had run out while Redis was away, or Redis had lost the job.
         What was to be told then is told with all of it."""
-        tunes, job = self._parts._tunes, self.loaded.job.id
-        held = await _patiently(lambda: tunes.take(job, self.owner))
+        tunes, job, turn = self._parts._tunes, self.loaded.job.id, self.loaded.turn
+        held = await _patiently(lambda: tunes.take(job, self.owner, turn))
         if held == "gone":
             await _patiently(lambda: tunes.create(self.snapshot()))
-            held = await _patiently(lambda: tunes.take(job, self.owner))
+            held = await _patiently(lambda: tunes.take(job, self.owner, turn))
         if held != "held":
             return False
         for n, progress in self._progress.items():

@@ -65,6 +65,8 @@ class Loaded(Struct, frozen=True, kw_only=True):
     progress: dict[int, TuneProgress]
     results: dict[int, bytes] = {}
     base: tuple[float, int] = (0.0, 0)
+    turn: int = 0
+    """How often it has ended or was resumed."""
 
 
 class Tunes:
@@ -106,6 +108,7 @@ class Tunes:
                 job.trials,
                 keys.wake,
                 *map(len, parts),
+                loaded.turn,
                 *(value for part in parts for pair in part.items() for value in pair),
             ],
         )
@@ -146,11 +149,11 @@ class Tunes:
         """All of it. Raises NotFound."""
         found, keys = await self.job(job), self._keys
         async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.hgetall(keys.tune_bodies(job))
+            pipe.hmget(keys.tune(job), "base_spent", "base_trials", "turn")
             pipe.hgetall(keys.tune_progress(job))
+            pipe.hgetall(keys.tune_bodies(job))
             pipe.hgetall(keys.tune_results(job))
-            pipe.hmget(keys.tune(job), "base_spent", "base_trials")
-            bodies, progress, results, (spent, trials) = await pipe.execute()
+            (spent, trials, turn), progress, bodies, results = await pipe.execute()
         return Loaded(
             job=found,
             items=await self._items(job),
@@ -158,6 +161,7 @@ class Tunes:
             progress={int(n): msgspec.json.decode(data, type=TuneProgress) for n, data in progress.items()},
             results={int(n): data for n, data in results.items()},
             base=(float(spent or 0), int(trials or 0)),
+            turn=int(turn or 0),
         )
 
     async def results(self, job: str, cursor: int) -> tuple[list[TuneResult], int]:
@@ -176,20 +180,20 @@ class Tunes:
 
     # --- driving -------------------------------------------------------------------------------------------
 
-    async def take(self, job: str, owner: str) -> Held:
-        """Drive `job` from now on, or go on doing so."""
-        answer = await self._lease(job, owner, "take")
+    async def take(self, job: str, owner: str, turn: int | None = None) -> Held:
+        """Drive `job` from now on; or go on doing so, unless it has ended or was resumed since `turn`."""
+        answer = await self._lease(job, owner, "take", turn)
         return cast(Held, answer)
 
     async def release(self, job: str, owner: str) -> None:
         """Let another gateway have it at once."""
         await self._lease(job, owner, "release")
 
-    async def _lease(self, job: str, owner: str, what: str) -> str:
+    async def _lease(self, job: str, owner: str, what: str, turn: int | None = None) -> str:
         keys = self._keys
         (answer,) = await self._scripts.tune_lease(
             keys=[keys.tune(job), keys.tune_lease(job), keys.tune_events(job)],
-            args=[job, owner, self._lease_ms, what, keys.wake],
+            args=[job, owner, self._lease_ms, what, keys.wake, "" if turn is None else turn],
         )
         return bytes(answer).decode()
 

@@ -1,6 +1,7 @@
 -- Drive a batch job, or go on driving it: who holds the lease may.
--- KEYS: job, lease, events. ARGV: id, owner, lease ms, 'take', 'renew' or 'release', wake channel.
--- Returns {'held'}, {'taken'} by another, {'ended'} (the job has), {'gone'} (there is no such job) or {'released'}.
+-- KEYS: job, lease, events. ARGV: id, owner, lease ms, 'take' or 'release', wake channel, turn or ''.
+-- Returns {'held'}, {'taken'} by another, {'ended'} (the job has, or had and was resumed since this turn of it), {'gone'}
+-- (there is no such job) or {'released'}.
 if ARGV[4] == 'release' then
   if redis.call('GET', KEYS[2]) == ARGV[2] then
     redis.call('DEL', KEYS[2])
@@ -12,7 +13,7 @@ local state = redis.call('HGET', KEYS[1], 'state')
 if not state then
   return {'gone'}
 end
-if state == 'done' or state == 'cancelled' then
+if state == 'done' or state == 'cancelled' or (ARGV[6] ~= '' and redis.call('HGET', KEYS[1], 'turn') ~= ARGV[6]) then
   return {'ended'}
 end
 local holder = redis.call('GET', KEYS[2])

@@ -1,7 +1,7 @@
 -- Begin a batch job, or write it down again after Redis came back without it. The oldest that have ended make room.
 -- KEYS: tunes, open, job, items, bodies, progress, results, events.
 -- ARGV: id, most jobs, most open ones, prefix of jobs, job JSON, created ms, event, state, spent, trials, wake channel,
---       how many items, bodies, progress and results follow; then number and value of each.
+--       how many items, bodies, progress and results follow, turn; then number and value of each.
 -- Returns {'new'}, {'exists'} or {'many', how many are open}.
 if redis.call('EXISTS', KEYS[3]) == 1 then
   return {'exists'}
@@ -9,7 +9,7 @@ end
 if redis.call('ZCARD', KEYS[2]) >= tonumber(ARGV[3]) then
   return {'many', redis.call('ZCARD', KEYS[2])}
 end
-local position = 16
+local position = 17
 for part = 1, 4 do
   for _ = 1, tonumber(ARGV[11 + part]) do
     redis.call('HSET', KEYS[3 + part], ARGV[position], ARGV[position + 1])
@@ -23,7 +23,7 @@ for part = 1, 4 do
   end
 end
 redis.call('HSET', KEYS[3], 'job', ARGV[5], 'state', ARGV[8], 'ended', 0, 'spent', ARGV[9], 'trials', ARGV[10],
-  'base_spent', 0, 'base_trials', 0, 'detail', '')
+  'base_spent', ARGV[9], 'base_trials', ARGV[10], 'detail', '', 'turn', ARGV[16])
 redis.call('ZADD', KEYS[1], ARGV[6], ARGV[1])
 redis.call('ZADD', KEYS[2], ARGV[6], ARGV[1])
 redis.call('XADD', KEYS[8], '*', 'event', 'job', 'data', ARGV[7])

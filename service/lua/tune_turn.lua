@@ -38,6 +38,7 @@ else
   redis.call('DEL', KEYS[2])
 end
 redis.call('HSET', KEYS[1], 'state', becomes, 'detail', ARGV[5])
+redis.call('HINCRBY', KEYS[1], 'turn', 1)
 redis.call('XADD', KEYS[4], '*', 'event', 'job', 'data', '{"state":"' .. becomes .. '"}')
 redis.call('PUBLISH', ARGV[4], 'tune:' .. ARGV[1])
 return {becomes, '1'}

@@ -145,6 +145,32 @@ def test_a_cancelled_job_stops_and_a_resumed_one_searches_only_what_is_left(
     assert set(pool.searchers.measured.values()) == {1}
 
 
+def test_a_job_that_is_cancelled_and_resumed_at_once_is_driven_as_it_is_now(
+    start_gateway: StartGateway, pool: SearchingPool
+) -> None:
+    """Who drove it does not take it for the job that it knew: what failed there is to be tried again."""
+    gateway = start_gateway(pool, lease_seconds=30.0)
+    pool.searchers.unfit.add(16)
+    with gateway.http() as http:
+        pool.searchers.go.clear()
+        name = begun(http, operator(16), operator(32))
+        pool.searchers.go.set()
+        wait_until(lambda: shown(http, name)["items"].get("failed") == 1, seconds=20)
+        pool.searchers.unfit.clear()
+        pool.searchers.go.clear()
+        for _ in range(3):
+            again = begun(http, operator(16), operator(32), operator(48), operator(64))
+            http.post(f"/v1/tunes/{again}/cancel")
+            http.post(f"/v1/tunes/{again}/resume")
+            http.post(f"/v1/tunes/{name}/cancel")
+            http.post(f"/v1/tunes/{name}/resume")
+        pool.searchers.go.set()
+        for each in http.get("/v1/tunes").json()["jobs"]:
+            told = ended(http, each["id"])
+            assert told["items"].keys() <= {"done", "known"}, told
+            assert {state for _, state in states(http, each["id"])} <= {"done", "known"}
+
+
 @pytest.mark.parametrize("budget", [Budget(trials=9), Budget(seconds=4.0)])
 def test_a_budget_ends_a_job_and_resuming_it_spends_another(
     http: httpx2.Client, pool: SearchingPool, budget: Budget
