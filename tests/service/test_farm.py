@@ -224,6 +224,22 @@ def test_a_cancelled_task_is_not_searched_and_one_under_way_is_kept_all_the_same
     run(redis_server, scenario)
 
 
+def test_a_task_is_searched_that_is_submitted_again_while_the_cancelled_one_is_under_way(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario(here: Site) -> None:
+        here.lanes.up.pop("b")
+        first = here.farm.submit(task(1, hold="yes"), AIM)
+        await here.until(lambda: here.lanes.began != [])
+        first.cancel()
+        again = here.farm.submit(task(1, hold="yes"), AIM)
+        here.lanes.release.set()
+        outcome = await asyncio.wait_for(again.outcome(), 20)
+        assert not isinstance(outcome, str)
+
+    run(redis_server, scenario)
+
+
 def test_namespaces_share_the_lanes(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "_TURN_SECONDS", 0.2)
 
