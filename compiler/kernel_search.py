@@ -19,7 +19,7 @@ import torch
 from msgspec import Struct
 
 from . import kernel_trials, measure, pinned, torch_internals, tune_kernels, tuning, user_kernels, wire
-from .errors import CompileFailed, TuningUnknown, Unavailable
+from .errors import TuningUnknown, Unavailable
 from .kernel_trials import Fails, Order, Ranked, Stops, Takes
 from .nursery import Lost, Nursery
 from .place import place_of
@@ -79,7 +79,7 @@ class KernelSearch:
 
     def settle(self, gm: torch.fx.GraphModule) -> None:
         """Leave each call in the graph with its winner. The same graph again, rebuilt, is left with the same ones.
-        Raises TuningUnknown, CompileFailed."""
+        Raises TuningUnknown."""
         self._uses.clear()
         for call in calls(gm, self._request.kernels):
             problem = call.problem
@@ -146,8 +146,8 @@ class KernelSearch:
     # --- measured winners ------------------------------------------------------------------------------
 
     def _measured(self, call: Call, texts: list[str], nursery: Nursery) -> Entry | None:
-        """Measure and tell; what stands for everyone now, unless it failed here. None: it cannot be measured.
-        Raises CompileFailed if no configuration works."""
+        """Measure and tell; what stands for everyone now, unless it failed here. None: it cannot be
+        measured, or no configuration works."""
         begun = time.monotonic()
         problem = call.problem
         failed: dict[int, str] = {}
@@ -157,8 +157,8 @@ class KernelSearch:
         if ranked is None:
             return None
         if ranked.winner is None:
-            listed = "; ".join(f"{texts[candidate]} {why}" for candidate, why in sorted(failed.items())[:8])
-            raise CompileFailed(f"no configuration of kernel {call.source.name} works: {listed}")
+            log.warning("%s: no configuration works here; Inductor will say whether one does", problem.text())
+            return None
         timings = {candidate: _timing(texts[candidate], told) for candidate, told in ranked.timed}
         fastest = sorted(timings.values(), key=lambda timing: (timing.milliseconds, timing.candidate))
         winner = timings[ranked.winner]

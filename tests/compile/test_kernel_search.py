@@ -126,8 +126,9 @@ def test_a_search_that_loses_every_process_leaves_the_choice_to_inductor(runs: d
     assert len(run["left"]) == 2
 
 
-def test_a_kernel_that_runs_in_no_configuration_fails_the_compile(runs: dict[str, Any]) -> None:
-    assert runs["none"]["error"].startswith("no configuration of kernel scale works: BLOCK=3 WRONG=0")
+def test_a_kernel_that_runs_in_no_configuration_is_left_to_inductor(runs: dict[str, Any]) -> None:
+    run = runs["none"]
+    assert (run["searched"], run["asked"], len(run["left"])) == (0, ["Lookup"], 2)
 
 
 @pytest.mark.parametrize("name", ["pointwise", "matmul"])
