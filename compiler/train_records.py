@@ -1,0 +1,287 @@
+"""What passes between who starts a training job, the gateway, the nodes and the job's own ranks, as structs.
+
+A job runs its submitter's code, as its submitter asked: nothing here is a fence around that code. What a rank says of
+its job is believed for that job alone. Times are seconds since 1970, UTC, unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+TRAIN_ID = "^[0-9a-f]{16}$"
+PACKAGE_BYTES = 256 << 20
+"""Of a packed working directory."""
+MOST_WORKERS = 4096
+ANSWER_ENVIRONMENT = "TORCHRELAY_TRAIN_CHANNEL"
+"""Number of the file descriptor on which a rank tells its worker RankMessages, one JSON text a line."""
+
+TrainState = Literal[
+    "waiting", "capturing", "compiling", "starting", "running", "recovering", "done", "failed", "cancelled"
+]
+"""waiting: for its turn, or for a worker that suits. capturing: one worker runs the script up to its first optimizer
+step. compiling: its graphs, before any rank has its device. starting: ranks are being placed and started. recovering:
+ranks were lost, and start again from the last checkpoint. Any job that has ended but `done` can be resumed."""
+TRAIN_ENDED: frozenset[str] = frozenset({"done", "failed", "cancelled"})
+Precision = Literal["", "fp32", "tf32", "bf16", "fp16"]
+"""fp32, tf32: of float32 matrix products. bf16, fp16: what `train.autocast()` gives. '': as the script has it."""
+Kind = Literal["train", "export"]
+
+_Text = Annotated[str, Meta(max_length=4096)]
+_Name = Annotated[str, Meta(min_length=1, max_length=200)]
+_Line = Annotated[int, Meta(ge=0, le=1 << 31)]
+_Variable = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]{0,200}$")]
+_Step = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
+
+
+class Profile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Steps [first, last) of PyTorch's profiler, on these ranks. Steps are those of the optimizer, from 0."""
+
+    first: _Step
+    last: _Step
+    ranks: Annotated[list[Annotated[int, Meta(ge=0, lt=MOST_WORKERS)]], Meta(min_length=1, max_length=64)] = [
+        0
+    ]
+    nvtx: bool = False
+    memory: bool = True
+
+
+class TrainSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is to be run, and on what.
+
+    script: a path in the working directory; or function: `module:function`, called without arguments. package: SHA-256
+    of the packed working directory (sent before, `POST /v1/trains/packages`), '' for none. workers: ranks; the job goes
+    on with as few as min_workers, if that is not 0. cpus, memory_bytes: of each rank. checkpoints: a folder that all
+    nodes see, or the URL of an object store; '': the service's own. retries: how often the ranks are started again
+    after a failure. compile: torchrelay makes it the back end of every torch.compile that names none, or inductor.
+    capture: compile before ranks are placed. tune: and search kernels.
+    """
+
+    name: _Name
+    kind: Kind = "train"
+    script: _Text = ""
+    function: _Text = ""
+    arguments: Annotated[list[_Text], Meta(max_length=1000)] = []
+    package: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$", max_length=64)] = ""
+    requirements: Annotated[list[_Text], Meta(max_length=200)] = []
+    environment: Annotated[dict[_Variable, _Text], Meta(max_length=200)] = {}
+    device: Literal["cpu", "cuda"] = "cpu"
+    workers: Annotated[int, Meta(ge=1, le=MOST_WORKERS)] = 1
+    min_workers: Annotated[int, Meta(ge=0, le=MOST_WORKERS)] = 0
+    cpus: Annotated[float, Meta(gt=0, le=1024)] = 1.0
+    memory_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
+    precision: Precision = ""
+    retries: Annotated[int, Meta(ge=0, le=1000)] = 3
+    checkpoints: _Text = ""
+    compile: Literal["torchrelay", "off"] = "torchrelay"
+    capture: bool = True
+    tune: bool = False
+    profile: Profile | None = None
+    timeout_seconds: Annotated[float, Meta(ge=0, le=10 * 366 * 86400)] = 0.0
+    """Of running; 0: none."""
+
+
+class TrainRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Body of `POST /v1/trains`. file, lines: of the YAML that the spec's fields are from, for errors. id: of the job,
+    if whoever begins it chooses one: then it is begun once, however often this is sent."""
+
+    spec: TrainSpec
+    file: Annotated[str, Meta(max_length=300)] = ""
+    lines: dict[str, _Line] = {}
+    id: Annotated[str, Meta(pattern="^([0-9a-f]{16})?$", max_length=16)] = ""
+
+
+class Compiles(Struct, frozen=True, omit_defaults=True):
+    """What a job's graphs cost. captured: graphs found before ranks were placed; compiled: of those, what the cache did
+    not have. hits, misses, fallbacks: of all ranks since they started (a miss is a compile that a rank waited for)."""
+
+    captured: int = 0
+    compiled: int = 0
+    hits: int = 0
+    misses: int = 0
+    fallbacks: int = 0
+
+
+class TrainJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A training job, in the answers of `/v1/trains`. restarts: how often ranks were started again. ended: 0 until it
+    has. detail: why it waits, or what stopped it. ranks: that run now."""
+
+    id: str
+    spec: TrainSpec
+    state: TrainState
+    by: str
+    created: float
+    started: float = 0.0
+    """When all ranks were there for the first time; 0: not yet."""
+    first_step_seconds: float = 0.0
+    """From then to the end of the first optimizer step of the last rank; 0: not known."""
+    ended: float = 0.0
+    ranks: int = 0
+    restarts: int = 0
+    step: int = 0
+    """Last step that rank 0 has told of."""
+    checkpoint: str = ""
+    """Name of the last whole one."""
+    checkpoint_step: int = 0
+    compiles: Compiles = Compiles()
+    detail: str = ""
+    file: str = ""
+    skipped: list[str] = []
+    """Graphs that could not be sent, and why; ranks compile them locally, all alike."""
+
+
+class TrainsReply(Struct, frozen=True):
+    """Answer of `GET /v1/trains`, the newest first."""
+
+    jobs: list[TrainJob]
+
+
+class PackageKept(Struct, frozen=True):
+    """Answer of `POST /v1/trains/packages` (body: the packed working directory)."""
+
+    package: str
+    bytes: int
+
+
+class TrainFile(Struct, frozen=True):
+    """A file that a job made: a trace, a report, an exported model. name: `/` parts folders; never `..`."""
+
+    name: str
+    bytes: int
+    digest: str
+
+
+class TrainFilesReply(Struct, frozen=True):
+    """Answer of `GET /v1/trains/{id}/files`; `GET .../files/{name}` has the bytes, `PUT` puts one (the job's token)."""
+
+    files: list[TrainFile]
+
+
+# --- events: of `GET /v1/trains/{id}/events`, of the driver's news, of a rank's channel ----------------------
+
+
+class Metrics(Struct, frozen=True, kw_only=True, tag="metrics"):
+    """What a rank tells of a step. Names that have a meaning here: loss, samples, tokens (of the step, of this rank),
+    learning_rate, step_seconds, memory_bytes, wait_seconds (for the data loader), gradient_norm."""
+
+    rank: int
+    step: int
+    at: float
+    values: dict[str, float]
+
+
+class Log(Struct, frozen=True, kw_only=True, tag="log"):
+    """Lines that a rank wrote, without their ends."""
+
+    rank: int
+    stream: Literal["stdout", "stderr"]
+    lines: list[str]
+
+
+class Checkpoint(Struct, frozen=True, kw_only=True, tag="checkpoint"):
+    """kept: whole and safe, by all ranks. Otherwise it failed and `detail` says why; training goes on."""
+
+    step: int
+    name: str
+    kept: bool
+    seconds: float = 0.0
+    bytes: int = 0
+    detail: str = ""
+
+
+class Note(Struct, frozen=True, kw_only=True, tag="note"):
+    """Something happened that people should know. rank -1: to the job."""
+
+    level: Literal["info", "warning", "error"]
+    text: str
+    rank: int = -1
+
+
+class RankStarted(Struct, frozen=True, kw_only=True, tag="rank_started"):
+    """A rank's process runs. attempt: 0 at first."""
+
+    rank: int
+    world_size: int
+    pid: int
+    host: str
+    attempt: int
+    at: float
+
+
+class FirstStep(Struct, frozen=True, kw_only=True, tag="first_step"):
+    """A rank's optimizer has taken its first step in this process."""
+
+    rank: int
+    at: float
+    attempt: int = 0
+
+
+class RankCompiles(Struct, frozen=True, kw_only=True, tag="compiles"):
+    """A rank's client counters so far (clients/report.py): told after its first step, and when it ends."""
+
+    rank: int
+    hits: int
+    misses: int
+    fallbacks: int
+    reasons: list[str] = []
+    attempt: int = 0
+
+
+class RankEnded(Struct, frozen=True, kw_only=True, tag="rank_ended"):
+    """code: of exit; below 0, the signal. detail: the error's last line."""
+
+    rank: int
+    code: int
+    at: float
+    attempt: int
+    detail: str = ""
+
+
+class Turned(Struct, frozen=True, kw_only=True, tag="state"):
+    """The job's state changed. By the driver: starting, running, recovering, done, failed, cancelled."""
+
+    state: TrainState
+    at: float
+    detail: str = ""
+    ranks: int = 0
+    restarts: int = 0
+
+
+RankMessage = Metrics | Checkpoint | Note | FirstStep | RankCompiles
+"""What a rank's own process may tell."""
+TrainEvent = Metrics | Log | Checkpoint | Note | RankStarted | FirstStep | RankCompiles | RankEnded | Turned
+
+
+class News(Struct, frozen=True):
+    """`number`: of a job's events, from 1, without gaps; a driver that starts again goes on where it was."""
+
+    number: int
+    event: TrainEvent
+
+
+# --- between the gateway and the nodes ------------------------------------------------------------------------
+
+
+class TrainOrder(Struct, frozen=True, kw_only=True):
+    """What a node needs to run a job. package: the packed working directory's bytes. environment: what ranks get
+    besides the spec's own: URL, token and public keys of the service. folder: where the job's files go, which all nodes
+    see (logs, metrics, and its checkpoints where the spec names no place)."""
+
+    job: str
+    namespace: str
+    spec: TrainSpec
+    package: bytes
+    environment: dict[str, str]
+    folder: str
+
+
+class Captured(Struct, frozen=True, kw_only=True):
+    """bodies: of wire.pack_request, of every graph of rank 0's first step. ended: how the script ended."""
+
+    bodies: list[bytes]
+    skipped: list[str] = []
+    ended: str = ""
+    log: str = ""
+    """The last lines that the script wrote."""
