@@ -33,6 +33,7 @@ _Text = Annotated[str, Meta(max_length=4096)]
 _Name = Annotated[str, Meta(min_length=1, max_length=200)]
 _Line = Annotated[int, Meta(ge=0, le=1 << 31)]
 _Variable = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]{0,200}$")]
+_Ranks = Annotated[list[Annotated[int, Meta(ge=0, lt=MOST_WORKERS)]], Meta(min_length=1, max_length=64)]
 _Step = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 
 
@@ -41,9 +42,7 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 
     first: _Step
     last: _Step
-    ranks: Annotated[list[Annotated[int, Meta(ge=0, lt=MOST_WORKERS)]], Meta(min_length=1, max_length=64)] = [
-        0
-    ]
+    ranks: _Ranks = msgspec.field(default_factory=lambda: [0])
     nvtx: bool = False
     memory: bool = True
 
