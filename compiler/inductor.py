@@ -11,11 +11,11 @@ import sympy
 import torch
 from msgspec import Struct
 
-from . import expr, table, torch_internals, wire
+from . import cpp_output, expr, table, torch_internals, wire
 from . import target as targets
 from .aot import Program, ambient
 from .candidates import Candidates
-from .errors import CompileFailed, RelayError, SpecializeInputs, Unsupported
+from .errors import CompileFailed, CompileKilled, RelayError, SpecializeInputs, Unsupported
 
 
 class Guide(torch_internals.Guide, torch_internals.Scout, Protocol):
@@ -91,8 +91,9 @@ def compile_program(
     """Compile forward and backward and collect everything built.
 
     threads: parallel g++ and Triton compilers. choose: says which of an operator's candidates implements it; None
-    leaves that to Inductor. Raises CompileFailed with the compiler's own message, what `choose` raises, and
-    torch_internals.Scouted where `guide` only wants to know what must be searched.
+    leaves that to Inductor. Raises CompileFailed with the compiler's own message, CompileKilled where the C++ compiler
+    could not do its work, what `choose` raises, and torch_internals.Scouted where `guide` only wants to know what must
+    be searched.
     """
     cpu = request.target.cpu
     halves: dict[int, torch.fx.GraphModule] = {}
@@ -139,11 +140,22 @@ def compile_program(
                     for position, number in program.numbers.items()
                     if torch_internals.symfloat_name(number) in specialized
                 ) from None
-            for cause in _causes(error):
-                if isinstance(cause, RelayError):
-                    raise cause from None
-            raise CompileFailed(f"{type(error).__name__}: {error}") from error
+            raise _failure(error) from error
     return Compiled(run, bundle, building, guards_of(program, request.relations), halves)
+
+
+def _failure(error: Exception) -> RelayError:
+    """What a request is told of it: what we raised ourselves, else whose fault it was."""
+    for cause in _causes(error):
+        if isinstance(cause, RelayError):
+            return cause
+        output = torch_internals.cpp_compiler_output(cause)
+        if output is not None and not cpp_output.refuses_source(output):
+            return CompileKilled(
+                f"the worker's C++ compiler could not do its work: {cpp_output.complaint(output)}",
+                hint="It was tried twice. Compile any file with g++ on the worker: is it whole, and is there room?",
+            )
+    return CompileFailed(f"{type(error).__name__}: {error}")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -162,14 +174,14 @@ def _may_go_ahead(program: Program, request: wire.GraphRequest) -> bool:
 
 
 def libraries(compiled: Compiled) -> list[Library]:
-    """What was built, once all of it is. Raises CompileFailed with the C++ compiler's message."""
+    """What was built, once all of it is. Raises CompileFailed with the C++ compiler's message; CompileKilled."""
     try:
         return [
             Library(argtypes, source, path.read_bytes())
             for argtypes, source, path in compiled.building.files()
         ]
     except Exception as error:
-        raise CompileFailed(f"{type(error).__name__}: {error}") from error
+        raise _failure(error) from error
 
 
 def guards_of(program: Program, known: Collection[str]) -> list[str]:

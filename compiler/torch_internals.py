@@ -248,6 +248,13 @@ def must_specialize(error: BaseException) -> frozenset[str] | None:
     return frozenset(TensorifyState.force_specializations)
 
 
+def cpp_compiler_output(error: BaseException) -> str | None:
+    """What the C++ compiler printed, if `error` says that it failed; else None. torch._inductor.exc.CppCompileError."""
+    from torch._inductor.exc import CppCompileError
+
+    return str(error.output) if isinstance(error, CppCompileError) else None
+
+
 def trace_again(specialized: Iterable[str]) -> BaseException:
     """The exception that makes Dynamo trace its frame again, with these symbolic floats as constants."""
     from torch._dynamo.exc import TensorifyScalarRestartAnalysis

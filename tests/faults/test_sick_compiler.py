@@ -1,4 +1,4 @@
-"""A g++ that hangs, and one that eats memory: a typed answer, no process left, and the slot compiles again.
+"""A g++ that hangs, eats memory or cannot start its parts: a typed answer, no process left, the slot usable again.
 
 The real pipeline in a real slot; only the g++ on its path is a script that does as a file says.
 """
@@ -30,6 +30,7 @@ SICK = "the sick compiler"
 SHIM = """#!/bin/bash
 how=$(cat {mood})
 [ "$how" = well ] && exec {real} "$@"
+[ "$how" = broken ] && exec {real} -wrapper /nowhere/cc1plus "$@"
 [ "$how" = hung ] && exec -a "{sick}" sleep 1000
 exec {python} -c '# {sick}
 import time
@@ -103,6 +104,7 @@ async def _compile(slot: CompileSlot, ready: Ready, seconds: float) -> wire.Mani
     [
         ("hung", 8.0, CompileTimeout, "deadline"),
         ("hungry", 60.0, CompileKilled, "limit of 1536 MiB"),
+        ("broken", 60.0, CompileKilled, "could not do its work: g\\+\\+: fatal error: cannot execute"),
     ],
 )
 def test_a_sick_compiler_costs_one_typed_answer_and_the_slot_is_usable_again(
@@ -117,7 +119,7 @@ def test_a_sick_compiler_costs_one_typed_answer_and_the_slot_is_usable_again(
             compiler.become(mood)
             began = time.monotonic()
             compiling = asyncio.create_task(_compile(slot, ready, seconds))
-            started = await _started(ready.pid)
+            started = set() if mood == "broken" else await _started(ready.pid)
             with pytest.raises(error, match=words):
                 await compiling
             took = time.monotonic() - began
