@@ -17,6 +17,12 @@ PACKAGE_BYTES = 256 << 20
 MOST_WORKERS = 4096
 ANSWER_ENVIRONMENT = "TORCHRELAY_TRAIN_CHANNEL"
 """Number of the file descriptor on which a rank tells its worker RankMessages, one JSON text a line."""
+SPEC_ENVIRONMENT = "TORCHRELAY_TRAIN_SPEC"
+"""The job's TrainSpec as JSON, for ranks and for the capture run."""
+JOB_ENVIRONMENT = "TORCHRELAY_TRAIN_JOB"
+"""The job's id, for ranks."""
+CHECKPOINTS_ENVIRONMENT = "TORCHRELAY_TRAIN_CHECKPOINTS"
+"""Where a rank's checkpoints go: the spec's place, or a folder of the job's own."""
 
 TrainState = Literal[
     "waiting", "capturing", "compiling", "starting", "running", "recovering", "done", "failed", "cancelled"
@@ -266,7 +272,8 @@ class News(Struct, frozen=True):
 class TrainOrder(Struct, frozen=True, kw_only=True):
     """What a node needs to run a job. package: the packed working directory's bytes. environment: what ranks get
     besides the spec's own: URL, token and public keys of the service. folder: where the job's files go, which all nodes
-    see (logs, metrics, and its checkpoints where the spec names no place)."""
+    see (logs, metrics, and its checkpoints where the spec names no place). resumes: how often the job was resumed after
+    it had ended: a job that ended under this number is not run again."""
 
     job: str
     namespace: str
@@ -274,6 +281,7 @@ class TrainOrder(Struct, frozen=True, kw_only=True):
     package: bytes
     environment: dict[str, str]
     folder: str
+    resumes: int = 0
 
 
 class Captured(Struct, frozen=True, kw_only=True):

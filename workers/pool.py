@@ -17,6 +17,7 @@ import msgspec
 
 from ..compiler import wire
 from ..compiler.errors import CompileKilled, CompileTimeout, Overloaded, RelayError, Unavailable
+from ..compiler.train_records import Captured, News, TrainOrder, TrainSpec
 from .cluster import Cluster, Node, node_directory, node_resources, ray_environment, short_directory
 from .messages import Done, Event, Failed, Query, Ready, decode_answer
 from .processes import become_subreaper, descendants, die_with_parent, kill_below, reap
@@ -183,6 +184,43 @@ class WorkerPool:
         except asyncio.CancelledError:
             self._end(slot, job_id, running)
             raise
+
+    async def train_begin(self, order: TrainOrder) -> None:
+        """Have a driver run the job; it goes on without this process. Where one has it already, nothing happens.
+
+        A driver starts by itself again on another node. Its job goes on from the last checkpoint, and its news from the
+        last number that `order.folder` knows. A job that had ended runs again only with another `order.resumes`, after
+        `train_forget`. Raises Unavailable.
+        """
+        raise Unavailable("training jobs are not there yet")
+
+    async def train_news(self, job: str, after: int, *, seconds: float) -> list[News]:
+        """What the job's driver knows past number `after`, at most 1000; waits up to `seconds` for the first.
+
+        The last one of all is a Turned to done, failed or cancelled. Raises WorkerLost where the job has no driver (any
+        more): `train_begin` makes one; Unavailable where it does not answer, as while it is started again.
+        """
+        raise Unavailable("training jobs are not there yet")
+
+    async def train_cancel(self, job: str) -> None:
+        """Tell the job's ranks to save and end, and kill what is left 5 s later; the news say when it is over."""
+        raise Unavailable("training jobs are not there yet")
+
+    async def train_forget(self, job: str) -> None:
+        """End the job's driver, and its ranks if there are any. Nothing happens where there is none."""
+        raise Unavailable("training jobs are not there yet")
+
+    async def train_capture(self, order: TrainOrder, *, seconds: float) -> Captured:
+        """Run the job's script on one worker as rank 0 of a pretended world, up to its first optimizer step.
+
+        `ended` says what went wrong in the script. Cancelling the caller kills it. Raises CompileTimeout after
+        `seconds`, waiting for a worker included; WorkerLost, Unavailable.
+        """
+        raise Unavailable("training jobs are not there yet")
+
+    async def train_room(self, spec: TrainSpec) -> str:
+        """Why the nodes there are now could never hold the job's ranks, were all of them idle; '' if they could."""
+        raise Unavailable("training jobs are not there yet")
 
     async def _search(
         self, slot: Slot, job_id: str, order: bytes, namespace: str, seconds: float, on_query: OnQuery
