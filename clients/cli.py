@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 
-from ..compiler.errors import BadTuneJob, RelayError, SettingsError
+from ..compiler.errors import BadTrainJob, BadTuneJob, RelayError, SettingsError
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
         application()()
     except RelayError as error:
         print(f"torchrelay: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, SettingsError | BadTuneJob) else 1)
+        sys.exit(2 if isinstance(error, SettingsError | BadTuneJob | BadTrainJob) else 1)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ RelayError
     Unsupported             unsupported          422  the wire cannot carry it (client side: nothing is sent)
     BadOption               bad_option           422  an Inductor option outside the closed table
     BadTuneJob              bad_tune_job         422  a batch job with a line that cannot be
+    BadTrainJob             bad_train_job        422  a training job with a line that cannot be
   AccessError
     Unauthenticated         unauthenticated      401
     Forbidden               forbidden            403
@@ -111,6 +112,13 @@ class BadTuneJob(RequestError):
 
     code, status = "bad_tune_job", 422
     hint = "Correct that line; docs/tuning-jobs.md lists what a job may say"
+
+
+class BadTrainJob(RequestError):
+    """The message names the line of the job's file, or the option that stands for it."""
+
+    code, status = "bad_train_job", 422
+    hint = "Correct that; docs/training.md lists what a job may say"
 
 
 class AccessError(RelayError):
