@@ -1,0 +1,28 @@
+"""PyTorch's private functions that training jobs and exports alone use: the sibling of torch_internals.py, same rules.
+
+Each function names its upstream home. Tested with torch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def aoti_package(exported: torch.export.ExportedProgram, file: Path, options: Mapping[str, Any]) -> None:
+    """torch._inductor.aoti_compile_and_package: Inductor's C++ of an exported program, built, with its weights, into
+    `file`, which must end in .pt2. Leaves what it built in Inductor's cache folder."""
+    from torch._inductor import aoti_compile_and_package
+
+    aoti_compile_and_package(exported, package_path=str(file), inductor_configs=dict(options))
+
+
+def aoti_load(file: Path) -> Callable[..., Any]:
+    """torch._inductor.aoti_load_package: a package's model, called as the exported module was."""
+    from torch._inductor import aoti_load_package
+
+    loaded: Callable[..., Any] = aoti_load_package(str(file))
+    return loaded
