@@ -23,6 +23,10 @@ JOB_ENVIRONMENT = "TORCHRELAY_TRAIN_JOB"
 """The job's id, for ranks."""
 CHECKPOINTS_ENVIRONMENT = "TORCHRELAY_TRAIN_CHECKPOINTS"
 """Where a rank's checkpoints go: the spec's place, or a folder of the job's own."""
+CAPTURE_ENVIRONMENT = "TORCHRELAY_TRAIN_CAPTURE"
+"""1: this is the capture run; no checkpoint is read or written, and nothing is told."""
+STOPPED_CODE = 143
+"""A rank's exit code when its script ended because `train.should_stop()` told it to (SIGTERM): it is not done."""
 
 TrainState = Literal[
     "waiting", "capturing", "compiling", "starting", "running", "recovering", "done", "failed", "cancelled"
