@@ -115,7 +115,7 @@ def test_an_artifact_above_the_limit_is_kept_until_the_next(start_gateway: Start
 
 
 def test_a_store_that_cannot_be_written_fails_the_compile_and_heals(start_gateway: StartGateway) -> None:
-    gateway = start_gateway(blob_inline_bytes=0)
+    gateway = start_gateway(blob_inline_bytes=0, publish_retry_seconds=2)
     folder = gateway.settings.state_dir / "blobs"
     shutil.rmtree(folder)
     folder.write_text("a file where the folder was")
