@@ -118,7 +118,7 @@ def hold(
         candidates=len(selection.candidates),
         failed=len(why),
         error=None if off is None or not math.isfinite(off) else tuning.rounded(off),
-        clock=_clock() if selection.device == "cuda" else "",
+        clock=gpu_clock() if selection.device == "cuda" else "",
         seconds=round(time.monotonic() - begun, 3),
     )
     return Outcome(
@@ -127,6 +127,14 @@ def hold(
         [Failure(selection.candidates[candidate], text[:1000]) for candidate, text in sorted(why.items())],
         frozenset(why),
     )
+
+
+def gpu_clock() -> str:
+    """Of the GPU's multiprocessors, now; '' where NVML is not to be had."""
+    try:
+        return f"{torch.cuda.clock_rate()} MHz"
+    except Exception:
+        return ""
 
 
 def together(earlier: Outcome, later: Outcome, band: float) -> Outcome:
@@ -255,11 +263,3 @@ def wrong(selection: Candidates, errors: Mapping[int, float | None]) -> dict[int
 
 def _listed(selection: Candidates, failed: Mapping[int, str]) -> str:
     return "; ".join(f"{selection.candidates[candidate]} {why}" for candidate, why in sorted(failed.items()))
-
-
-def _clock() -> str:
-    """Of the GPU's multiprocessors, now; '' where NVML is not to be had."""
-    try:
-        return f"{torch.cuda.clock_rate()} MHz"
-    except Exception:
-        return ""

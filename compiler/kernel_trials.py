@@ -123,7 +123,7 @@ class _Trials:
                 name=self._order.name,
                 settings=self._order.settings,
             )
-            clock = _clock() if self._order.device == "cuda" else ""
+            clock = contest.gpu_clock() if self._order.device == "cuda" else ""
         for candidate in sorted(ranking.failed):
             self._tell(Fails(candidate, "failed while it was measured"))
         self._tell(Ranked(ranking.winner, sorted(ranking.timed.items()), clock))
@@ -271,14 +271,6 @@ def _other_memory(device: str) -> torch.Tensor:
         return torch.zeros(32 << 20, dtype=torch.uint8)
     size = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     return torch.empty(max(4 * size, 64 << 20), dtype=torch.uint8, device=device)
-
-
-def _clock() -> str:
-    """Of the multiprocessors, now; '' where NVML is not to be had."""
-    try:
-        return f"{torch.cuda.clock_rate()} MHz"
-    except Exception:
-        return ""
 
 
 def _difference(have: torch.Tensor, want: torch.Tensor) -> tuple[float, float]:
