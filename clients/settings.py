@@ -20,13 +20,16 @@ import stat
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
 
 from ..compiler.errors import SettingsError
+
+if TYPE_CHECKING:
+    from ..compiler.train_records import TrainSpec
 
 Mode = Literal["off", "cache", "remote", "require"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -102,6 +105,24 @@ class Launch(Struct, frozen=True, kw_only=True):
     store: tuple[str, int] | None
 
 
+class Rank(Struct, frozen=True, kw_only=True):
+    """What a training job told this process, one of its ranks; its defaults are a process on its own.
+
+    spec: None outside a job. checkpoints: where they go; '' where nothing was said. channel: file descriptor for
+    RankMessages; -1: nobody listens. capture: this is the run that only finds graphs. attempt: 0 at first.
+    """
+
+    spec: TrainSpec | None = None
+    job: str = ""
+    checkpoints: str = ""
+    channel: int = -1
+    capture: bool = False
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    attempt: int = 0
+
+
 class InvalidValue(ValueError):
     """A value outside what a setting allows; the text says what is allowed."""
 
@@ -170,6 +191,30 @@ def load_launch() -> Launch | None:
         restart=restart,
         named=name not in ("", "none"),
         store=(host, port) if agent else None,
+    )
+
+
+def load_rank() -> Rank:
+    """What the job that started this process said. Raises SettingsError."""
+    from ..compiler import train_records  # here: every import of torchrelay imports this module
+
+    found, launch = os.environ.get, load_launch()
+    try:
+        text = found(train_records.SPEC_ENVIRONMENT, "")
+        spec = msgspec.json.decode(text, type=train_records.TrainSpec) if text else None
+        channel = int(found(train_records.ANSWER_ENVIRONMENT) or -1)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise SettingsError(f"what the training job told this rank cannot be read: {error}") from None
+    return Rank(
+        spec=spec,
+        job=found(train_records.JOB_ENVIRONMENT, ""),
+        checkpoints=found(train_records.CHECKPOINTS_ENVIRONMENT, ""),
+        channel=channel,
+        capture=found(train_records.CAPTURE_ENVIRONMENT) == "1",
+        rank=launch.rank if launch else 0,
+        local_rank=launch.local_rank if launch else 0,
+        world_size=launch.world_size if launch else 1,
+        attempt=launch.restart if launch else 0,
     )
 
 

@@ -1,0 +1,242 @@
+"""What a rank tells of its steps: values of the script's own and the step's own in; Metrics to the job, callbacks out.
+
+`report` is the script's. The rest needs nothing of the script: after an optimizer's steps the rank tells how long they
+took, the learning rate, memory, and how long it waited for data; several times a second at most, then as the mean of
+the steps since.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch.optim.optimizer import Optimizer
+
+from ...compiler.train_records import Checkpoint, FirstStep, Metrics, Note, RankCompiles
+from ..report import process_report
+from ..settings import Rank, load_rank
+from .channel import Channel, process_channel
+from .steps import Steps, process_steps
+from .waits import Waits, process_waits
+
+_EVERY_SECONDS = 0.5
+"""Between two Metrics of the step's own."""
+
+
+class Callback:
+    """Told what the job is told, in the rank that it was added to. Override what you want; an error in it is the
+    script's error."""
+
+    def on_metrics(self, metrics: Metrics) -> None:
+        """After each `train.report`, and the step's own values now and then."""
+
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """A checkpoint is whole, or has failed. In rank 0, from another thread than the script's."""
+
+    def on_end(self) -> None:
+        """The script has ended."""
+
+
+class MetricsFile(Callback):
+    """One JSON object a line, appended to `path`."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115 (closed at the end)
+
+    def on_metrics(self, metrics: Metrics) -> None:
+        self._file.write(msgspec.json.encode(metrics) + b"\n")
+
+    def on_end(self) -> None:
+        self._file.close()
+
+
+class TensorBoard(Callback):
+    """Event files in `folder`, for `tensorboard --logdir`. Needs the package `tensorboard`."""
+
+    def __init__(self, folder: str | Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder))
+
+    def on_metrics(self, metrics: Metrics) -> None:
+        for name, value in metrics.values.items():
+            self._writer.add_scalar(name, value, metrics.step, walltime=metrics.at)
+
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.kept:
+            self._writer.add_scalar("checkpoint_seconds", checkpoint.seconds, checkpoint.step)
+
+    def on_end(self) -> None:
+        self._writer.close()
+
+
+class Telling:
+    """One process' metrics. Costs nothing where nobody listens: no tensor is read."""
+
+    def __init__(self, rank: Rank, channel: Channel, steps: Steps, waits: Waits) -> None:
+        self._rank = rank
+        self._channel = channel
+        self._steps = steps
+        self._waits = waits
+        self._callbacks: list[Callback] = []
+        self._unreal: set[str] = set()
+        self._compiles = (0, 0, 0)
+        self._first = True
+        self._watching = False
+        self._since = time.perf_counter()
+        self._told_at = 0.0
+        self._told_steps = 0
+
+    # --- the script's own ----------------------------------------------------------------------------------
+
+    def report(self, step: int | None = None, **values: Any) -> None:
+        if not self._heard():
+            return
+        self._tell(self._steps.latest if step is None else step, _numbers(values))
+
+    def add_callback(self, callback: Callback) -> None:
+        self._callbacks.append(callback)
+        self.watch()
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        self._channel.tell(checkpoint)
+        for callback in self._callbacks:
+            callback.on_checkpoint(checkpoint)
+
+    def note(self, level: Any, text: str) -> None:
+        self._channel.tell(Note(level=level, text=text[:4000], rank=self._rank.rank))
+
+    # --- the step's own ------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Tell of steps, if anybody listens; asking twice is asking once."""
+        if self._heard() and not self._watching:
+            self._watching = True
+            self._waits.watch_loaders()
+            self._steps.listen(self._stepped)
+
+    def end(self) -> None:
+        """The script has ended: tell what there is left to tell."""
+        self._tell_compiles()
+        for callback in self._callbacks:
+            callback.on_end()
+
+    def _heard(self) -> bool:
+        return self._channel.open or bool(self._callbacks)
+
+    def _stepped(self, optimizer: Optimizer) -> None:
+        first, self._first = self._first, False
+        if first:
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.synchronize()
+            self._channel.tell(FirstStep(rank=self._rank.rank, at=time.time(), attempt=self._rank.attempt))
+            self._tell_compiles()
+        now = time.perf_counter()
+        if now - self._told_at < _EVERY_SECONDS:
+            return
+        steps = self._steps.done - self._told_steps
+        if steps < 1:  # resumed at another step
+            steps, self._told_steps = 1, self._steps.done - 1
+        values = {"memory_bytes": float(_memory())}
+        if not first:  # that one holds the start and the compiles
+            values["step_seconds"] = (now - self._since) / steps
+        rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+        if isinstance(rate, float | int) or (isinstance(rate, torch.Tensor) and rate.device.type == "cpu"):
+            values["learning_rate"] = float(rate)
+        waited = self._waits.taken()
+        if waited is not None:
+            values["wait_seconds"] = waited[0] / steps
+            if waited[1]:
+                values["samples"] = waited[1] / steps
+        self._tell(self._steps.latest, values)
+        self._tell_compiles()
+        self._told_at = self._since = now
+        self._told_steps = self._steps.done
+
+    def _tell(self, step: int, values: Mapping[str, float]) -> None:
+        real = {name: value for name, value in values.items() if math.isfinite(value)}
+        for name in values.keys() - real.keys() - self._unreal:
+            self._unreal.add(name)
+            self.note("warning", f"{name} is {values[name]} at step {step}")
+        metrics = Metrics(rank=self._rank.rank, step=step, at=time.time(), values=real)
+        self._channel.tell(metrics)
+        for callback in self._callbacks:
+            callback.on_metrics(metrics)
+
+    def _tell_compiles(self) -> None:
+        found = process_report().snapshot()
+        hits = found.hits + found.disk_hits + found.shared
+        counts = hits, found.misses + found.coalesced, sum(found.fallbacks.values())
+        if counts == self._compiles:
+            return
+        self._compiles = counts
+        self._channel.tell(
+            RankCompiles(
+                rank=self._rank.rank,
+                hits=counts[0],
+                misses=counts[1],
+                fallbacks=counts[2],
+                reasons=sorted(found.fallbacks),
+                attempt=self._rank.attempt,
+            )
+        )
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Plain numbers; tensors of one device are read together. Raises ValueError for a tensor of more than one
+    element, TypeError for what is no number."""
+    numbers: dict[str, float] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor):
+            whole: Callable[[], torch.Tensor] | None = getattr(value, "full_tensor", None)
+            tensor = whole() if whole is not None else value  # a DTensor
+            if tensor.numel() != 1:
+                raise ValueError(f"{name} has {tensor.numel()} elements; report one number, such as its mean")
+            tensors[name] = tensor.detach().reshape(())
+        else:
+            numbers[name] = float(value)
+    by_device: dict[torch.device, list[str]] = {}
+    for name, tensor in tensors.items():
+        by_device.setdefault(tensor.device, []).append(name)
+    for names in by_device.values():
+        read = torch.stack([tensors[name].to(torch.float64) for name in names]).tolist()
+        numbers |= dict(zip(names, read, strict=True))
+    return {name: numbers[name] for name in values}
+
+
+def _memory() -> int:
+    """Bytes: the most that the GPU's allocator has held, or what this process has of the machine's memory now."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return int(torch.cuda.max_memory_allocated())
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+@functools.cache
+def process_telling() -> Telling:
+    return Telling(load_rank(), process_channel(), process_steps(), process_waits())
+
+
+def report(step: int | None = None, **values: Any) -> None:
+    """Tell the job numbers of a step: `train.report(step=step, loss=loss, tokens=batch.numel())`.
+
+    Values are numbers or tensors of one element; those on a device are read in one go, and not at all where nobody
+    listens. Names with a meaning: loss, samples, tokens (of this step and this rank), gradient_norm. step: from 0; the
+    optimizer's last one if not given. Raises ValueError, TypeError for what is no number.
+    """
+    process_telling().report(step, **values)
+
+
+def add_callback(callback: Callback) -> None:
+    """Have `callback` told in this process. Any rank may; most want `if rank == 0`."""
+    process_telling().add_callback(callback)

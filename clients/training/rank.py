@@ -1,0 +1,88 @@
+"""One rank of a training job: `python -m torchrelay.clients.training.rank [--function] TARGET [ARGUMENTS]`.
+
+Runs a script as torchrun would, unchanged, and tells the job of its steps. What the job's spec asks is set first:
+precision, torchrelay as the back end of torch.compile, the profiler. Exit codes and tracebacks are Python's own; the
+code is STOPPED_CODE where the script ended because `train.should_stop()` told it to.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from ...compiler.errors import RelayError
+from ...compiler.train_records import STOPPED_CODE
+from ..settings import Rank, load_rank
+from . import run_script, setup
+from .metrics import process_telling
+from .stopping import process_stopping
+
+_USAGE = (
+    "usage: python -m torchrelay.clients.training.rank [--] SCRIPT [ARGUMENTS] | --function MODULE:FUNCTION"
+)
+_SAVE_SECONDS = 600.0
+"""The longest that a checkpoint under way may take when the script has ended well; or badly:"""
+_SAVE_SECONDS_FAILED = 10.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code; SystemExit is the script's own."""
+    rank = load_rank()
+    run = _runner(list(arguments))
+    closers = _prepare(rank)
+    code, well = 0, False
+    try:
+        run()
+        well = True
+    except SystemExit as error:
+        well = error.code in (None, 0)
+        if not well:
+            raise
+    except BaseException as error:
+        code = 1
+        sys.excepthook(type(error), error.with_traceback(run_script.without_ours(error)), error.__traceback__)
+    finally:
+        _end(closers, well=well)
+    return STOPPED_CODE if well and process_stopping().told else code
+
+
+def _runner(arguments: list[str]) -> Callable[[], None]:
+    if arguments[:1] == ["--function"] and len(arguments) > 1:
+        rest = arguments[2:][arguments[2:3] == ["--"] :]
+        return lambda: run_script.run_function(arguments[1], rest)
+    if arguments[:1] == ["--"]:
+        del arguments[0]
+    if not arguments:
+        raise SystemExit(_USAGE)
+    return lambda: run_script.run_script(arguments[0], arguments[1:])
+
+
+def _prepare(rank: Rank) -> list[Callable[[], None]]:
+    """What is to be closed when the script has ended."""
+    closers: list[Callable[[], None]] = []
+    process_telling().watch()
+    if rank.spec is None:
+        return closers
+    setup.set_precision(rank.spec.precision)
+    if rank.spec.compile == "torchrelay":
+        try:
+            setup.compile_through_service()
+        except RelayError as error:  # training goes on, compiled here
+            process_telling().note("warning", f"torchrelay is not the back end: {error}")
+    return closers
+
+
+def _end(closers: Sequence[Callable[[], None]], *, well: bool) -> None:
+    from .channel import process_channel
+
+    for close in closers:
+        close()
+    process_telling().end()
+    process_channel().close()
+
+
+if __name__ == "__main__":
+    # Not this module, which is __main__ until the script is: what the script imports must be the same.
+    from torchrelay.clients.training import rank as _rank
+
+    sys.exit(_rank.main(sys.argv[1:]))

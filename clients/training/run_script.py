@@ -1,0 +1,67 @@
+"""A script, or `module:function`, in; it has run as Python itself would have run it.
+
+As `python SCRIPT` does, the script becomes the module `__main__` and stays it: what it pickles, the processes that it
+spawns and what runs at exit find it there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+import types
+from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+from ...compiler.errors import SettingsError
+
+
+def run_script(script: str, arguments: Sequence[str]) -> None:
+    """Raises SettingsError if there is no such file; what the script raises."""
+    path = Path(script)
+    if not path.is_file():
+        raise SettingsError(f"{script} is no file", hint="Name the script that `python` would run")
+    sys.argv[:] = [script, *arguments]
+    _search_first(str(path.absolute().parent))
+    with io.open_code(str(path.absolute())) as file:
+        source = file.read()
+    main = types.ModuleType("__main__")
+    main.__file__ = script
+    main.__loader__ = SourceFileLoader("__main__", script)
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    main.__dict__["__cached__"] = None
+    sys.modules["__main__"] = main
+    exec(compile(source, script, "exec", dont_inherit=True), main.__dict__)
+
+
+def run_function(entry: str, arguments: Sequence[str]) -> None:
+    """Call `module:function` without arguments; the module is looked for in the working directory first. Raises
+    SettingsError if there is none; what it raises."""
+    module_name, _, name = entry.partition(":")
+    sys.argv[:] = [entry, *arguments]
+    _search_first(str(Path.cwd()))
+    module = importlib.import_module(module_name)
+    function: Callable[[], Any] | None = getattr(module, name, None)
+    if not callable(function):
+        raise SettingsError(f"{module_name} has no function {name!r}", hint="Say module:function")
+    function()
+
+
+def without_ours(error: BaseException) -> types.TracebackType | None:
+    """The error's traceback from the program's own first frame on; whole, if it did not get so far."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") != "__main__":
+        trace = trace.tb_next
+    here = error.__traceback__
+    while trace is None and here is not None and here.tb_frame.f_code.co_filename == __file__:
+        here = here.tb_next
+    return trace or here or error.__traceback__
+
+
+def _search_first(folder: str) -> None:
+    """`python -m` puts the working directory first, `python SCRIPT` the script's folder."""
+    if sys.path and sys.path[0] in ("", str(Path.cwd())):
+        del sys.path[0]
+    sys.path.insert(0, folder)

@@ -1,0 +1,55 @@
+"""What a job's spec asks of a rank's process, before its script begins: precision, and who compiles."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from ...compiler.errors import Unsupported
+from ...compiler.train_records import Precision
+from ..settings import load_rank
+
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_PRODUCTS = {"fp32": "highest", "tf32": "high"}
+
+
+def set_precision(precision: Precision) -> None:
+    """Of float32 matrix products; bf16 and fp16 are `autocast`'s."""
+    if precision in _PRODUCTS:
+        torch.set_float32_matmul_precision(_PRODUCTS[precision])
+
+
+def autocast(device_type: str | None = None) -> AbstractContextManager[Any]:
+    """`torch.autocast` to the job's precision, bf16 or fp16; with another one it does nothing. device_type: cuda
+    where there is one, if not given."""
+    spec = load_rank().spec
+    half = _HALF.get(spec.precision) if spec is not None else None
+    if half is None:
+        return nullcontext()
+    device = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.autocast(device, dtype=half)
+
+
+def compile_through_service() -> None:
+    """Make torchrelay the back end of every torch.compile in this process that names none."""
+    from ..backend import enable, torchrelay
+
+    try:
+        enable()
+    except Unsupported:  # before torch 2.13
+        torch.compile = _compile_with(torch.compile, torchrelay)
+
+
+def _compile_with(original: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile(model: Any = None, **options: Any) -> Any:
+        options.setdefault("backend", backend)
+        if model is None:
+            return lambda function: original(function, **options)
+        return original(model, **options)
+
+    return compile
