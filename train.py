@@ -14,27 +14,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .clients.training.checkpoints import Checkpoints
+    from .clients.training.data import Batches, batches
     from .clients.training.metrics import Callback, MetricsFile, TensorBoard, add_callback, report
     from .clients.training.setup import autocast
     from .clients.training.stopping import should_stop
 
 _NAMES = {
+    "Batches": "data",
     "Callback": "metrics",
+    "Checkpoints": "checkpoints",
     "MetricsFile": "metrics",
     "TensorBoard": "metrics",
     "add_callback": "metrics",
     "autocast": "setup",
+    "batches": "data",
     "report": "metrics",
     "should_stop": "stopping",
 }
 """Name to module of clients/training."""
 
 __all__ = [
+    "Batches",
     "Callback",
+    "Checkpoints",
     "MetricsFile",
     "TensorBoard",
     "add_callback",
     "autocast",
+    "batches",
     "report",
     "should_stop",
 ]

@@ -39,6 +39,7 @@ RelayError
     SettingsError           bad_setting          -    a value that cannot be used
     TuningLockError         bad_tuning_lock      -    the tuning lock file is missing, or a line of it is wrong
     JobUnreachable          job_unreachable      -    what the job's processes decide through cannot be reached
+    CheckpointError         bad_checkpoint       -    a training's checkpoint cannot be read, or is another model's
 """
 
 from __future__ import annotations
@@ -276,6 +277,11 @@ class TuningLockError(ClientError):
 class JobUnreachable(ClientError):
     code = "job_unreachable"
     hint = "This process decides for itself from now on; others of its job may decide otherwise"
+
+
+class CheckpointError(ClientError):
+    code = "bad_checkpoint"
+    hint = "Look at the place of the checkpoints; without them training begins anew"
 
 
 def _tree(root: type[RelayError]) -> dict[str, type[RelayError]]:

@@ -14,6 +14,7 @@ from ...compiler.errors import RelayError
 from ...compiler.train_records import STOPPED_CODE
 from ..settings import Rank, load_rank
 from . import run_script, setup
+from .channel import process_channel
 from .metrics import process_telling
 from .stopping import process_stopping
 
@@ -66,15 +67,17 @@ def _prepare(rank: Rank) -> list[Callable[[], None]]:
     setup.set_precision(rank.spec.precision)
     if rank.spec.compile == "torchrelay":
         try:
-            setup.compile_through_service()
+            setup.compile_through_service(tune=rank.spec.tune)
         except RelayError as error:  # training goes on, compiled here
             process_telling().note("warning", f"torchrelay is not the back end: {error}")
     return closers
 
 
 def _end(closers: Sequence[Callable[[], None]], *, well: bool) -> None:
-    from .channel import process_channel
+    if "torchrelay.clients.training.checkpoints" in sys.modules:  # else there are none
+        from .checkpoints import wait_for_all
 
+        wait_for_all(_SAVE_SECONDS if well else _SAVE_SECONDS_FAILED)
     for close in closers:
         close()
     process_telling().end()

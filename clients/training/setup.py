@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -34,20 +35,29 @@ def autocast(device_type: str | None = None) -> AbstractContextManager[Any]:
     return torch.autocast(device, dtype=half)
 
 
-def compile_through_service() -> None:
-    """Make torchrelay the back end of every torch.compile in this process that names none."""
+TUNED_MODE = "max-autotune-no-cudagraphs"
+
+
+def compile_through_service(*, tune: bool = False) -> None:
+    """Make torchrelay the back end of every torch.compile in this process that names none. tune: and TUNED_MODE the
+    mode of those that name none."""
     from ..backend import enable, torchrelay
 
-    try:
-        enable()
-    except Unsupported:  # before torch 2.13
-        torch.compile = _compile_with(torch.compile, torchrelay)
+    if not tune:
+        with contextlib.suppress(Unsupported):  # before torch 2.13
+            enable()
+            return
+    torch.compile = _compile_with(torch.compile, torchrelay, TUNED_MODE if tune else None)
 
 
-def _compile_with(original: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
+def _compile_with(
+    original: Callable[..., Any], backend: Callable[..., Any], mode: str | None
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def compile(model: Any = None, **options: Any) -> Any:
-        options.setdefault("backend", backend)
+        named = options.setdefault("backend", backend)
+        if mode is not None and named in (backend, "torchrelay") and not options.get("options"):
+            options["mode"] = options.get("mode") or mode
         if model is None:
             return lambda function: original(function, **options)
         return original(model, **options)

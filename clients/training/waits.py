@@ -16,7 +16,8 @@ class Waits:
     def __init__(self) -> None:
         self._seconds = 0.0
         self._samples = 0
-        self._watched = False
+        self.watching = False
+        """Whether every DataLoader of this process is timed."""
         self._seen = False
 
     def add(self, seconds: float, samples: int = 0) -> None:
@@ -34,9 +35,9 @@ class Waits:
 
     def watch_loaders(self) -> None:
         """Time every DataLoader of this process from now on; asking twice is asking once."""
-        if self._watched:
+        if self.watching:
             return
-        self._watched = True
+        self.watching = True
         DataLoader.__iter__ = _timed(DataLoader.__iter__, self)  # type: ignore[method-assign]
 
 

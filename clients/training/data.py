@@ -1,0 +1,199 @@
+"""Batches of a dataset, the same for any number of ranks: dataset, global batch and seed in; this rank's share out.
+
+The order depends on seed, epoch and position alone, and so does what a sample draws at random, so that two ranks or
+four see what one would, and a training that goes on from its middle sees what it would have seen. A DataLoader does
+the reading, with its worker processes if asked.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+from ...compiler.errors import CheckpointError, SettingsError
+from ..settings import load_rank
+from .waits import process_waits
+
+T = TypeVar("T")
+
+
+class Batches(Generic[T]):
+    """Iterate it for this rank's batches, epoch after epoch; see `batches`."""
+
+    def __init__(
+        self,
+        dataset: Dataset[T],
+        global_batch: int,
+        *,
+        seed: int = 0,
+        epochs: int | None = None,
+        shuffle: bool = True,
+        rank: int | None = None,
+        ranks: int | None = None,
+        **loader: Any,
+    ) -> None:
+        try:
+            self._samples = len(dataset)  # type: ignore[arg-type]
+        except TypeError:
+            raise SettingsError(
+                "train.batches needs a dataset with a length",
+                hint="For a stream, use a loader with a state of its own, such as torchdata's StatefulDataLoader",
+            ) from None
+        self._rank, self._ranks = _place() if rank is None or ranks is None else (rank, ranks)
+        if not 0 < global_batch <= self._samples or global_batch % self._ranks:
+            raise SettingsError(
+                f"a global batch of {global_batch} for {self._ranks} ranks and {self._samples} samples",
+                hint="It must be a multiple of the ranks, and no larger than the dataset",
+            )
+        self._dataset, self._global_batch, self._seed, self._shuffle = dataset, global_batch, seed, shuffle
+        self._epochs = epochs
+        self._options = loader
+        self._position = 0
+
+    @property
+    def per_epoch(self) -> int:
+        """Batches; samples that fill none are left out of this epoch."""
+        return self._samples // self._global_batch
+
+    @property
+    def epoch(self) -> int:
+        return self._position // (self.per_epoch * self._global_batch)
+
+    @property
+    def position(self) -> int:
+        """Samples that all ranks together have been given."""
+        return self._position
+
+    def __len__(self) -> int:
+        """Batches from now to the end. Raises TypeError where there is none."""
+        if self._epochs is None:
+            raise TypeError("these batches have no end: say epochs=")
+        return self._epochs * self.per_epoch - self._position // self._global_batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """From the position on. A batch counts as given when it is asked for."""
+        while self._epochs is None or self.epoch < self._epochs:
+            done = self._position // self._global_batch % self.per_epoch
+            yield from self._of_epoch(self.epoch, done)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self._position, "seed": self._seed, "samples": self._samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises CheckpointError for the state of other data or another order."""
+        mine = self.state_dict()
+        for name in ("seed", "samples"):
+            if state[name] != mine[name]:
+                raise CheckpointError(
+                    f"the checkpoint's data had {name} {state[name]}, these have {mine[name]}"
+                )
+        if state["position"] % self._global_batch:
+            raise CheckpointError(
+                f"the checkpoint is after {state['position']} samples, no multiple of {self._global_batch}",
+                hint="Go on with the global batch that it was made with",
+            )
+        self._position = state["position"]
+
+    def _of_epoch(self, epoch: int, done: int) -> Iterator[Any]:
+        shares = self._shares(epoch)[done:]
+        # With a generator of its own: beginning again in the middle must not draw from the training's.
+        options = {"generator": torch.Generator().manual_seed(_mixed(self._seed, epoch)), **self._options}
+        loader: DataLoader[Any] = DataLoader(
+            _Drawn(self._dataset, self._seed, epoch), batch_sampler=shares, **options
+        )
+        iterator, waits = iter(loader), process_waits()
+        for _ in shares:
+            begun = time.perf_counter()
+            batch = next(iterator)
+            if not waits.watching:
+                waits.add(time.perf_counter() - begun)
+            waits.add(0.0, self._global_batch // self._ranks)
+            self._position += self._global_batch
+            yield batch
+
+    def _shares(self, epoch: int) -> list[list[int]]:
+        order = torch.arange(self._samples)
+        if self._shuffle:
+            draw = torch.Generator().manual_seed(_mixed(self._seed, epoch))
+            order = torch.randperm(self._samples, generator=draw)
+        whole = order[: self.per_epoch * self._global_batch].view(self.per_epoch, self._ranks, -1)
+        return [share.tolist() for share in whole[:, self._rank]]
+
+
+class _Drawn(Dataset[Any]):
+    """A dataset whose samples draw at random by seed, epoch and index, wherever they are read."""
+
+    def __init__(self, inner: Dataset[Any], seed: int, epoch: int) -> None:
+        self._inner, self._seed, self._epoch = inner, seed, epoch
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        before = random.getstate(), torch.get_rng_state()
+        numpy = sys.modules.get("numpy")
+        numpy_before = numpy.random.get_state() if numpy is not None else None
+        try:
+            return [self._sample(index, numpy) for index in indices]
+        finally:
+            random.setstate(before[0])
+            torch.set_rng_state(before[1])
+            if numpy is not None:
+                numpy.random.set_state(numpy_before)
+
+    def _sample(self, index: int, numpy: Any) -> Any:
+        seed = _mixed(self._seed, self._epoch, index)
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if numpy is not None:
+            numpy.random.seed(seed & 0xFFFFFFFF)
+        return self._inner[index]
+
+
+def _mixed(*numbers: int) -> int:
+    """63 bits that any of them changes (SplitMix64's finalizer, Steele et al. 2014)."""
+    mixed = 0
+    for number in numbers:
+        mixed = (mixed + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+        mixed ^= mixed >> 31
+    return mixed >> 1
+
+
+def _place() -> tuple[int, int]:
+    """(rank, ranks) of this process: of its process group, or what its launcher said."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    rank = load_rank()
+    return rank.rank, rank.world_size
+
+
+def batches(
+    dataset: Dataset[T],
+    global_batch: int,
+    *,
+    seed: int = 0,
+    epochs: int | None = None,
+    shuffle: bool = True,
+    rank: int | None = None,
+    ranks: int | None = None,
+    transform: Callable[[list[T]], Any] | None = None,
+    **loader: Any,
+) -> Batches[T]:
+    """This rank's batches, of global_batch / ranks samples each, for ever or for so many epochs.
+
+    dataset: with a length and an index. rank, ranks: of what shares the data; the process group's if not given (with
+    tensor parallel ranks, those of the data-parallel dimension). transform: list of samples to batch; DataLoader's own
+    if not given. loader: DataLoader's other options (num_workers, pin_memory, ...). Give it to `Checkpoints` as
+    `loader`, and training goes on where it was, also with another number of ranks. Raises SettingsError.
+    """
+    if transform is not None:
+        loader["collate_fn"] = transform
+    return Batches(
+        dataset, global_batch, seed=seed, epochs=epochs, shuffle=shuffle, rank=rank, ranks=ranks, **loader
+    )
