@@ -40,6 +40,7 @@ RelayError
     TuningLockError         bad_tuning_lock      -    the tuning lock file is missing, or a line of it is wrong
     JobUnreachable          job_unreachable      -    what the job's processes decide through cannot be reached
     CheckpointError         bad_checkpoint       -    a training's checkpoint cannot be read, or is another model's
+    ExportFailed            export_failed        -    a model cannot be exported, or what was made differs from eager
 """
 
 from __future__ import annotations
@@ -282,6 +283,10 @@ class JobUnreachable(ClientError):
 class CheckpointError(ClientError):
     code = "bad_checkpoint"
     hint = "Look at the place of the checkpoints; without them training begins anew"
+
+
+class ExportFailed(ClientError):
+    code = "export_failed"
 
 
 def _tree(root: type[RelayError]) -> dict[str, type[RelayError]]:

@@ -5,6 +5,7 @@ Each function names its upstream home. Tested with torch 2.11 to 2.13.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,19 @@ import torch
 
 def aoti_package(exported: torch.export.ExportedProgram, file: Path, options: Mapping[str, Any]) -> None:
     """torch._inductor.aoti_compile_and_package: Inductor's C++ of an exported program, built, with its weights, into
-    `file`, which must end in .pt2. Leaves what it built in Inductor's cache folder."""
-    from torch._inductor import aoti_compile_and_package
+    `file`, which must end in .pt2. Leaves what it built in Inductor's cache folder. Upstream writes what it built for
+    into the process' configuration, from where it would go into the next package and into every request's options."""
+    from torch._inductor import aoti_compile_and_package, config
 
-    aoti_compile_and_package(exported, package_path=str(file), inductor_configs=dict(options))
+    with config.patch({"aot_inductor.metadata": {}}):
+        aoti_compile_and_package(exported, package_path=str(file), inductor_configs=dict(options))
 
 
 def aoti_load(file: Path) -> Callable[..., Any]:
     """torch._inductor.aoti_load_package: a package's model, called as the exported module was."""
     from torch._inductor import aoti_load_package
 
-    loaded: Callable[..., Any] = aoti_load_package(str(file))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, of how it copies a pytree
+        loaded: Callable[..., Any] = aoti_load_package(str(file))
     return loaded

@@ -121,7 +121,7 @@ def _compared(
     noise: _Noise | None = None
     floor = _gradient_floor(expected)
     for name, want, have in _pairs(expected, found):
-        relative, absolute = _difference(
+        relative, absolute = difference(
             name, want, have, floor if name.startswith("gradient") else 1e-3, tolerance
         )
         worst = max(worst, absolute)
@@ -153,7 +153,7 @@ def _replayed(
     def compare(name: str, want: Any, have: Any, scale: float, doubt: replay.Doubt) -> None:
         nonlocal worst
         floor = max(1e-3, 1e-3 * scale)
-        relative, absolute = _difference(name, want, have, floor, tolerance)
+        relative, absolute = difference(name, want, have, floor, tolerance)
         if (
             not relative <= tolerance
             and not absolute <= NOISE_MULTIPLE * doubt.noise()
@@ -225,7 +225,7 @@ class _Noise:
         for sign in (1.0, -1.0):
             nudged = _run(request, gm, symbols, nudge=sign * 4.0)
             for name, want, have in _pairs(expected, nudged):
-                moved = _difference(name, want, have)[1]
+                moved = difference(name, want, have)[1]
                 self._moved[name] = max(self._moved.get(name, 0.0), moved)
 
     def of(self, name: str) -> float:
@@ -387,7 +387,7 @@ def _gradient_floor(outcome: _Outcome) -> float:
     return max(1e-3, 1e-3 * max(finite, default=0.0))
 
 
-def _difference(
+def difference(
     name: str, want: Any, have: Any, floor: float = 1e-3, tolerance: float = 0.0
 ) -> tuple[float, float]:
     """(largest difference relative to the largest magnitude, largest difference). Of integers and booleans, a part may

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ... import __version__
-from . import audit, cache, capture, doctor, explain, keys, login, namespace, run, stats, token, tune
+from . import audit, cache, capture, doctor, explain, export, keys, login, namespace, run, stats, token, tune
 
 
 def _print_version(asked: bool) -> None:
@@ -35,6 +35,7 @@ def application() -> typer.Typer:
     app.command("doctor")(doctor.doctor)
     app.command("stats")(stats.stats)
     app.command("explain")(explain.explain)
+    app.command("export")(export.export)
     app.command("login")(login.login)
     app.command("audit")(audit.audit)
     app.add_typer(cache.app, name="cache")

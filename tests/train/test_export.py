@@ -1,0 +1,215 @@
+"""A trained model leaves Python: compiled and scripted files agree with eager, in C++ too, or are not made."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import torchrelay
+from torch.distributed.checkpoint.state_dict_saver import save
+from torchrelay.clients.training.export import export
+from torchrelay.clients.training.export_records import Exported, ExportOptions, read_dynamic
+from torchrelay.compiler import torch_internals, torch_internals_train
+from torchrelay.compiler.errors import ExportFailed, SettingsError
+from torchrelay.compiler.toolchain import local_target
+
+HERE = Path(__file__).parent
+CPP = Path(torchrelay.__file__).parent / "examples" / "cpp_inference"
+sys.path.append(str(HERE))
+
+import exporting  # noqa: E402
+
+pytestmark = pytest.mark.skipif("avx2" not in local_target("cpu").cpu, reason="needs AVX2")
+
+
+def trained() -> exporting.Net:
+    """Other weights than the function's own."""
+    torch.manual_seed(1)
+    return exporting.Net().eval()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What the command makes of `net`, with the weights of a file."""
+    place = tmp_path_factory.mktemp("export")
+    torch.save({"model": trained().state_dict(), "step": 3}, place / "weights.pt")
+    command = [sys.executable, "-m", "torchrelay.clients.cli", "export", "exporting:net", "--local"]
+    command += ["--target", "cpu-avx2", "--format", "both", "--dynamic", "batch=1:64", "-o", "out"]
+    shutil.copy(HERE / "exporting.py", place)
+    done = subprocess.run(
+        [*command, "--checkpoint", "weights.pt"], cwd=place, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "2 files in out"
+    yield place / "out"
+
+
+def meta(folder: Path) -> Exported:
+    return msgspec.json.decode((folder / "export.json").read_bytes(), type=Exported)
+
+
+def test_every_file_is_told_of_with_its_digest_and_what_it_was_held_against(folder: Path) -> None:
+    told = meta(folder)
+    assert told.weights == "weights.pt" and told.torch == torch.__version__
+    assert told.sizes == {"batch": (1, 64)}
+    assert told.inputs[0].shape == ["batch", 8] and told.outputs[0].shape == ["batch", 3]
+    assert [(file.format, file.how) for file in told.files] == [("aoti", ""), ("torchscript", "scripted")]
+    assert {file.name for file in told.files} | {"export.json", "example.pt"} == {
+        path.name for path in folder.iterdir()
+    }
+    for file in told.files:
+        data = (folder / file.name).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (file.bytes, file.digest)
+        assert {check.shapes[0][0] for check in file.checks} == {1, 4, 32, 64}
+        assert {check.inputs for check in file.checks} == {"example", "random"}
+        assert all(check.difference <= check.tolerance for check in file.checks)
+
+
+def test_the_files_compute_what_the_trained_model_does(folder: Path) -> None:
+    rows = torch.randn(7, 8)
+    with torch.no_grad():
+        wanted = trained()(rows)
+        package = torch_internals_train.aoti_load(folder / "model-cpu-avx2.pt2")(rows)
+        script = torch.jit.load(folder / "model-cpu.torchscript.pt")(rows)
+    torch.testing.assert_close(package, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(script, wanted)
+
+
+def test_code_for_avx2_has_no_wider_instruction(folder: Path, tmp_path: Path) -> None:
+    assert "avx512f" not in meta(folder).files[0].instructions
+    with zipfile.ZipFile(folder / "model-cpu-avx2.pt2") as package:
+        (library,) = (name for name in package.namelist() if name.endswith(".so"))
+        (tmp_path / "model.so").write_bytes(package.read(library))
+    printed = subprocess.run(
+        ["objdump", "-d", str(tmp_path / "model.so")], capture_output=True, text=True, check=True
+    ).stdout
+    assert "%ymm" in printed and "%zmm" not in printed
+
+
+def test_a_cpp_program_loads_both_and_finds_eagers_outputs(folder: Path, tmp_path: Path) -> None:
+    if shutil.which("cmake") is None:
+        pytest.skip("needs cmake")
+    build = tmp_path / "build"
+    commands = (
+        ["cmake", "-S", CPP, "-B", build, f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"],
+        ["cmake", "--build", build],
+    )
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+    def infer(*arguments: object) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [build / "infer", *map(str, arguments)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+    for model in ("model-cpu-avx2.pt2", "model-cpu.torchscript.pt"):
+        done = infer(folder / model, folder / "example.pt")
+        assert done.returncode == 0 and "agrees with eager" in done.stdout, done.stdout + done.stderr
+        example = torch.load(folder / "example.pt")
+        example["outputs"][0] += 0.5
+        torch.save(example, tmp_path / "other.pt")
+        done = infer(folder / model, tmp_path / "other.pt")
+        assert done.returncode == 1 and "DIFFERS" in done.stdout, done.stdout + done.stderr
+    assert infer(folder / "absent.pt2", folder / "example.pt").returncode == 1
+    assert infer().returncode == 2
+
+
+def scripted(function: str, folder: Path, **more: object) -> Exported:
+    """Without AOTInductor: quick."""
+    options = {"function": f"exporting:{function}", "format": "torchscript", **more}
+    return export(ExportOptions(**options), folder, checkpoint=None, say=print)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_of_ranks_is_read_and_the_newest_whole_one_taken(tmp_path: Path) -> None:
+    checkpoints, out = tmp_path / "checkpoints", tmp_path / "out"
+    out.mkdir()
+    for step in (2, 10):
+        torch.manual_seed(step)
+        save({"model": exporting.Net().state_dict()}, checkpoint_id=checkpoints / f"step-{step}")
+    (checkpoints / "step-11").mkdir()  # of a write that was killed
+    options = ExportOptions(function="exporting:net", format="torchscript")
+    assert export(options, out, checkpoint=checkpoints, say=print).weights == "step-10"
+    torch.manual_seed(10)
+    model, rows = exporting.Net().eval(), torch.randn(4, 8)
+    torch.testing.assert_close(torch.jit.load(out / "model-cpu.torchscript.pt")(rows), model(rows))
+
+
+def test_what_no_checkpoint_can_be_is_refused(tmp_path: Path) -> None:
+    options = ExportOptions(function="exporting:net", format="torchscript")
+    torch.save(exporting.TwoInputs, tmp_path / "class.pt")
+    torch.save({"model": {"rise.weight": torch.zeros(16, 8)}}, tmp_path / "part.pt")
+    (tmp_path / "empty").mkdir()
+    reasons = {
+        "class.pt": "more than tensors",
+        "part.pt": "of another model",
+        "empty": "no whole checkpoint",
+        "absent": "there is no checkpoint",
+    }
+    for name, reason in reasons.items():
+        with pytest.raises(ExportFailed, match=reason):
+            export(options, tmp_path, checkpoint=tmp_path / name, say=print)
+
+
+def test_a_trace_that_is_wrong_at_other_sizes_is_not_handed_out(tmp_path: Path) -> None:
+    with pytest.raises(ExportFailed, match=r"cannot be scripted.*traced.*differs from eager"):
+        scripted("baked", tmp_path, dynamic=read_dynamic(["batch=1:64"]))
+    assert list(tmp_path.glob("*.pt")) == [tmp_path / "example.pt"]
+    assert scripted("baked", tmp_path).files[0].how == "traced"  # at the example's sizes it is right
+
+
+def test_a_package_that_differs_from_eager_is_not_handed_out(tmp_path: Path) -> None:
+    before = torch_internals.current_options()
+    with pytest.raises(ExportFailed, match=r"model-cpu-avx2.pt2.*output 0 differs from eager"):
+        export(ExportOptions(function="exporting:worse", targets=["cpu-avx2"]), tmp_path, say=print)
+    assert not list(tmp_path.glob("*.pt2"))
+    assert (
+        torch_internals.current_options() == before
+    )  # upstream leaves the target in Inductor's configuration
+
+
+def test_a_size_stands_where_it_is_said_to(tmp_path: Path) -> None:
+    told = scripted(
+        "two_inputs", tmp_path, dynamic=read_dynamic(["batch=2:8", "length@tokens.1,mask.1=2:16"])
+    )
+    assert [tensor.shape for tensor in told.inputs] == [["batch", "length"], ["batch", "length"]]
+    assert told.sizes == {"batch": (2, 8), "length": (2, 16)}
+    sizes = [check.shapes[1] for check in told.files[0].checks if check.inputs == "random"]
+    assert sizes[:4] == [[4, 6], [2, 2], [8, 16], [5, 9]] and sorted(sizes[4:]) == [[2, 16], [8, 2]]
+
+
+@pytest.mark.parametrize(
+    ("function", "more", "reason"),
+    [
+        ("one_row", {"dynamic": read_dynamic(["batch=1:8"])}, r"rows.0, and the example's rows has shape \[1, 8\]"),
+        ("net", {"dynamic": read_dynamic(["wide@rows.1=2:8"])}, "torch.export refuses"),
+        ("net", {"dynamic": read_dynamic(["batch@columns.0=2:8"])}, "there is no input columns"),
+        ("no_model", {}, "returned no model"),
+        ("absent", {}, "there is no exporting:absent"),
+        ("net", {"targets": ["cuda"]}, "here is no GPU"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_exported_says_why(
+    tmp_path: Path, function: str, more: dict[str, object], reason: str
+) -> None:
+    if more.get("targets") == ["cuda"] and torch.cuda.is_available():
+        pytest.skip("here is a GPU")
+    with pytest.raises(ExportFailed, match=reason):
+        scripted(function, tmp_path, **more)
+
+
+@pytest.mark.parametrize(
+    "text", ["batch", "batch=4:2", "batch=1:99999999999", "a@b=1:2", "a@b.x=1:2", "=1:2"]
+)
+def test_a_dynamic_size_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="--dynamic"):
+        read_dynamic([text])
