@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from msgspec import Struct
+from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..compiler import key, wire
@@ -26,7 +27,7 @@ from .lift import lift
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 IDLE_CALLS = 1000
 """Calls of graphs in a row without a new one, after which there will be none."""
-_BACKENDS = ("inductor", "torchrelay")
+BACKENDS = ("torchrelay", "inductor")
 
 
 class Captured(Struct, frozen=True):
@@ -38,17 +39,19 @@ class Captured(Struct, frozen=True):
     ended: str
 
 
-class _Enough(BaseException):
+class Enough(BaseException):
     """Stops the script; no `except Exception` of its own holds it up."""
 
 
-class _Recorder:
+class Recorder:
     """A back end that writes graphs down and runs them as they are."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, *, unnamed: Mode = "default") -> None:
+        """mode: of all graphs; '': the script's own, and `unnamed` where it names neither mode nor options."""
         self.found: dict[str, bytes] = {}
         self.skipped: dict[str, None] = {}
         self._mode = mode
+        self._unnamed = unnamed
         self._idle = 0
 
     def __call__(
@@ -62,19 +65,19 @@ class _Recorder:
         self._idle = 0
         try:
             lifted = lift(gm, example_inputs)
-            chosen = cast(Mode, self._mode or mode or "default")
+            chosen = cast(Mode, self._mode or mode or ("default" if options else self._unnamed))
             request = capture(lifted.gm, lifted.inputs, mode=chosen, options=dict(options or {})).request
             name = key.key_of_bytes(wire.encode_request(request))
             self.found.setdefault(name, wire.pack_request(request))
         except RelayError as error:
             self.skipped.setdefault(f"a graph of {len(gm.graph.nodes)} nodes: {error.message}")
         if len(self.found) >= MOST:
-            raise _Enough(f"after {MOST} graphs")
+            raise Enough(f"after {MOST} graphs")
 
         def run(*args: Any) -> Any:
             self._idle += 1
             if self._idle > IDLE_CALLS:
-                raise _Enough(f"after {IDLE_CALLS} calls without a new graph")
+                raise Enough(f"after {IDLE_CALLS} calls without a new graph")
             return gm.forward(*args)
 
         return run
@@ -86,7 +89,7 @@ def captured(script: Path, arguments: Sequence[str], *, mode: str = "") -> Captu
         raise SettingsError(f"--mode is {mode[:40]!r}", hint=f"Allowed: {', '.join(MODES)}")
     if not script.is_file():
         raise SettingsError(f"{script} is no file", hint="Name the script that `python` would run")
-    recorder = _Recorder(mode)
+    recorder = Recorder(mode)
     ended = _run(script, arguments, recorder)
     if not recorder.found:
         why = next(iter(recorder.skipped), "it gave torch.compile nothing to compile")
@@ -94,21 +97,32 @@ def captured(script: Path, arguments: Sequence[str], *, mode: str = "") -> Captu
     return Captured(list(recorder.found.values()), list(recorder.skipped), ended)
 
 
-def _run(script: Path, arguments: Sequence[str], recorder: _Recorder) -> str:
+def _run(script: Path, arguments: Sequence[str], recorder: Recorder) -> str:
     """How it ended."""
-    before = sys.argv[:], sys.path[:], torch.compile
-
-    def stop(*_: Any) -> None:
-        raise _Enough("at the first optimizer step")
-
-    hook = register_optimizer_step_pre_hook(stop)
-    torch.compile = _compile_with(recorder)
+    before = sys.argv[:], sys.path[:]
     sys.argv[:] = [str(script), *arguments]
     sys.path.insert(0, str(script.absolute().parent))
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        return recorded(lambda: runpy.run_path(str(script), run_name="__main__"), recorder)
+    finally:
+        sys.argv[:], sys.path[:] = before
+
+
+def recorded(program: Callable[[], object], recorder: Recorder, *, unnamed: bool = True) -> str:
+    """Run `program` up to its first optimizer step; how it ended. unnamed: also the graphs of a torch.compile that
+    names no back end, or Inductor. Raises what it raises, but for an exit without an error."""
+    before = torch.compile, GradScaler.step
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise Enough("at the first optimizer step")
+
+    hook = register_optimizer_step_pre_hook(stop)
+    torch.compile = _compile_with(recorder, BACKENDS if unnamed else BACKENDS[:1])
+    GradScaler.step = stop  # type: ignore[method-assign]  # its optimizer may be left out, for an overflow
+    try:
+        program()
         return "at its end"
-    except _Enough as enough:
+    except Enough as enough:
         return str(enough)
     except SystemExit as error:
         if error.code not in (None, 0):
@@ -116,15 +130,15 @@ def _run(script: Path, arguments: Sequence[str], recorder: _Recorder) -> str:
         return "at its end"
     finally:
         hook.remove()
-        sys.argv[:], sys.path[:], torch.compile = before
+        torch.compile, GradScaler.step = before  # type: ignore[method-assign]
 
 
-def _compile_with(recorder: _Recorder) -> Callable[..., Any]:
-    """torch.compile, with `recorder` in the place of Inductor and of our own back end."""
+def _compile_with(recorder: Recorder, backends: Sequence[str]) -> Callable[..., Any]:
+    """torch.compile, with `recorder` in the place of these back ends."""
     original = torch.compile
 
     def compile(model: Any = None, **options: Any) -> Any:
-        if options.get("backend", "inductor") in _BACKENDS:
+        if (options.get("backend") or "inductor") in backends:
             options["backend"] = recorder
         if model is None:
             return lambda function: original(function, **options)

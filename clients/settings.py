@@ -218,6 +218,13 @@ def load_rank() -> Rank:
     )
 
 
+def begin_capture() -> None:
+    """From here on `load_rank` says that this process only finds graphs."""
+    from ..compiler.train_records import CAPTURE_ENVIRONMENT
+
+    os.environ[CAPTURE_ENVIRONMENT] = "1"
+
+
 def wants_prefetch() -> bool:
     """Whether there may be a gateway to prefetch from; cheap, and never an error: import torchrelay asks."""
     found = os.environ.get

@@ -31,3 +31,11 @@ def aoti_load(file: Path) -> Callable[..., Any]:
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, of how it copies a pytree
         loaded: Callable[..., Any] = aoti_load_package(str(file))
     return loaded
+
+
+def pretend_process_group(rank: int, world_size: int) -> None:
+    """torch.testing._internal.distributed.fake_pg: a default process group of `world_size` ranks whose other ranks are
+    not there; collectives end at once, and what they would have brought is made up."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)

@@ -29,7 +29,7 @@ _SAVE_SECONDS_FAILED = 10.0
 def main(arguments: Sequence[str]) -> int:
     """The exit code; SystemExit is the script's own."""
     rank = load_rank()
-    run = _runner(list(arguments))
+    run = runner(list(arguments))
     closers = _prepare(rank)
     code, well = 0, False
     try:
@@ -47,7 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     return STOPPED_CODE if well and process_stopping().told else code
 
 
-def _runner(arguments: list[str]) -> Callable[[], None]:
+def runner(arguments: list[str]) -> Callable[[], None]:
+    """What runs the script or function that the arguments name. Raises SystemExit for wrong use."""
     if arguments[:1] == ["--function"] and len(arguments) > 1:
         rest = arguments[2:][arguments[2:3] == ["--"] :]
         return lambda: run_script.run_function(arguments[1], rest)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -35,7 +35,7 @@ def autocast(device_type: str | None = None) -> AbstractContextManager[Any]:
     return torch.autocast(device, dtype=half)
 
 
-TUNED_MODE = "max-autotune-no-cudagraphs"
+TUNED_MODE: Literal["max-autotune-no-cudagraphs"] = "max-autotune-no-cudagraphs"
 
 
 def compile_through_service(*, tune: bool = False) -> None:

@@ -1,0 +1,114 @@
+"""A world of many ranks, of which only this process is there: what a script builds for N ranks, it builds here alone.
+
+Process groups are PyTorch's fake ones: shapes, meshes, buckets and shards are those of the real job, and so are the
+graphs; what other ranks would have sent is made up. Nothing here says whether numbers are right.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from ...compiler import torch_internals_train
+from ...compiler.errors import Unsupported
+
+
+@contextmanager
+def pretended_world(rank: int, world_size: int) -> Iterator[None]:
+    """Inside, `init_process_group` of any back end makes this process `rank` of `world_size`, without the others."""
+    if not dist.is_available():
+        yield
+        return
+    start, group = dist.init_process_group, dist.new_group
+
+    def init_process_group(backend: Any = None, *_: Any, **given: Any) -> None:
+        size, mine = given.get("world_size", -1), given.get("rank", -1)
+        with ExitStack() as real:
+            real.enter_context(_in_place_of(init_process_group, start))
+            torch_internals_train.pretend_process_group(
+                rank if mine < 0 else mine, world_size if size < 0 else size
+            )
+
+    def new_group(ranks: Any = None, *_: Any, **given: Any) -> Any:
+        kept = {name: given[name] for name in ("group_desc", "use_local_synchronization") if name in given}
+        return group(ranks, **kept)
+
+    with ExitStack() as stack:
+        stack.enter_context(_in_place_of(start, init_process_group))
+        stack.enter_context(_in_place_of(group, new_group))
+        stack.enter_context(_lone_ddp())
+        stack.enter_context(_no_rpc())
+        try:
+            yield
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+@contextmanager
+def _in_place_of(original: Callable[..., Any], replacement: Callable[..., Any]) -> Iterator[None]:
+    """Wherever torch.distributed's modules hold it: they import it from each other by name."""
+    name = original.__name__
+    modules = [
+        module
+        for path, module in list(sys.modules.items())
+        if path.startswith("torch.distributed") and vars(module).get(name) is original
+    ]
+    for module in modules:
+        setattr(module, name, replacement)
+    try:
+        yield
+    finally:
+        for module in modules:
+            setattr(module, name, original)
+
+
+@contextmanager
+def _lone_ddp() -> Iterator[None]:
+    """DDP's reducer wants a result of its all-reduce, which a fake group has not: gradients stay as they are. The
+    script's own hooks change no graph, and are not used."""
+    ddp: Any = DistributedDataParallel
+    before = ddp.__init__, ddp.register_comm_hook, ddp._register_builtin_comm_hook
+
+    def init(self: Any, *args: Any, **given: Any) -> None:
+        before[0](self, *args, **given)
+        before[1](self, None, _as_it_is)
+
+    ddp.__init__ = init
+    ddp.register_comm_hook = ddp._register_builtin_comm_hook = lambda self, *_, **__: None
+    try:
+        yield
+    finally:
+        ddp.__init__, ddp.register_comm_hook, ddp._register_builtin_comm_hook = before
+
+
+def _as_it_is(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations, and takes no texts
+    done: Future[Any] = Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+@contextmanager
+def _no_rpc() -> Iterator[None]:
+    """RPC needs the others: better no capture than one that waits for them."""
+    try:
+        from torch.distributed import rpc
+    except ImportError:
+        yield
+        return
+
+    def init_rpc(*_: Any, **__: Any) -> None:
+        raise Unsupported("RPC cannot be pretended", hint="Set `capture: false`")
+
+    before = rpc.init_rpc
+    rpc.init_rpc = init_rpc
+    try:
+        yield
+    finally:
+        rpc.init_rpc = before
