@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from ..compiler import records, wire
+from ..compiler import records, train_records, wire
 from ..compiler.explain import Explanation
 from ..compiler.trust_document import SignedDocument
 from . import gateway as parts
@@ -38,6 +38,7 @@ from .routes import (
     progress,
     status,
     tokens,
+    trains,
     tunes,
     tunings,
 )
@@ -84,6 +85,13 @@ _SCHEMAS = (
     records.TuneReply,
     records.TuneResultsReply,
     records.GraphKept,
+    train_records.TrainRequest,
+    train_records.TrainJob,
+    train_records.TrainsReply,
+    train_records.PackageKept,
+    train_records.TrainFile,
+    train_records.TrainFilesReply,
+    train_records.News,
 )
 
 
@@ -100,6 +108,7 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
             asyncio.create_task(parts.start_pool(gateway), name="start workers"),
             asyncio.create_task(parts.sweep(gateway), name="sweep blobs"),
             asyncio.create_task(parts.drive_tunes(gateway), name="drive batch jobs"),
+            asyncio.create_task(parts.drive_trains(gateway), name="drive training jobs"),
         ]
         log.info("gateway_started", version=version("torchrelay"), state_dir=str(settings.state_dir))
         try:
@@ -127,6 +136,7 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
         health,
         keys,
         tokens,
+        trains,
         tunes,
         tunings,
         audit,

@@ -29,6 +29,9 @@ Action = Literal[
     "tune_begun",
     "tune_cancelled",
     "tune_resumed",
+    "train_begun",
+    "train_cancelled",
+    "train_resumed",
     "quarantined",
     "key_rotated",
     "key_revoked",
@@ -37,7 +40,8 @@ Action = Literal[
 """compile: `name` caused the compile of `key`. published: the service offers what `worker` built, signed by
 `signer`. imported: `name` brought an artifact that `signer` had signed elsewhere. tunings_imported: `name` brought
 tuning winners, as many as `detail` says. tune_begun, tune_cancelled, tune_resumed: `name` did so to the batch job in
-`detail`. quarantined: the service offers an artifact no longer, and `detail` says why.
+`detail`; train_begun, train_cancelled, train_resumed: to the training job. quarantined: the service offers an artifact
+no longer, and `detail` says why.
 key_rotated, key_revoked, all_disowned: signing.py's changes."""
 
 _SERVICE = "service"

@@ -45,6 +45,7 @@ from .questions import Hear, Questions
 from .settings import ServiceSettings
 from .signing import Keyring
 from .tasks import end
+from .train_pool import TrainPool
 from .tunings import Tunings
 
 log = structlog.get_logger(__name__)
@@ -62,7 +63,7 @@ _RETRY_MOST_SECONDS = 8.0
 """The pause between two tries to publish doubles up to this."""
 
 
-class CompilePool(SearchPool, Protocol):
+class CompilePool(SearchPool, TrainPool, Protocol):
     """What the gateway needs of workers/pool.py's WorkerPool."""
 
     async def start(self) -> None: ...

@@ -42,6 +42,9 @@ async def run(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with _parts(settings, stop, embedded=embedded) as (complete, pool):
+        if not complete.public_url:  # the port may be any
+            url = url_of(listener, "http" if complete.tls_cert_file is None else "https")
+            complete = complete.model_copy(update={"public_url": url})
         if not stop.is_set():
             await _serve(create_server(complete, pool), complete, listener, credentials, stop)
     _say("stopped")

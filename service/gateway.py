@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from ..compiler.errors import Unavailable
 from ..workers.pool import PoolSettings, WorkerPool
 from . import signing
+from .audit import Audit
 from .auth import Tokens
 from .blobs import open_store
 from .crew import Crew
@@ -74,6 +75,8 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
     keyring = Keyring(settings.keys_location, signing.read_sites(settings.trusted_public_keys))
     intake = Intake(settings.limits, body_timeout_seconds=settings.body_timeout_seconds)
     namespaces, wakes = Namespaces(redis, keys), WakeUps(redis, keys)
+    audit = Audit(redis, keys, entries=settings.audit_entries)
+    tokens = Tokens(redis, keys, scripts, audit, settings)
     shared = Shared(
         settings=settings,
         redis=redis,
@@ -90,12 +93,13 @@ def build(settings: ServiceSettings, pool: CompilePool) -> Gateway:
         crew=Crew(pool, metrics),
         keyring=keyring,
         metrics=metrics,
+        tokens=tokens,
     )
     tenants = Tenants(shared, namespaces)
     return Gateway(
         settings=settings,
         redis=redis,
-        tokens=Tokens(redis, keys, scripts, tenants.default.audit, settings),
+        tokens=tokens,
         namespaces=namespaces,
         quotas=Quotas(redis, keys, tenants.default.audit, settings),
         tenants=tenants,
@@ -163,6 +167,8 @@ async def sweep(gateway: Gateway) -> None:
             for tenant in await gateway.tenants.every():
                 if gone := await tenant.cache.sweep():
                     log.info("orphans_deleted", namespace=tenant.namespace, count=gone)
+                if gone := await tenant.trains.sweep():
+                    log.info("train_files_deleted", namespace=tenant.namespace, count=gone)
         except (RedisError, Unavailable) as error:
             log.warning("blobs_not_swept", error=str(error))
         await asyncio.sleep(_SWEEP_SECONDS)
@@ -176,6 +182,21 @@ async def drive_tunes(gateway: Gateway) -> None:
                 await tenant.driver.look()
         except (RedisError, Unavailable) as error:
             log.warning("tunes_not_looked_at", error=str(error))
+        await asyncio.sleep(gateway.settings.lease_seconds)
+
+
+async def drive_trains(gateway: Gateway) -> None:
+    """Take up training jobs that no gateway drives, of all namespaces, and count them. Runs until cancelled."""
+    while not gateway.state.stopping:
+        try:
+            tenants = await gateway.tenants.every()
+            for tenant in tenants:
+                await tenant.train_driver.look()
+                for state, count in (await tenant.trains.states()).items():
+                    gateway.metrics.trains.labels(tenant.namespace, state).set(count)
+            gateway.metrics.trains_here.set(sum(tenant.train_driver.driven() for tenant in tenants))
+        except (RedisError, Unavailable) as error:
+            log.warning("trains_not_looked_at", error=str(error))
         await asyncio.sleep(gateway.settings.lease_seconds)
 
 

@@ -68,6 +68,15 @@ class Metrics:
             ["wanted_by"],
             registry=self.registry,
         )
+        self.trains = Gauge(
+            "torchrelay_trains",
+            "Training jobs that have not ended, by state; every gateway tells the same",
+            ["namespace", "state"],
+            registry=self.registry,
+        )
+        self.trains_here = Gauge(
+            "torchrelay_trains_driven", "Training jobs that this gateway drives", registry=self.registry
+        )
         self.streams = Gauge("torchrelay_event_streams", "Open event streams", registry=self.registry)
 
     def render(self, shared: Mapping[str, Counters] | None) -> bytes:

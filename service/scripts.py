@@ -32,6 +32,12 @@ NAMES = (
     "tune_lease",
     "tune_item",
     "tune_turn",
+    "train_new",
+    "train_lease",
+    "train_tell",
+    "train_turn",
+    "train_file",
+    "train_shelve",
 )
 
 
@@ -98,6 +104,11 @@ class Keys:
         self.tunes_open = f"{prefix}tunes_open"
         """Sorted set, as tunes: those that have not ended."""
         self.tune_prefix = f"{prefix}tune:"
+        self.trains = f"{prefix}trains"
+        """Sorted set: training job by its beginning, ms."""
+        self.trains_open = f"{prefix}trains_open"
+        """Sorted set, as trains: those that have not ended."""
+        self.train_prefix = f"{prefix}train:"
         self.kept = f"{prefix}kept"
         """Sorted set: cache key whose request is kept by when, ms."""
         self.kept_sizes = f"{prefix}kept_sizes"
@@ -170,6 +181,30 @@ class Keys:
         """Which gateway drives the job; expires with its lease."""
         return f"{self.tune_prefix}{job}:lease"
 
+    def train(self, job: str) -> str:
+        """Hash: the job as JSON, what changes of it (trains.py), and how many events and tellings there were."""
+        return self.train_prefix + job
+
+    def train_events(self, job: str) -> str:
+        """Stream: name and data of each event; ids are `<number>-0`, numbers from 1."""
+        return f"{self.train_prefix}{job}:events"
+
+    def train_shelf(self, job: str, what: str) -> str:
+        """Stream: `metrics` or `logs` alone, with the numbers that they have in events."""
+        return f"{self.train_prefix}{job}:{what}"
+
+    def train_shelves(self, job: str) -> str:
+        """Hash: what of metrics and logs went to the blob store, `<what>:<first number>` to the last number."""
+        return f"{self.train_prefix}{job}:shelves"
+
+    def train_files(self, job: str) -> str:
+        """Hash: name to TrainFile, JSON."""
+        return f"{self.train_prefix}{job}:files"
+
+    def train_lease(self, job: str) -> str:
+        """Which gateway drives the job; expires with its lease."""
+        return f"{self.train_prefix}{job}:lease"
+
     def kept_request(self, key: str) -> str:
         """The body of a request, for batch jobs that name it by key."""
         return self.kept_prefix + key
@@ -228,6 +263,12 @@ class Scripts:
     tune_lease: Script
     tune_item: Script
     tune_turn: Script
+    train_new: Script
+    train_lease: Script
+    train_tell: Script
+    train_turn: Script
+    train_file: Script
+    train_shelve: Script
 
     def __init__(self, redis: Redis) -> None:
         folder = resources.files(__package__) / "lua"

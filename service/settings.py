@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..compiler import wire
+from ..compiler.train_records import PACKAGE_BYTES
 
 Seconds = Annotated[float, Field(gt=0)]
 Bytes = Annotated[int, Field(gt=0)]
@@ -66,6 +67,12 @@ class ServiceSettings(BaseSettings):
     """The signing keys' folder (service/signing.py), made on the first start; default `state_dir/keys`. Gateways of
     one installation share it."""
 
+    train_dir: Path | None = None
+    """Folder of training jobs: what their drivers keep, and checkpoints for which a job names no place. All nodes see
+    it under this path. Default `state_dir/trains`."""
+    train_url: str = ""
+    """How the ranks of training jobs reach the gateway; default public_url, or the address that it listens on."""
+
     # who
     token: SecretStr | None = Field(default=None, min_length=32)
     """A token with every role. Other tokens are records in Redis (service/auth.py)."""
@@ -114,6 +121,14 @@ class ServiceSettings(BaseSettings):
     tunings_limit: Annotated[int, Field(gt=0)] = 100_000
     """Entries of one namespace's tuning database, a KiB each as a rule; past it those go that nobody has asked for the
     longest."""
+    train_open_jobs: Annotated[int, Field(gt=0)] = 32
+    """Training jobs of one namespace that have not ended; more are refused."""
+    train_package_bytes: Annotated[int, Field(gt=0, le=PACKAGE_BYTES)] = PACKAGE_BYTES
+    """One packed working directory."""
+    train_file_bytes: Bytes = 1 << 30
+    """One file that a training job puts."""
+    train_files_bytes: Bytes = 8 << 30
+    """All files of one training job together."""
     audit_entries: Annotated[int, Field(gt=0)] = 1_000_000
     """The audit log keeps about so many; the oldest go."""
 
@@ -121,6 +136,8 @@ class ServiceSettings(BaseSettings):
     body_timeout_seconds: Seconds = 60
     """A request's head must have arrived after this, and then its body."""
     compile_deadline_seconds: Seconds = 840
+    train_capture_seconds: Seconds = 1800
+    """A training job's script has so long for its first step before ranks are placed; after it they start cold."""
     lease_seconds: Seconds = 10
     """A compile's holder renews every third of this; a dead one is replaced within two periods."""
     abandon_seconds: Seconds = 10
@@ -178,6 +195,17 @@ class ServiceSettings(BaseSettings):
     @property
     def keys_location(self) -> Path:
         return self.keys_dir or self.state_dir / "keys"
+
+    @property
+    def train_location(self) -> str:
+        return str((self.train_dir or self.state_dir / "trains").absolute())
+
+    @property
+    def rank_url(self) -> str:
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+        scheme = "http" if self.tls_cert_file is None else "https"
+        listens = f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
+        return self.train_url or self.public_url or listens
 
     @property
     def kernels_location(self) -> str | None:

@@ -13,7 +13,7 @@ from obstore.store import ObjectStore
 from redis.asyncio import Redis
 
 from .audit import Audit
-from .auth import Grant
+from .auth import Grant, Tokens
 from .blobs import Blobs
 from .cache import Cache
 from .contents import Contents
@@ -32,6 +32,11 @@ from .scripts import DEFAULT, Keys, Scripts
 from .settings import ServiceSettings
 from .signing import Keyring
 from .stats import Stats
+from .train_compile import TrainCompiler
+from .train_drive import Parts, TrainDriver
+from .train_intake import TrainIntake
+from .train_store import TrainStore
+from .trains import Trains
 from .tune_drive import Driver
 from .tune_intake import TuneIntake
 from .tunes import Tunes
@@ -55,6 +60,7 @@ class Shared:
     crew: Crew
     keyring: Keyring
     metrics: Metrics
+    tokens: Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +85,10 @@ class Tenant:
     tunes: Tunes
     tune_intake: TuneIntake
     driver: Driver
+    trains: Trains
+    train_store: TrainStore
+    train_intake: TrainIntake
+    train_driver: TrainDriver
 
 
 class Tenants:
@@ -111,8 +121,9 @@ class Tenants:
             tenant.watches.wake_all()
 
     async def close(self) -> None:
-        """Leave batch jobs to others, stop all compiles and give their leases back, stop all searches."""
+        """Leave batch and training jobs to others, stop all compiles and give their leases back, stop all searches."""
         await asyncio.gather(*(tenant.driver.close() for tenant in self._open.values()))
+        await asyncio.gather(*(tenant.train_driver.close() for tenant in self._open.values()))
         await asyncio.gather(*(tenant.dispatcher.close() for tenant in self._open.values()))
         await asyncio.gather(*(tenant.farm.close() for tenant in self._open.values()))
         await self._shared.crew.close()
@@ -172,6 +183,29 @@ def _tenant(shared: Shared, namespace: str) -> Tenant:
         pool=shared.pool,
         lease_seconds=settings.lease_seconds,
     )
+    train_store = TrainStore(shared.store, namespace)
+    trains = Trains(
+        redis,
+        keys,
+        scripts,
+        train_store,
+        lease_seconds=settings.lease_seconds,
+        most_open=settings.train_open_jobs,
+        files_bytes=settings.train_files_bytes,
+    )
+    train_driver = TrainDriver(
+        Parts(
+            namespace=namespace,
+            trains=trains,
+            store=train_store,
+            pool=shared.pool,
+            compiler=TrainCompiler(cache, dispatcher, watches, shared.intake, kept),
+            tokens=shared.tokens,
+            keyring=shared.keyring,
+            wakes=shared.wakes,
+            settings=settings,
+        )
+    )
     return Tenant(
         namespace=namespace,
         keys=keys,
@@ -191,4 +225,8 @@ def _tenant(shared: Shared, namespace: str) -> Tenant:
         tunes=tunes,
         tune_intake=TuneIntake(settings.limits, shared.intake, kept, shared.pool, farm),
         driver=driver,
+        trains=trains,
+        train_store=train_store,
+        train_intake=TrainIntake(train_store, shared.pool),
+        train_driver=train_driver,
     )

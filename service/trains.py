@@ -1,0 +1,420 @@
+"""A namespace's training jobs, as Redis has them: what each is to run, how far it is, what it told; who drives it.
+
+A job belongs to no gateway. One at a time holds its lease and drives it (train_drive.py); every step is a script that
+refuses who does not hold it. All gateways answer for all jobs. Metrics and logs that have grown long go on to the
+blob store, in order, so that Redis holds the latest of each alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, cast, get_args
+
+import msgspec
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from ..compiler import wire
+from ..compiler.errors import LimitExceeded, NotFound, Overloaded
+from ..compiler.train_records import (
+    TRAIN_ENDED,
+    Log,
+    Metrics,
+    News,
+    TrainEvent,
+    TrainFile,
+    TrainJob,
+    TrainState,
+    Turned,
+)
+from .scripts import Keys, Scripts
+from .train_progress import Progress
+from .train_store import TrainStore
+
+MOST = 200
+"""Jobs of a namespace; past it the oldest that have ended are forgotten."""
+EVENTS = 20_000
+"""Of one job that are kept; of metrics and logs all are."""
+SHELF = 2_000
+"""Metrics or logs that go to the blob store at once."""
+MOST_FILES = 1_000
+_SHELF_BYTES = 256 << 20
+_NOWHERE = "`torchrelay train ls` lists them"
+
+Turn = Literal["end", "cancel", "resume"]
+Held = Literal["held", "taken", "ended", "gone"]
+What = Literal["metrics", "logs"]
+WHATS: tuple[What, What] = ("metrics", "logs")
+
+
+class Event(Struct, frozen=True):
+    """An entry of a job's stream. `data`: JSON."""
+
+    number: int
+    name: str
+    data: bytes
+
+
+class Loaded(Struct, frozen=True, kw_only=True):
+    """A job as who drives it needs it. told: number of the driver's last news that was written down. tellings: how
+    often something was. turn: how often it has ended or was resumed. source: whether its graphs may hold source."""
+
+    job: TrainJob
+    progress: Progress
+    source: bool = False
+    told: int = 0
+    tellings: int = 0
+    events: int = 0
+    turn: int = 0
+    resumes: int = 0
+    wish: Literal["", "cancel"] = ""
+
+
+class Trains:
+    """The training jobs of one namespace. Every method raises RedisError."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        keys: Keys,
+        scripts: Scripts,
+        store: TrainStore,
+        *,
+        lease_seconds: float,
+        most_open: int,
+        files_bytes: int,
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._scripts = scripts
+        self._store = store
+        self._lease_ms = int(lease_seconds * 1000)
+        self._most_open = most_open
+        self._files_bytes = files_bytes
+
+    async def create(self, loaded: Loaded) -> None:
+        """Write a job down, from its beginning or as far as it is. What stands is left. Raises Overloaded."""
+        keys, job = self._keys, loaded.job
+        told = b"" if loaded.events else encoded(Turned(state="waiting", at=job.created))
+        fields: dict[str, bytes | str | int] = {
+            "job": msgspec.json.encode(job),
+            "state": job.state,
+            "ended": 0,
+            "detail": job.detail,
+            "progress": msgspec.json.encode(loaded.progress),
+            "told": loaded.told,
+            "tellings": loaded.tellings,
+            "turn": loaded.turn,
+            "resumes": loaded.resumes,
+            "wish": loaded.wish,
+            "source": "1" if loaded.source else "",
+        }
+        answer = await self._scripts.train_new(
+            keys=[keys.trains, keys.trains_open, keys.train(job.id), keys.train_events(job.id)],
+            args=[
+                job.id,
+                MOST,
+                self._most_open,
+                keys.train_prefix,
+                f"{job.created * 1000:.0f}",
+                keys.wake,
+                told,
+                loaded.events,
+                *(part for field in fields.items() for part in field),
+            ],
+        )
+        if answer[0] == b"many":
+            raise self._many(answer[1])
+
+    def _many(self, count: int) -> Overloaded:
+        return Overloaded(
+            f"{int(count)} training jobs of namespace {self._keys.namespace} are open, the most that may",
+            hint="Wait for one, or `torchrelay train cancel` one",
+        )
+
+    async def jobs(self) -> list[TrainJob]:
+        """The newest first."""
+        names = await self._redis.zrevrange(self._keys.trains, 0, MOST - 1)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hgetall(self._keys.train(name.decode()))
+            found = await pipe.execute()
+        return [_loaded(fields).job for fields in found if b"job" in fields]
+
+    async def open(self) -> list[str]:
+        """Ids of those that have not ended, the oldest first."""
+        found = await self._redis.zrange(self._keys.trains_open, 0, -1)
+        return [name.decode() for name in found]
+
+    async def states(self) -> dict[TrainState, int]:
+        """How many of the open ones are in each state."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for name in await self.open():
+                pipe.hget(self._keys.train(name), "state")
+            found = [state.decode() for state in await pipe.execute() if state]
+        states: tuple[TrainState, ...] = get_args(TrainState)
+        return {state: found.count(state) for state in states if state not in TRAIN_ENDED}
+
+    async def job(self, job: str) -> TrainJob:
+        """Raises NotFound."""
+        return (await self.load(job)).job
+
+    async def load(self, job: str) -> Loaded:
+        """Raises NotFound."""
+        fields = await self._redis.hgetall(self._keys.train(job))
+        if b"job" not in fields:
+            raise NotFound(f"there is no training job {job}", hint=_NOWHERE)
+        return _loaded(fields)
+
+    # --- driving -------------------------------------------------------------------------------------------
+
+    async def take(self, job: str, owner: str, turn: int | None = None) -> tuple[Held, str]:
+        """Drive `job` from now on, or go on doing so, unless it has ended or was resumed since `turn`; and who
+        cancelled it meanwhile, in words, or ''."""
+        held, *rest = await self._lease(job, owner, "take", turn)
+        return cast(Held, held.decode()), rest[1].decode() if rest and rest[0] == b"cancel" else ""
+
+    async def release(self, job: str, owner: str) -> None:
+        """Let another gateway have it at once."""
+        await self._lease(job, owner, "release")
+
+    async def _lease(self, job: str, owner: str, what: str, turn: int | None = None) -> list[bytes]:
+        keys = self._keys
+        answer: list[bytes] = await self._scripts.train_lease(
+            keys=[keys.train(job), keys.train_lease(job)],
+            args=[job, owner, self._lease_ms, what, keys.wake, "" if turn is None else turn],
+        )
+        return answer
+
+    async def tell(
+        self,
+        job: str,
+        owner: str,
+        events: Sequence[TrainEvent],
+        *,
+        before: int,
+        told: int,
+        progress: Progress,
+        state: TrainState,
+        detail: str,
+    ) -> bool:
+        """Write down what was told, and how far the job is with it; false if it is not `owner`'s to drive.
+
+        before: tellings so far. told: number of the driver's last news that is in this or was before.
+        """
+        keys = self._keys
+        fields = {
+            "told": told,
+            "progress": msgspec.json.encode(progress),
+            "state": state,
+            "detail": detail,
+        }
+        answer = await self._scripts.train_tell(
+            keys=[
+                keys.train(job),
+                keys.train_lease(job),
+                keys.train_events(job),
+                *(keys.train_shelf(job, what) for what in WHATS),
+            ],
+            args=[
+                job,
+                owner,
+                before,
+                keys.wake,
+                EVENTS,
+                len(fields),
+                *(part for field in fields.items() for part in field),
+                *(part for event in events for part in (_tag(event), _shelf(event), encoded(event))),
+            ],
+        )
+        return bool(answer == b"kept")
+
+    async def turn(
+        self,
+        job: str,
+        what: Turn,
+        *,
+        detail: str = "",
+        owner: str = "",
+        turned: Turned | None = None,
+        told: int = 0,
+        source: bool = False,
+    ) -> bool:
+        """End or resume it (as `turned` says), or cancel it; whether this changed it. told: number of the driver's last
+        news. Raises NotFound, Overloaded."""
+        keys = self._keys
+        answer = await self._scripts.train_turn(
+            keys=[
+                keys.train(job),
+                keys.train_lease(job),
+                keys.train_events(job),
+                keys.trains_open,
+                keys.trains,
+            ],
+            args=[
+                job,
+                what,
+                owner,
+                keys.wake,
+                detail,
+                turned.state if turned else "",
+                encoded(turned) if turned else b"",
+                self._most_open,
+                "1" if source else "",
+                told,
+            ],
+        )
+        if not answer:
+            raise NotFound(f"there is no training job {job}", hint=_NOWHERE)
+        if answer[0] == b"many":
+            raise self._many(answer[1])
+        return bool(answer[1] == b"1")
+
+    # --- following -----------------------------------------------------------------------------------------
+
+    async def events(self, job: str, after: int = 0, *, count: int = 1000) -> list[Event]:
+        found = await self._redis.xrange(self._keys.train_events(job), min=f"({after}-0", count=count)
+        return [_event(name, fields) for name, fields in found]
+
+    async def entries(self, job: str, what: What, after: int, limit: int) -> list[News]:
+        """At most `limit` metrics or logs past number `after`. Raises NotFound, Unavailable."""
+        await self.job(job)
+        fresh = await self._fresh(
+            job, what, after, limit
+        )  # first: what is taken away meanwhile is on a shelf then
+        found: list[News] = []
+        for first, last in sorted(await self._shelves(job, what)):
+            if last > after and len(found) < limit:
+                found += [each for each in await self._taken(job, what, first) if each.number > after]
+        newest = found[-1].number if found else after
+        return (found + [each for each in fresh if each.number > newest])[:limit]
+
+    async def shelve(self, job: str, *, all_of_it: bool = False) -> None:
+        """Take to the blob store what has grown long; once the job has ended, all. Raises Unavailable."""
+        keys = self._keys
+        for what in WHATS:
+            while True:
+                part = await self._fresh(job, what, 0, SHELF)
+                if not part or (len(part) < SHELF and not all_of_it):
+                    break
+                first, last = part[0].number, part[-1].number
+                packed = wire.compress(msgspec.json.encode(part))
+                await self._store.put_shelf(job, what, first, packed)
+                await self._scripts.train_shelve(
+                    keys=[keys.train_shelf(job, what), keys.train_shelves(job)], args=[what, last, first]
+                )
+
+    async def _fresh(self, job: str, what: What, after: int, count: int) -> list[News]:
+        found = await self._redis.xrange(
+            self._keys.train_shelf(job, what), min=f"({after}-0" if after else "-", count=count
+        )
+        return [News(_number(name), _EVENT.decode(fields[b"data"])) for name, fields in found]
+
+    async def _shelves(self, job: str, what: What) -> list[tuple[int, int]]:
+        found = await self._redis.hgetall(self._keys.train_shelves(job))
+        names = [(name.decode().partition(":"), int(last)) for name, last in found.items()]
+        return [(int(first), last) for (kind, _, first), last in names if kind == what]
+
+    async def _taken(self, job: str, what: What, first: int) -> list[News]:
+        data = await self._store.shelf(job, what, first)
+        if data is None:
+            return []
+        return msgspec.json.decode(wire.decompress(data, _SHELF_BYTES), type=list[News])
+
+    # --- files ---------------------------------------------------------------------------------------------
+
+    async def files(self, job: str) -> list[TrainFile]:
+        """By name. Raises NotFound."""
+        await self.job(job)
+        found = await self._redis.hgetall(self._keys.train_files(job))
+        return sorted(
+            (msgspec.json.decode(data, type=TrainFile) for data in found.values()), key=lambda file: file.name
+        )
+
+    async def file(self, job: str, name: str) -> tuple[TrainFile, bytes]:
+        """Raises NotFound, Unavailable."""
+        record = await self._redis.hget(self._keys.train_files(job), name)
+        if record is not None:
+            file = msgspec.json.decode(record, type=TrainFile)
+            data = await self._store.file(job, file.digest)
+            if data is not None:
+                return file, data
+        raise NotFound(
+            f"training job {job} has no file {name}", hint="`torchrelay train files` lists what it has"
+        )
+
+    async def put_file(self, job: str, name: str, data: bytes) -> TrainFile:
+        """Keep a file of a job, in place of one of that name. Raises NotFound, LimitExceeded, Unavailable."""
+        keys, digest = self._keys, await self._store.put_file(job, data)
+        file = TrainFile(name, len(data), digest)
+        answer = await self._scripts.train_file(
+            keys=[keys.train(job), keys.train_files(job)],
+            args=[name, msgspec.json.encode(file), len(data), MOST_FILES, self._files_bytes],
+        )
+        match answer:
+            case b"gone":
+                raise NotFound(f"there is no training job {job}", hint=_NOWHERE)
+            case b"many":
+                raise LimitExceeded(f"training job {job} has {MOST_FILES} files, the most that it may")
+            case b"large":
+                raise LimitExceeded(
+                    f"the files of training job {job} have more than {self._files_bytes} bytes"
+                )
+        return file
+
+    async def sweep(self) -> int:
+        """Delete what forgotten jobs left in the blob store. Raises Unavailable."""
+        jobs = await self.jobs()
+        names = await self._redis.zrange(self._keys.trains, 0, -1)
+        return await self._store.sweep({n.decode() for n in names}, {job.spec.package for job in jobs})
+
+
+_EVENT = msgspec.json.Decoder(TrainEvent)
+
+
+def wake_name(job: str) -> str:
+    """What the wake channel calls a job."""
+    return f"train:{job}"
+
+
+def encoded(event: TrainEvent) -> bytes:
+    return msgspec.json.encode(event)
+
+
+def _tag(event: TrainEvent) -> str:
+    return str(type(event).__struct_config__.tag)
+
+
+def _shelf(event: TrainEvent) -> What | Literal[""]:
+    match event:
+        case Metrics():
+            return "metrics"
+        case Log():
+            return "logs"
+    return ""
+
+
+def _number(name: bytes) -> int:
+    return int(name.partition(b"-")[0])
+
+
+def _event(name: bytes, fields: Mapping[bytes, bytes]) -> Event:
+    return Event(_number(name), fields[b"event"].decode(), fields[b"data"])
+
+
+def _loaded(fields: Mapping[bytes, bytes]) -> Loaded:
+    job = msgspec.json.decode(fields[b"job"], type=TrainJob)
+    progress = msgspec.json.decode(fields[b"progress"], type=Progress)
+    state = cast(TrainState, fields[b"state"].decode())
+    ended = int(fields[b"ended"]) / 1000 if state in TRAIN_ENDED else 0.0
+    return Loaded(
+        job=progress.shown(job, state, ended, fields[b"detail"].decode()),
+        progress=progress,
+        source=fields[b"source"] == b"1",
+        told=int(fields[b"told"]),
+        tellings=int(fields[b"tellings"]),
+        events=int(fields[b"events"]),
+        turn=int(fields[b"turn"]),
+        resumes=int(fields[b"resumes"]),
+        wish="cancel" if fields[b"wish"] == b"cancel" else "",
+    )

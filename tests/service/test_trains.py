@@ -1,0 +1,355 @@
+"""Training jobs over HTTP: begun, refused with the line, compiled before they run, followed, cancelled, resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+from service_parts import Running, client_of, compiled, graph, wait_until
+from torchrelay.compiler.errors import CompileFailed
+from torchrelay.compiler.train_records import News, RankStarted
+from torchrelay.service import trains
+from torchrelay.service.train_progress import Progress
+from train_parts import (
+    PACKAGE,
+    STEPS,
+    TrainingPool,
+    begin,
+    begun,
+    ended,
+    entries,
+    events,
+    request,
+    sent_package,
+    shown,
+    story,
+)
+
+StartGateway = Callable[..., Running]
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> TrainingPool:
+    (tmp_path / "driver").mkdir()
+    return TrainingPool(tmp_path / "driver")
+
+
+@pytest.fixture
+def gateway(start_gateway: StartGateway, pool: TrainingPool) -> Running:
+    return start_gateway(pool)
+
+
+@pytest.fixture
+def http(gateway: Running) -> Iterator[httpx2.Client]:
+    with gateway.http() as client:
+        yield client
+
+
+def refused(http: httpx2.Client, **fields: Any) -> tuple[str, str]:
+    answer = begin(http, request(fields.pop("package", None) or sent_package(http), **fields))
+    assert answer.status_code >= 400, answer.text
+    error = answer.json()["error"]
+    return error["code"], error["message"]
+
+
+def token(http: httpx2.Client, *roles: str, **fields: Any) -> str:
+    answer = http.post("/v1/tokens", json={"name": "ada", "roles": list(roles), **fields})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["token"])
+
+
+# --- a job's way -----------------------------------------------------------------------------------------
+
+
+def test_graphs_are_compiled_before_ranks_are_placed_and_all_that_they_tell_is_told(
+    http: httpx2.Client, pool: TrainingPool
+) -> None:
+    compiled(http, graph(24))
+    name = begun(http)
+    told = ended(http, name)
+    assert (told["state"], told["step"], told["checkpoint"]) == ("done", STEPS - 1, f"step-{STEPS}")
+    assert told["compiles"] == {"captured": 2, "compiled": 1, "hits": 6, "fallbacks": 1}
+    assert told["skipped"] == ["graph 3: a tensor subclass"]
+    assert (told["started"], told["first_step_seconds"]) == (1001.0, 3.0)
+    assert len(pool.calls) == 2
+    states = [data["state"] for _, name_, data in events(http, name) if name_ == "state"]
+    assert states == ["waiting", "capturing", "compiling", "starting", "starting", "running", "done"]
+    numbers = [number for number, _, _ in events(http, name)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    names = [name_ for _, name_, _ in events(http, name) if name_ != "state"]
+    assert len(names) == len(story(0)) - 3
+    assert pool.engine(name).forgotten == 1
+
+
+def test_what_nodes_are_given(http: httpx2.Client, gateway: Running, pool: TrainingPool) -> None:
+    name = begun(http, capture=False)
+    ended(http, name)
+    (order,) = pool.orders
+    assert (order.job, order.package, order.namespace, order.resumes) == (name, PACKAGE, "default", 0)
+    assert order.folder == str(gateway.settings.state_dir / "trains")
+    assert order.environment["TORCHRELAY_URL"] == gateway.settings.rank_url
+    info = http.get("/v1/info").json()
+    assert order.environment["TORCHRELAY_PUBLIC_KEYS"] == ",".join(info["public_keys"])
+    assert pool.captures == 0
+
+
+def test_the_jobs_token_compiles_and_puts_its_files_until_the_job_has_ended(
+    http: httpx2.Client, gateway: Running, pool: TrainingPool
+) -> None:
+    pool.pace = 0.05
+    name = begun(http, capture=False)
+    wait_until(lambda: bool(pool.orders), seconds=20)
+    with client_of(gateway.url, pool.orders[0].environment["TORCHRELAY_TOKEN"]) as rank:
+        compiled(rank, graph(8))
+        assert rank.put(f"/v1/trains/{name}/files/a/trace.json", content=b"{}").json()["bytes"] == 2
+        other = begun(http, capture=False)
+        assert rank.put(f"/v1/trains/{other}/files/x", content=b"{}").status_code == 403
+        assert rank.post(f"/v1/trains/{name}/cancel").status_code == 403
+        assert begin(rank, request("")).status_code == 403
+        ended(http, name)
+        assert rank.get("/v1/info").status_code == 401
+    assert http.get(f"/v1/trains/{name}/files/a/trace.json").content == b"{}"
+    records = [each for each in http.get("/v1/tokens").json() if each["name"].endswith(name)]
+    assert records and all(each.get("revoked") for each in records)
+
+
+def test_metrics_and_logs_come_in_pages_also_from_the_blob_store(
+    http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trains, "SHELF", 4)
+    name = begun(http, capture=False)
+    ended(http, name)
+    found = entries(http, name, "metrics", limit=3)
+    assert [each.event.step for each in found] == list(range(STEPS))
+    assert [each.event.lines for each in entries(http, name, "logs", rank=1, limit=2)] == [
+        [f"step {n}"] for n in range(1, STEPS, 2)
+    ]
+    assert len(entries(http, name, "logs", rank=-1)) == STEPS
+    by_events = [number for number, kind, _ in events(http, name) if kind == "metrics"]
+    assert [each.number for each in found] == by_events
+
+
+def test_a_capture_that_fails_costs_compiles_and_no_job(http: httpx2.Client, pool: TrainingPool) -> None:
+    pool.capture_error = "no module named nothing"
+    name = begun(http)
+    assert ended(http, name)["state"] == "done"
+    (note,) = [data for _, kind, data in events(http, name) if kind == "note"]
+    assert note["level"] == "warning"
+    assert note["text"] == "the capture failed, ranks start cold: no module named nothing"
+
+
+def test_a_graph_that_does_not_compile_is_named_and_the_others_are_compiled(
+    http: httpx2.Client, pool: TrainingPool
+) -> None:
+    pool.errors = [CompileFailed("no such kernel")]
+    told = ended(http, begun(http))
+    assert told["compiles"]["compiled"] == 1
+    assert told["skipped"] == ["graph 3: a tensor subclass", "no such kernel"]
+
+
+def test_events_go_on_after_the_last_that_is_known(http: httpx2.Client, pool: TrainingPool) -> None:
+    pool.pace = 0.02
+    name = begun(http, capture=False)
+    seen = [each for each, _ in zip(events(http, name), range(9), strict=False)]
+    rest = list(events(http, name, after=seen[-1][0]))
+    assert [number for number, _, _ in [*seen, *rest]] == list(range(1, len(seen) + len(rest) + 1))
+    assert rest[-1][2]["state"] == "done"
+    wrong = http.get(f"/v1/trains/{name}/events", headers={"Last-Event-ID": "1-0"})
+    assert wrong.status_code == 422
+
+
+def test_a_job_is_begun_once_however_often_it_is_sent(http: httpx2.Client, pool: TrainingPool) -> None:
+    name = "0123456789abcdef"
+    assert {begun(http, id=name, capture=False) for _ in range(3)} == {name}
+    ended(http, name)
+    assert pool.engine(name).begun == 1
+    assert [job["id"] for job in http.get("/v1/trains").json()["jobs"]] == [name]
+
+
+# --- cancel, resume, time ---------------------------------------------------------------------------------
+
+
+def test_a_cancelled_job_ends_and_a_resumed_one_goes_on(http: httpx2.Client, pool: TrainingPool) -> None:
+    pool.pace = 0.05
+    name = begun(http)
+    wait_until(lambda: shown(http, name).get("step", 0) >= 2, seconds=30)
+    answer = http.post(f"/v1/trains/{name}/cancel").json()
+    assert (answer["state"], answer["detail"]) == ("cancelled", "cancelled by owner")
+    last = list(events(http, name))[-1]
+    assert last[2]["state"] == "cancelled"
+    pool.pace = 0.0
+    assert http.post(f"/v1/trains/{name}/resume").json()["state"] not in ("cancelled", "failed")
+    told = ended(http, name)
+    assert (told["state"], told["step"]) == ("done", 2 * STEPS - 1)
+    assert [order.resumes for order in pool.orders] == [0, 0, 1]  # of the capture, of both begins
+    assert pool.captures == 1
+    rest = list(events(http, name, after=last[0]))
+    assert next(data["state"] for _, kind, data in rest if kind == "state") == "waiting"
+    assert rest[-1][2]["state"] == "done"
+    assert http.post(f"/v1/trains/{name}/resume").json()["state"] == "done"
+    assert http.post(f"/v1/trains/{name}/cancel").json()["state"] == "done"
+
+
+def test_a_job_is_cancelled_in_its_capture(http: httpx2.Client, pool: TrainingPool) -> None:
+    pool.capture_seconds = 100
+    name = begun(http)
+    wait_until(lambda: shown(http, name)["state"] == "capturing", seconds=20)
+    assert http.post(f"/v1/trains/{name}/cancel").json()["state"] == "cancelled"
+    assert pool.engine(name).begun == 0
+
+
+def test_ranks_that_tell_nothing_of_a_cancel_lose_their_driver(
+    http: httpx2.Client, pool: TrainingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchrelay.service.train_drive._CANCEL_SECONDS", 1.0)
+    pool.pace, pool.stubborn = 0.3, True
+    name = begun(http, capture=False)
+    wait_until(lambda: shown(http, name)["state"] == "running", seconds=20)
+    assert http.post(f"/v1/trains/{name}/cancel").json()["state"] == "cancelled"
+    assert pool.engine(name).forgotten == 1
+
+
+def test_a_job_that_runs_for_too_long_fails(http: httpx2.Client, pool: TrainingPool) -> None:
+    pool.pace = 0.2
+    told = ended(http, begun(http, capture=False, timeout_seconds=0.5))
+    assert (told["state"], told["detail"]) == ("failed", "it ran for longer than its timeout of 0.5 s")
+
+
+def test_a_failed_job_says_why_and_is_resumed(http: httpx2.Client, pool: TrainingPool) -> None:
+    pool.ends = "failed"
+    name = begun(http, capture=False)
+    told = ended(http, name)
+    assert (told["state"], told["detail"]) == ("failed", "rank 0 ended with 1")
+    pool.ends = "done"
+    http.post(f"/v1/trains/{name}/resume")
+    assert ended(http, name)["state"] == "done"
+
+
+def test_a_driver_that_is_lost_is_begun_again(http: httpx2.Client, pool: TrainingPool) -> None:
+    pool.pace = 0.05
+    name = begun(http, capture=False)
+    wait_until(lambda: shown(http, name).get("step", 0) >= 2, seconds=20)
+    pool.lose(name)
+    assert ended(http, name)["state"] == "done"
+    states = [data["state"] for _, kind, data in events(http, name) if kind == "state"]
+    assert "recovering" in states
+    assert pool.engine(name).begun == 1
+
+
+# --- refusals --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "line", "message"),
+    [
+        ({"script": ""}, "script", "a job runs either `script` or `function`"),
+        ({"function": "a:b"}, "function", "a job runs either `script` or `function`"),
+        ({"script": "../train.py"}, "script", "is no path below the working directory"),
+        ({"script": "", "function": "a.b"}, "function", "is not `module:function`"),
+        ({"package": "0" * 64}, "package", "package 000000000000 is not here"),
+        ({"min_workers": 3}, "min_workers", "min_workers is 3, more than 2 workers"),
+        ({"environment": {"WORLD_SIZE": "8"}}, "environment", "WORLD_SIZE is set by the service"),
+        ({"checkpoints": "ftp://x/y"}, "checkpoints", "is no place for them"),
+        ({"checkpoints": "here"}, "checkpoints", "is no place for them"),
+        ({"profile": {"first": 5, "last": 5}}, "profile", "the profile's steps end before they begin"),
+        ({"profile": {"first": 5, "last": 6, "ranks": [2]}}, "profile", "there is no rank 2"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_line(
+    http: httpx2.Client, fields: dict[str, Any], line: str, message: str
+) -> None:
+    body = msgspec.to_builtins(request(fields.pop("package", None) or sent_package(http), lines={line: 7}))
+    body["spec"] |= fields
+    answer = http.post("/v1/trains", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (422, "bad_train_job")
+    assert error["message"].startswith("job.yaml, line 7: ")
+    assert message in error["message"]
+
+
+def test_what_no_node_can_hold_is_refused(http: httpx2.Client, pool: TrainingPool) -> None:
+    pool.room = "no node has a GPU"
+    code, message = refused(http, device="cuda", lines={"device": 3})
+    assert (code, message) == ("bad_train_job", "job.yaml, line 3: no node has a GPU")
+
+
+def test_who_lacks_the_role_reads_and_begins_nothing(http: httpx2.Client, gateway: Running) -> None:
+    name = begun(http, capture=False)
+    ended(http, name)
+    with client_of(gateway.url, token(http, "read", "compile", "tune")) as ada:
+        assert shown(ada, name)["state"] == "done"
+        assert entries(ada, name, "metrics")
+        for path in ("packages", f"{name}/cancel", f"{name}/resume"):
+            assert ada.post(f"/v1/trains/{path}", content=b"x").status_code == 403
+        assert ada.put(f"/v1/trains/{name}/files/x", content=b"x").status_code == 403
+        assert begin(ada, request("")).status_code == 403
+    with client_of(gateway.url, token(http, "train", namespace="other")) as eve:
+        assert eve.get(f"/v1/trains/{name}").status_code == 404
+        assert eve.put(f"/v1/trains/{name}/files/x", content=b"x").status_code == 404
+        assert refused(eve, package=name * 4)[0] == "bad_train_job"
+        ended(eve, begun(eve, capture=False))
+    audit = [each["action"] for each in http.get("/v1/audit").json()["entries"]]
+    assert audit.count("train_begun") == 2
+
+
+def test_so_many_jobs_may_be_open(start_gateway: StartGateway, pool: TrainingPool) -> None:
+    pool.pace = 60
+    gateway = start_gateway(pool, train_open_jobs=1, train_package_bytes=1000)
+    with gateway.http() as http:
+        name = begun(http, capture=False)
+        assert refused(http)[0] == "overloaded"
+        assert http.post("/v1/trains/packages", content=b"x" * 1001).status_code == 413
+        http.post(f"/v1/trains/{name}/cancel")
+        other = begun(http, capture=False)
+        assert http.post(f"/v1/trains/{name}/resume").status_code == 429
+        http.post(f"/v1/trains/{other}/cancel")
+
+
+def test_files_are_bounded_and_replaced(start_gateway: StartGateway, pool: TrainingPool) -> None:
+    gateway = start_gateway(pool, train_file_bytes=10, train_files_bytes=15)
+    with gateway.http() as http:
+        name = begun(http, capture=False)
+        url = f"/v1/trains/{name}/files"
+        assert http.put(f"{url}/a", content=b"x" * 11).status_code == 413
+        assert http.put(f"{url}/a", content=b"x" * 10).status_code == 200
+        assert http.put(f"{url}/b", content=b"y" * 10).status_code == 413
+        assert http.put(f"{url}/a", content=b"y" * 9).status_code == 200
+        assert [file["name"] for file in http.get(url).json()["files"]] == ["a"]
+        assert http.get(f"{url}/a").content == b"y" * 9
+        assert http.get(f"{url}/b").status_code == 404
+        for wrong in ("%2E%2E/a", "a/%2E%2E/b", ".hidden", "a//b", "a b"):
+            assert http.put(f"{url}/{wrong}", content=b"").status_code in (404, 422), wrong
+
+
+def test_open_jobs_are_counted_by_state(http: httpx2.Client, pool: TrainingPool) -> None:
+    pool.pace = 60
+    begun(http, capture=False)
+    line = 'torchrelay_trains{namespace="default",state="starting"} 1.0'
+    wait_until(lambda: line in http.get("/metrics").text, seconds=20)
+
+
+# --- progress --------------------------------------------------------------------------------------------
+
+
+def test_counters_are_of_the_ranks_that_run_now() -> None:
+    progress = Progress()
+    for attempt in (0, 1):
+        for event in story(attempt)[:-3]:
+            progress.hear(event)
+        assert progress.compiles().hits == 6
+        assert progress.first_step_seconds == 3.0
+    assert (progress.started, progress.restarts, progress.ranks) == (1001.0, 1, 2)
+    progress.hear(RankStarted(rank=0, world_size=2, pid=1, host="a", attempt=2, at=2000))
+    assert (progress.compiles().hits, progress.started) == (0, 1001.0)
+    again = msgspec.json.decode(msgspec.json.encode(progress), type=Progress)
+    assert again == progress
+
+
+def test_news_of_every_kind_pass_json() -> None:
+    for number, event in enumerate(story(0), 1):
+        news = News(number, event)
+        assert msgspec.json.decode(msgspec.json.encode(news), type=News) == news
