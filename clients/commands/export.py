@@ -68,8 +68,7 @@ def export(
         from ..training.export import export as made_here
 
         folder.mkdir(parents=True, exist_ok=True)
-        place = Path(checkpoint) if checkpoint else None
-        exported = made_here(options, folder, checkpoint=place, say=say)
+        exported = made_here(options, folder, say=say)
     else:
         exported = _job(options, folder, namespace, say)
     if json:

@@ -53,10 +53,9 @@ class _Model(Struct, frozen=True):
     device: torch.device
 
 
-def export(options: ExportOptions, folder: Path, *, checkpoint: Path | None = None, say: Say) -> Exported:
-    """Into `folder`, which is there. checkpoint: the file or folder that options.checkpoint means. Raises ExportFailed;
-    what the submitter's function raises."""
-    model, weights = _made(options, checkpoint)
+def export(options: ExportOptions, folder: Path, *, say: Say) -> Exported:
+    """Into `folder`, which is there. Raises ExportFailed; what the submitter's function raises."""
+    model, weights = _made(options, say)
     made: list[ExportedFile] = []
     left_out: list[str] = []
     told: Exported | None = None
@@ -129,7 +128,7 @@ def _line(made: ExportedFile) -> str:
 # --- the submitter's model ---------------------------------------------------------------------------------
 
 
-def _made(options: ExportOptions, checkpoint: Path | None) -> tuple[_Model, str]:
+def _made(options: ExportOptions, say: Say) -> tuple[_Model, str]:
     module_name, _, path = options.function.partition(":")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
@@ -155,9 +154,7 @@ def _made(options: ExportOptions, checkpoint: Path | None) -> tuple[_Model, str]
         raise ExportFailed(
             f"{options.function} names dynamic shapes, and so does --dynamic", hint="Leave out one"
         )
-    weights = options.function
-    if checkpoint is not None:
-        weights = load_weights(model, checkpoint)
+    weights = load_weights(model, options.checkpoint, say) if options.checkpoint else options.function
     tensors = tuple(tensor.detach().cpu() for tensor in example)
     return _Model(model.eval(), tensors, rest[0] if rest else None, torch.device("cpu")), weights
 

@@ -48,7 +48,7 @@ class Dynamic(Struct, frozen=True, forbid_unknown_fields=True):
 
 class ExportOptions(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """function: `module:function`, which returns (model, example inputs) or (model, example inputs, dynamic shapes).
-    checkpoint: where the weights are, as checkpoint_weights.py reads them; '': the model has them."""
+    checkpoint: where the weights are (weights.py); '': the model has them."""
 
     function: Annotated[str, Meta(pattern=r"^[\w.]{1,300}:[\w.]{1,200}$")]
     name: Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = "model"

@@ -1,17 +1,19 @@
-"""A model and the name of a checkpoint in; the model with the checkpoint's weights out. Nothing is unpickled freely.
+"""A model and the place of a checkpoint in; the model with the checkpoint's weights out. Nothing is unpickled freely.
 
-A checkpoint is a folder that PyTorch's distributed checkpoints wrote (one, or the newest whole one of a job's folder:
-`step-N`), of any number of ranks, or a file of `torch.save` that holds tensors: a state dict, or a dict with one under
-`model` or `state_dict`.
+A place is where a training's checkpoints are (the newest whole and undamaged one is taken), one of them, any folder of
+torch.distributed.checkpoint with the model under `model`, or a file of `torch.save` that holds tensors: a state dict,
+or a dict with one under `model` or `state_dict`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -19,32 +21,59 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from ...compiler.errors import ExportFailed
+from ...compiler.errors import CheckpointError, ExportFailed
+from .places import damage, place_of
 
 KEYS = ("model", "state_dict")
 _WRAPPERS = ("_orig_mod.", "module.")
 """What torch.compile and DistributedDataParallel put before the names of what they wrap."""
 
 
-def load_weights(model: torch.nn.Module, place: Path) -> str:
-    """The name of the file or folder that was read. Raises ExportFailed."""
-    if place.is_dir():
-        folder = _whole(place)
-        try:
-            state = {"model": get_model_state_dict(model)}
-            load(state, checkpoint_id=str(folder), no_dist=True)
-        except Exception as error:  # its readers raise whatever the damage leads to
-            raise ExportFailed(f"{folder} cannot be loaded into the model: {_said(error)}") from error
-        found = state["model"]
-    elif place.is_file():
-        folder, found = place, _of_file(place)
-    else:
-        raise ExportFailed(f"there is no checkpoint {place}", hint="Name a file, or a folder that is there")
+def load_weights(model: torch.nn.Module, location: str, say: Callable[[str], None]) -> str:
+    """The name of the file or folder that was read. location: a path, or an object store's URL. Raises ExportFailed."""
+    folder = Path(location)
+    if "://" not in location and folder.is_file():
+        _into(model, _of_file(folder), folder.name)
+        return folder.name
+    if (folder / ".metadata").is_file():
+        _of_folder(model, folder, folder.name)
+        return folder.name
+    place = place_of(location)
     try:
-        set_model_state_dict(model, found, options=StateDictOptions(strict=True))
+        for name in place.names():
+            whole = place.whole(name)
+            with place.opened(name, whole) as files:
+                problem = damage(files, whole.files)
+                if not problem:
+                    _of_folder(model, files, name)
+                    return name
+            say(f"checkpoint {name} is damaged and was skipped: {problem}")
+    except CheckpointError as error:
+        raise ExportFailed(f"the checkpoints in {location} cannot be read: {error.message}") from None
+    raise ExportFailed(
+        f"there is no whole checkpoint in {location}", hint="Name a file, a folder of checkpoints, or a job"
+    )
+
+
+def _of_folder(model: torch.nn.Module, folder: Path, name: str) -> None:
+    state = {"model": get_model_state_dict(model)}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that there is no process group
+            load(state, checkpoint_id=str(folder), no_dist=True)
+    except (
+        Exception,
+        CheckpointException,
+    ) as error:  # the latter is none; its readers raise whatever damage leads to
+        raise ExportFailed(f"{name} cannot be loaded into the model: {_said(error)}") from error
+    _into(model, state["model"], name)
+
+
+def _into(model: torch.nn.Module, state: dict[str, Any], name: str) -> None:
+    try:
+        set_model_state_dict(model, state, options=StateDictOptions(strict=True))
     except (RuntimeError, KeyError) as error:
-        raise ExportFailed(f"{folder} is of another model: {_said(error)}") from None
-    return folder.name
+        raise ExportFailed(f"{name} is of another model: {_said(error)}") from None
 
 
 def _said(error: BaseException) -> str:
@@ -72,19 +101,3 @@ def _bare(name: str) -> str:
     while name.startswith(_WRAPPERS):
         name = name.partition(".")[2]
     return name
-
-
-def _whole(folder: Path) -> Path:
-    """The folder itself, or its newest `step-N` that has what a finished write leaves."""
-    if (folder / ".metadata").is_file():
-        return folder
-    steps = [
-        (int(number), path)
-        for path in folder.glob("step-*")
-        if (number := path.name.removeprefix("step-")).isdecimal() and (path / ".metadata").is_file()
-    ]
-    if not steps:
-        raise ExportFailed(
-            f"{folder} holds no whole checkpoint", hint="Name the folder of a job's checkpoints"
-        )
-    return max(steps)[1]

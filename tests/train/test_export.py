@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import torch
 import torchrelay
-from torch.distributed.checkpoint.state_dict_saver import save
+from torchrelay.clients.training.checkpoints import Checkpoints
 from torchrelay.clients.training.export import export
 from torchrelay.clients.training.export_records import Exported, ExportOptions, read_dynamic
 from torchrelay.compiler import torch_internals, torch_internals_train
@@ -127,25 +127,30 @@ def test_a_cpp_program_loads_both_and_finds_eagers_outputs(folder: Path, tmp_pat
 def scripted(function: str, folder: Path, **more: object) -> Exported:
     """Without AOTInductor: quick."""
     options = {"function": f"exporting:{function}", "format": "torchscript", **more}
-    return export(ExportOptions(**options), folder, checkpoint=None, say=print)  # type: ignore[arg-type]
+    return export(ExportOptions(**options), folder, say=print)  # type: ignore[arg-type]
 
 
-def test_a_checkpoint_of_ranks_is_read_and_the_newest_whole_one_taken(tmp_path: Path) -> None:
+def test_the_newest_whole_checkpoint_of_a_training_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     checkpoints, out = tmp_path / "checkpoints", tmp_path / "out"
     out.mkdir()
-    for step in (2, 10):
-        torch.manual_seed(step)
-        save({"model": exporting.Net().state_dict()}, checkpoint_id=checkpoints / f"step-{step}")
-    (checkpoints / "step-11").mkdir()  # of a write that was killed
-    options = ExportOptions(function="exporting:net", format="torchscript")
-    assert export(options, out, checkpoint=checkpoints, say=print).weights == "step-10"
+    with Checkpoints(checkpoints) as kept:
+        for step in (2, 10, 11):
+            torch.manual_seed(step)
+            kept.save(step, exporting.Net(), wait=True)
+    (checkpoints / "step-12.partial").mkdir()  # of a write that was killed
+    (damaged,) = (checkpoints / "step-11").glob("*.distcp")
+    damaged.write_bytes(damaged.read_bytes()[:-7])
+    assert scripted("net", out, checkpoint=str(checkpoints)).weights == "step-10"
+    assert "step-11 is damaged" in capsys.readouterr().out
     torch.manual_seed(10)
     model, rows = exporting.Net().eval(), torch.randn(4, 8)
     torch.testing.assert_close(torch.jit.load(out / "model-cpu.torchscript.pt")(rows), model(rows))
+    assert scripted("net", out, checkpoint=str(checkpoints / "step-2")).weights == "step-2"
 
 
 def test_what_no_checkpoint_can_be_is_refused(tmp_path: Path) -> None:
-    options = ExportOptions(function="exporting:net", format="torchscript")
     torch.save(exporting.TwoInputs, tmp_path / "class.pt")
     torch.save({"model": {"rise.weight": torch.zeros(16, 8)}}, tmp_path / "part.pt")
     (tmp_path / "empty").mkdir()
@@ -153,11 +158,11 @@ def test_what_no_checkpoint_can_be_is_refused(tmp_path: Path) -> None:
         "class.pt": "more than tensors",
         "part.pt": "of another model",
         "empty": "no whole checkpoint",
-        "absent": "there is no checkpoint",
+        "absent": "no whole checkpoint",
     }
     for name, reason in reasons.items():
         with pytest.raises(ExportFailed, match=reason):
-            export(options, tmp_path, checkpoint=tmp_path / name, say=print)
+            scripted("net", tmp_path, checkpoint=str(tmp_path / name))
 
 
 def test_a_trace_that_is_wrong_at_other_sizes_is_not_handed_out(tmp_path: Path) -> None:
