@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .clients.training.checkpoints import Checkpoints
     from .clients.training.data import Batches, batches
     from .clients.training.metrics import Callback, MetricsFile, TensorBoard, add_callback, report
+    from .clients.training.parallel import ddp, join, zero
     from .clients.training.setup import autocast
     from .clients.training.stopping import should_stop
 
@@ -29,8 +30,11 @@ _NAMES = {
     "add_callback": "metrics",
     "autocast": "setup",
     "batches": "data",
+    "ddp": "parallel",
+    "join": "parallel",
     "report": "metrics",
     "should_stop": "stopping",
+    "zero": "parallel",
 }
 """Name to module of clients/training."""
 
@@ -43,8 +47,11 @@ __all__ = [
     "add_callback",
     "autocast",
     "batches",
+    "ddp",
+    "join",
     "report",
     "should_stop",
+    "zero",
 ]
 
 
