@@ -142,7 +142,9 @@ class Checkpoints:
             self._told(step, begun, f"no folder for it: {problems[0]}")
             return
         writer = FileSystemWriter(folder)
-        made: Any = async_save(state, storage_writer=writer, process_group=group.group)
+        made: Any = async_save(
+            state, storage_writer=writer, process_group=group.group, no_dist=group.group is None
+        )
         future = getattr(made, "upload_completion", made)
         pending = _Pending(step=step, folder=folder, begun=begun, own=buffer.getvalue(), model=future)
         self._pending = self._thread.submit(self._finish, pending, name)
@@ -400,7 +402,13 @@ def _load(
     # Partial: parameters that never had a gradient have no optimizer state there.
     planner = DefaultLoadPlanner(allow_partial_load=True)
     try:
-        load(state, storage_reader=reader, planner=planner, process_group=group.group)
+        load(
+            state,
+            storage_reader=reader,
+            planner=planner,
+            process_group=group.group,
+            no_dist=group.group is None,
+        )
     except CheckpointException as error:
         raise CheckpointError(f"{folder.name} cannot be taken up: {_tried(_raising(error))[1]}") from None
     set_state_dict(

@@ -125,13 +125,16 @@ class Telling:
     def end(self) -> None:
         """The script has ended: tell what there is left to tell."""
         self._tell_compiles()
-        for callback in self._callbacks:
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
             callback.on_end()
 
     def _heard(self) -> bool:
         return self._channel.open or bool(self._callbacks)
 
     def _stepped(self, optimizer: Optimizer) -> None:
+        if not self._heard():
+            return
         first, self._first = self._first, False
         if first:
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

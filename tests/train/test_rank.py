@@ -1,0 +1,85 @@
+"""A rank runs a script as Python does; what the job asked is set before it begins."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torchrelay.compiler.train_records import FirstStep, RankCompiles, TrainSpec
+from train_parts import HERE, finish, start
+
+PLAIN = HERE / "plain.py"
+
+
+@pytest.mark.parametrize("ending", ["well", "raise", "exit", "words", "die"])
+def test_output_traceback_and_exit_code_are_python_s_own(ending: str) -> None:
+    (rank,) = start(PLAIN, [ending, "--more"])
+    alone = subprocess.run(
+        [sys.executable, str(PLAIN), ending, "--more"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert rank.wait() == alone.returncode
+    assert rank.out == alone.stdout and "child" in rank.out
+    assert rank.error == alone.stderr
+
+
+def test_a_function_of_the_working_directory_is_an_entry_point(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import sys\ndef begin():\n    print('begun', sys.argv)\n    return 3\n"
+    )
+    command = [sys.executable, "-m", "torchrelay.clients.training.rank", "--function"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHRELAY_")}
+
+    def run(entry: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, entry, "--", "-x"], cwd=tmp_path, env=kept, capture_output=True, text=True, timeout=180
+        )
+
+    done = run("mine:begin")
+    assert (done.returncode, done.stdout) == (0, "begun ['mine:begin', '-x']\n"), done.stderr
+    missing = run("mine:nothing")
+    assert missing.returncode == 1 and "mine has no function 'nothing'" in missing.stderr
+
+
+def test_what_the_job_asks_is_there_before_the_script_begins(tmp_path: Path) -> None:
+    script = tmp_path / "asks.py"
+    script.write_text(
+        """
+import torch
+from torchrelay import train
+print(torch.get_float32_matmul_precision())
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+compiled = torch.compile(model)
+with train.autocast():
+    out = compiled(torch.randn(3, 4))
+print(out.dtype)
+out.float().sum().backward()
+optimizer.step()
+"""
+    )
+    # No gateway: the graph is compiled here, and counted as that, which shows whose back end it went through.
+    environment = {"TORCHRELAY_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "ignore"}
+    (half,) = start(script, spec=TrainSpec(name="a", precision="bf16"), environment=environment)
+    (plain,) = start(
+        script, spec=TrainSpec(name="a", precision="tf32", compile="off"), environment=environment
+    )
+    finish([half, plain])
+    assert half.out.split() == ["highest", "torch.bfloat16"]
+    assert plain.out.split() == ["high", "torch.float32"]
+    assert [each.fallbacks for each in half.told(RankCompiles)] == [1]
+    assert plain.told(RankCompiles) == []
+    assert len(half.told(FirstStep)) == len(plain.told(FirstStep)) == 1
+
+
+def test_a_missing_script_is_named() -> None:
+    (rank,) = start(Path("nowhere.py"))
+    assert rank.wait() == 1
+    assert re.search("nowhere.py is no file", rank.error)
