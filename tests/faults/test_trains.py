@@ -12,7 +12,7 @@ import pytest
 from fault_parts import RedisProxy
 from service_parts import RedisServer, Running, wait_until
 from torchrelay.compiler.train_records import Metrics, TrainEvent, Turned
-from train_parts import STEPS, TrainingGateway, TrainingPool, begun, ended, entries, events, shown, story
+from training_parts import STEPS, TrainingGateway, TrainingPool, begun, ended, entries, events, shown, story
 
 PACE = 0.15
 

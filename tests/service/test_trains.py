@@ -14,7 +14,7 @@ from torchrelay.compiler.errors import CompileFailed
 from torchrelay.compiler.train_records import News, RankStarted
 from torchrelay.service import trains
 from torchrelay.service.train_progress import Progress
-from train_parts import (
+from training_parts import (
     PACKAGE,
     STEPS,
     TrainingPool,

@@ -1,7 +1,7 @@
 """Gateways whose nodes train in this process, for tests of training jobs: what a driver tells comes from a script, at a
 pace, and is written down in a folder, so that it goes on whatever becomes of the gateways, as a driver on a node does.
 
-Run as a script it is one such gateway: `python train_parts.py <settings JSON> <pace> <folder>`.
+Run as a script it is one such gateway: `python training_parts.py <settings JSON> <pace> <folder>`.
 """
 
 from __future__ import annotations
