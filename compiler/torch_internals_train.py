@@ -39,3 +39,16 @@ def pretend_process_group(rank: int, world_size: int) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+
+def triton_caches() -> list[Path]:
+    """torch._inductor.runtime.cache_dir_utils.triton_cache_dir: the folders in which Triton keeps what it compiled
+    for this process, each kernel in one of its own."""
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+
+    return [Path(triton_cache_dir(number)) for number in range(torch.cuda.device_count())]
+
+
+def profiler_enabled() -> bool:
+    """torch._C._autograd._profiler_enabled: whether any profiler of autograd's is on in this thread."""
+    return bool(torch._C._autograd._profiler_enabled())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ...compiler.errors import RelayError
 from ...compiler.train_records import STOPPED_CODE
@@ -71,6 +72,20 @@ def _prepare(rank: Rank) -> list[Callable[[], None]]:
             setup.compile_through_service(tune=rank.spec.tune)
         except RelayError as error:  # training goes on, compiled here
             process_telling().note("warning", f"torchrelay is not the back end: {error}")
+    if rank.spec.profile is not None and not rank.capture:
+        from . import profile
+        from .channel import process_channel
+
+        session = profile.start_from(
+            rank.spec.profile,
+            rank=rank.rank,
+            world_size=rank.world_size,
+            folder=None if rank.job else Path(profile.FOLDER),
+            note=process_channel().tell,
+            keep=profile.uploader(rank.job) if rank.job else None,
+        )
+        if session is not None:
+            closers.append(session.close)
     return closers
 
 

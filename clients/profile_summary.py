@@ -1,0 +1,426 @@
+"""One rank's trace, and what the rank knew, in; one small Summary out. No torch; a rank runs it as a process of its
+own.
+
+    python -m torchrelay.clients.profile_summary TRACE FACTS SUMMARY
+
+Times are microseconds, sums over all profiled steps unless a name says otherwise. Communication: kernels of NCCL by
+name, on CPU the spans that gloo writes. Computation: all other kernels, on CPU the operators of the threads that
+train. What is communicated while nothing is computed is exposed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from ..compiler.errors import ClientError
+from . import tensor_cores, trace
+from .memory_timeline import Snapshot, Timeline, timelines
+from .tensor_cores import Answer, Found
+from .trace import Cover, Event, Interval
+from .whole_file import write_whole
+
+_LISTED = 60
+TINY_MICROSECONDS = 5.0
+"""Shorter than it takes to launch one."""
+_COMMUNICATES = ("nccl", "gloo:")
+_WAITS = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "nccl:", "gloo:")
+_SYNCHRONIZES = frozenset(
+    {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize",
+     "cuCtxSynchronize", "cuEventSynchronize"}
+)  # fmt: skip
+_READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero"})
+"""Operators that wait for the device, to have a number on the host."""
+_LOADER = "enumerate(DataLoader)#"
+OWN_LOADER = "torchrelay: next batch"
+"""Name of the span in which clients/training/data.py waits for a batch."""
+_BACKWARD = "autograd::engine::evaluate_function"
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What a trace lacks. first: number of the first profiled step. steps: those that were finished; 0: all.
+    snapshots: by device, at each step's boundary. triton: folders of Triton's caches. memory: bytes of each
+    device."""
+
+    rank: int
+    world_size: int
+    first: int
+    steps: int = 0
+    device: str
+    device_name: str = ""
+    torch: str = ""
+    host: str = ""
+    snapshots: dict[str, list[Snapshot]] = {}
+    triton: list[str] = []
+    nvdisasm: str = ""
+    memory: dict[str, int] = {}
+    capability: list[int] = []
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One step. busy: of the GPU, or of the host's operators where there is none. idle: neither computed, communicated
+    nor waited for data."""
+
+    number: int
+    at: float
+    duration: float
+    computation: float
+    communication: float
+    exposed: float
+    loader: float
+    idle: float
+
+
+class Kernel(Struct, frozen=True, kw_only=True):
+    """A CUDA kernel's name; grid, block, registers (of a thread), shared (bytes): of its launches that took most time,
+    `shapes` others there are. op: the operator that launched most of it."""
+
+    name: str
+    calls: int
+    time: float
+    share: float
+    grid: list[int]
+    block: list[int]
+    registers: int
+    shared: int
+    occupancy: float | None
+    shapes: int
+    tensor_cores: Answer
+    how: str
+    op: str
+
+
+class Operator(Struct, frozen=True, kw_only=True):
+    """own: without what it calls. dims: of the inputs that took most of it."""
+
+    name: str
+    calls: int
+    own: float
+    total: float
+    share: float
+    dims: str
+
+
+class Collective(Struct, frozen=True, kw_only=True):
+    name: str
+    calls: int
+    time: float
+
+
+class Waiting(Struct, frozen=True, kw_only=True):
+    """A call by which the host waits for the device."""
+
+    name: str
+    calls: int
+    time: float
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """What a rank's profile says. tensor_yes, no, unknown: time of kernels that multiply. launched: kernels. tiny:
+    those shorter than 5 us. links: pairs of forward and backward operators. copies, pageable: of host to device, and
+    without pinned memory."""
+
+    rank: int
+    world_size: int
+    device: str
+    device_name: str
+    torch: str
+    host: str
+    steps: list[Step]
+    kernels: list[Kernel]
+    operators: list[Operator]
+    collectives: list[Collective]
+    waits: list[Waiting]
+    memory: list[Timeline]
+    kernel_time: float = 0.0
+    product_time: float = 0.0
+    tensor_yes: float = 0.0
+    tensor_unknown: float = 0.0
+    launched: int = 0
+    tiny: int = 0
+    tiny_time: float = 0.0
+    median_kernel: float = 0.0
+    optimizer: float = 0.0
+    copies: float = 0.0
+    pageable: float = 0.0
+    overlap: float = 0.0
+    links: int = 0
+    capability: list[int] = []
+
+    def total(self, name: str) -> float:
+        """Of a Step's field, over all steps."""
+        return float(sum(getattr(step, name) for step in self.steps))
+
+    def share(self, name: str) -> float:
+        """Of all steps' time."""
+        return self.total(name) / (self.total("duration") or 1.0)
+
+
+def summarize(read: trace.Trace, facts: Facts) -> Summary:
+    """Raises ClientError for a trace without a step."""
+    events = [event for event in read.events if event.ph == "X"]
+    spans = sorted((e for e in events if _is_step(e)), key=lambda e: e.ts)
+    if facts.steps:
+        spans = spans[: facts.steps]
+    if not spans:
+        raise ClientError("the trace has no step of the profiler", hint="Profile more than one step")
+    window = (spans[0].ts, spans[-1].end)
+    events = [e for e in events if e.end >= window[0] and e.ts <= window[1]]
+    host = [e for e in events if e.cat in ("cpu_op", "user_annotation") and not _is_step(e)]
+    kernels = [e for e in events if e.cat == "kernel"]
+    device = [e for e in events if e.cat in ("kernel", "gpu_memcpy", "gpu_memset")]
+    runtime = [e for e in events if e.cat in ("cuda_runtime", "cuda_driver")]
+    training = {e.tid for e in host if e.name.startswith(_BACKWARD)} | {spans[0].tid}
+    backwards = [e for e in host if e.name.startswith(_BACKWARD)]
+    loaded = trace.cover(
+        e.interval for e in host if e.name.startswith(_LOADER) or e.name.startswith(OWN_LOADER)
+    )
+    communicated, computed = _covers(host, device, training, loaded)
+    found = tensor_cores.of_triton(
+        {e.name for e in kernels if e.name.startswith("triton_")},
+        map(Path, facts.triton),
+        nvdisasm=Path(facts.nvdisasm) if facts.nvdisasm else None,
+    )
+    cores = {name: tensor_cores.of_kernel(name, found) for name in {e.name for e in kernels}}
+    own = [e for e in kernels if not _communicates(e.name)]
+    products = [e for e in own if _is_product(e.name, cores)]
+    tiny = [e for e in own if e.dur < TINY_MICROSECONDS]
+    copies = [e for e in device if e.cat == "gpu_memcpy" and "HtoD" in e.name]
+    memory = [e for e in read.events if e.name == "[memory]"]
+    return Summary(
+        rank=facts.rank,
+        world_size=facts.world_size,
+        device="cuda" if device else "cpu",
+        device_name=facts.device_name,
+        torch=facts.torch,
+        host=facts.host,
+        steps=[
+            _step(facts.first + number, span, spans[0].ts, communicated, computed, loaded)
+            for number, span in enumerate(spans)
+        ],
+        kernels=_kernels(kernels, host, cores),
+        operators=_operators([e for e in host if e.tid in training]),
+        collectives=_collectives(host, kernels),
+        waits=_waits(host, runtime, bool(device)),
+        memory=timelines(
+            memory,
+            boundaries=[*(span.ts for span in spans), spans[-1].end],
+            snapshots=facts.snapshots,
+            backwards=_begins(backwards, spans),
+            clears=[e.ts for e in host if e.name.startswith("Optimizer.zero_grad")],
+            limits=facts.memory,
+        ),
+        kernel_time=sum(e.dur for e in own),
+        product_time=sum(e.dur for e in products),
+        tensor_yes=sum(e.dur for e in products if cores[e.name].answer == "yes"),
+        tensor_unknown=sum(e.dur for e in products if cores[e.name].answer == "unknown"),
+        launched=len(own),
+        tiny=len(tiny),
+        tiny_time=sum(e.dur for e in tiny),
+        median_kernel=sorted(e.dur for e in own)[len(own) // 2] if own else 0.0,
+        optimizer=trace.length(trace.cover(e.interval for e in host if e.name.startswith("Optimizer.step#"))),
+        copies=sum(e.dur for e in copies),
+        pageable=sum(e.dur for e in copies if "Pageable" in e.name),
+        overlap=trace.length(_inside(trace.common(communicated, computed), window)),
+        links=_links(read.events),
+        capability=facts.capability,
+    )
+
+
+def _is_step(event: Event) -> bool:
+    return event.cat == "user_annotation" and event.name.startswith("ProfilerStep#")
+
+
+def _communicates(name: str) -> bool:
+    return name.lower().startswith(_COMMUNICATES)
+
+
+def _is_product(name: str, cores: Mapping[str, Found]) -> bool:
+    return cores[name].answer == "yes" or tensor_cores.multiplies(name)
+
+
+def _covers(
+    host: Sequence[Event], device: Sequence[Event], training: set[Any], loaded: Cover
+) -> tuple[Cover, Cover]:
+    """Communication and computation; a loader's own operators, on CPU, are neither."""
+    if device:
+        return (
+            trace.cover(e.interval for e in device if _communicates(e.name)),
+            trace.cover(e.interval for e in device if not _communicates(e.name)),
+        )
+    waits = [e for e in host if e.name.startswith(_WAITS)]
+    works = trace.cover(
+        e.interval
+        for e in host
+        if e.tid in training and (e.cat == "cpu_op" or e.name.startswith("Optimizer."))
+    )
+    communicated = trace.cover(e.interval for e in waits if e.tid in training or _communicates(e.name))
+    waiting = trace.cover(e.interval for e in waits if e.tid in training)
+    return communicated, trace.without(trace.without(works, waiting), loaded)
+
+
+def _inside(covered: Cover, window: Interval) -> Cover:
+    return trace.common(covered, [window])
+
+
+def _step(
+    number: int, span: Event, begin: float, communicated: Cover, computed: Cover, loaded: Cover
+) -> Step:
+    moved, worked = _inside(communicated, span.interval), _inside(computed, span.interval)
+    waited = _inside(loaded, span.interval)
+    exposed = trace.without(moved, worked)
+    anything = trace.cover([*moved, *worked, *waited])
+    return Step(
+        number=number,
+        at=span.ts - begin,
+        duration=span.dur,
+        computation=trace.length(worked),
+        communication=trace.length(moved),
+        exposed=trace.length(exposed),
+        loader=trace.length(waited),
+        idle=span.dur - trace.length(anything),
+    )
+
+
+def _begins(backwards: Sequence[Event], spans: Sequence[Event]) -> list[float]:
+    """When the backward passes of each step begin: after a gap in which operators ran forward, once a step."""
+    found = []
+    for span in spans:
+        inside = [e.ts for e in backwards if span.ts <= e.ts <= span.end]
+        if inside:
+            found.append(min(inside))
+    return found
+
+
+def _links(events: Iterable[Event]) -> int:
+    starts = {e.id for e in events if e.cat == "fwdbwd" and e.ph == "s"}
+    return sum(e.id in starts for e in events if e.cat == "fwdbwd" and e.ph == "f")
+
+
+def _kernels(kernels: Sequence[Event], host: Sequence[Event], cores: Mapping[str, Found]) -> list[Kernel]:
+    by_name: dict[str, list[Event]] = defaultdict(list)
+    for event in kernels:
+        by_name[event.name].append(event)
+    total = sum(e.dur for e in kernels) or 1.0
+    ops = {e.args.external: e.name for e in host if e.args.external and e.cat == "cpu_op"}
+    found = []
+    for name, launches in by_name.items():
+        times: Counter[tuple[Any, ...]] = Counter()
+        for e in launches:
+            times[_launch(e)] += e.dur  # type: ignore[assignment]
+        most = times.most_common(1)[0][0]
+        like = next(e for e in launches if _launch(e) == most)
+        callers = Counter(ops[e.args.external] for e in launches if e.args.external in ops)
+        time = sum(e.dur for e in launches)
+        found.append(
+            Kernel(
+                name=name[:400],
+                calls=len(launches),
+                time=time,
+                share=time / total,
+                grid=list(most[0]),
+                block=list(most[1]),
+                registers=like.args.registers,
+                shared=like.args.shared,
+                occupancy=like.args.occupancy,
+                shapes=len(times) - 1,
+                tensor_cores=cores[name].answer,
+                how=cores[name].how,
+                op=callers.most_common(1)[0][0] if callers else "",
+            )
+        )
+    return sorted(found, key=lambda kernel: -kernel.time)[:_LISTED]
+
+
+def _launch(event: Event) -> tuple[Any, ...]:
+    args = event.args
+    return tuple(args.grid or ()), tuple(args.block or ()), args.registers, args.shared
+
+
+def _operators(host: Sequence[Event]) -> list[Operator]:
+    """By their own time: what a thread's inner events took is taken from the outer one's."""
+    own: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    shapes: dict[str, Counter[str]] = defaultdict(Counter)
+    by_thread: dict[Any, list[Event]] = defaultdict(list)
+    for event in host:
+        by_thread[event.tid].append(event)
+    for events in by_thread.values():
+        open_events: list[Event] = []
+        for event in sorted(events, key=lambda e: (e.ts, -e.dur)):
+            while open_events and open_events[-1].end <= event.ts:
+                open_events.pop()
+            if open_events:
+                own[open_events[-1].name] -= event.dur  # type: ignore[assignment]
+            own[event.name] += event.dur  # type: ignore[assignment]
+            if all(outer.name != event.name for outer in open_events):
+                total[event.name] += event.dur  # type: ignore[assignment]
+            calls[event.name] += 1
+            if event.args.dims:
+                shapes[event.name][_dims(event.args.dims)] += event.dur  # type: ignore[assignment]
+            open_events.append(event)
+    every = sum(own.values()) or 1.0
+    return [
+        Operator(
+            name=name[:400],
+            calls=calls[name],
+            own=float(time),
+            total=float(total[name]),
+            share=time / every,
+            dims=shapes[name].most_common(1)[0][0] if shapes[name] else "",
+        )
+        for name, time in own.most_common(_LISTED)
+        if time > 0
+    ]
+
+
+def _dims(dims: Any) -> str:
+    """Sizes of the inputs that have any."""
+    sizes = [size for size in dims if isinstance(size, list) and size and isinstance(size[0], int)]
+    return ", ".join("\N{MULTIPLICATION SIGN}".join(map(str, size)) for size in sizes)[:120]
+
+
+def _collectives(host: Sequence[Event], kernels: Sequence[Event]) -> list[Collective]:
+    spans = [e for e in kernels if _communicates(e.name)]
+    spans = (
+        spans
+        or [e for e in host if e.name.startswith("gloo:")]
+        or [e for e in host if e.name.startswith(_WAITS)]
+    )
+    time: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for e in spans:
+        name = e.name.partition("(")[0][:200]
+        time[name] += e.dur  # type: ignore[assignment]
+        calls[name] += 1
+    return [Collective(name=name, calls=calls[name], time=float(each)) for name, each in time.most_common(20)]
+
+
+def _waits(host: Sequence[Event], runtime: Sequence[Event], device: bool) -> list[Waiting]:
+    if not device:  # on CPU there is nothing to wait for
+        return []
+    spans = [e for e in runtime if e.name in _SYNCHRONIZES] + [e for e in host if e.name in _READS]
+    time: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for e in spans:
+        time[e.name] += e.dur  # type: ignore[assignment]
+        calls[e.name] += 1
+    return [Waiting(name=name, calls=calls[name], time=float(each)) for name, each in time.most_common(20)]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """TRACE FACTS SUMMARY: files."""
+    source, facts, target = map(Path, arguments)
+    summary = summarize(trace.read(source), msgspec.json.decode(facts.read_bytes(), type=Facts))
+    write_whole(target, msgspec.json.encode(summary))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
