@@ -31,10 +31,10 @@ _LARGEST = 5
 
 
 class Package(Struct, frozen=True):
-    """data: as POST /v1/trains/packages takes it. files, bytes: before they were packed."""
+    """data: as POST /v1/trains/packages takes it. names: of files, folders and links. bytes: before packing."""
 
     data: bytes
-    files: int
+    names: list[str]
     bytes: int
 
 
@@ -59,7 +59,7 @@ def packed(folder: Path, *, limit: int = PACKAGE_BYTES) -> Package:
             f"{error.filename or folder} cannot be read: {error.strerror}",
             hint=f"Name it in {IGNORE_FILE}, or see to its permissions",
         ) from None
-    return Package(data, len(names), sum(sizes.values()))
+    return Package(data, names, sum(sizes.values()))
 
 
 def _ignored(folder: Path) -> GitIgnoreSpec | None:

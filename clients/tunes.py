@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -15,12 +14,9 @@ from msgspec import Struct
 from ..compiler import tune_kernels, wire
 from ..compiler.errors import (
     BadTuneJob,
-    GatewayUnreachable,
     NotFound,
-    Overloaded,
     RelayError,
     SettingsError,
-    Unavailable,
 )
 from ..compiler.records import (
     GraphItem,
@@ -38,17 +34,15 @@ from ..compiler.records import (
 )
 from ..compiler.tune_spec import Spec
 from . import graphs_file
-from .connection import JSON_BYTES, Clock, Connection, backoff, decode, error_of, read_body
+from .connection import JSON_BYTES, Clock, Connection, decode
+from .following import followed
 from .settings import ClientSettings
-from .sse import EventParser
+from .sse import Event
 
 T = TypeVar("T")
 
 _QUICK_SECONDS = 10.0
 _SLOW_SECONDS = 120.0
-_FOLLOW_SECONDS = 30 * 86400.0
-_PATIENCE_SECONDS = 120.0
-"""A gateway that is away for so long is given up; its job is not."""
 _RESULTS_BYTES = 256 << 20
 
 
@@ -141,37 +135,12 @@ class Tunes:
     ) -> Iterator[TuneProgress | JobChange]:
         """A job's events from its beginning to its end. A stream that breaks is taken up where it broke; on_trouble
         hears why. Raises NotFound, GatewayUnreachable after two minutes without a gateway."""
-        after, attempt, heard = "", 0, time.monotonic()
         path = self._within(f"/v1/tunes/{job}/events")
-        clock = Clock(_FOLLOW_SECONDS)
-        while True:
-            headers = {"Accept": "text/event-stream", **({"Last-Event-ID": after} if after else {})}
-            parser = EventParser()
-            trouble: RelayError | None = None
-            try:
-                with self._connection.open("GET", path, clock, headers=headers) as response:
-                    if response.status_code != 200:
-                        raise error_of(response.status_code, read_body(response, JSON_BYTES, clock))
-                    for chunk in response.iter_bytes():
-                        heard, attempt = time.monotonic(), 0
-                        for event in parser.feed(chunk):
-                            after = event.id or after
-                            told = _told(event.name, event.data)
-                            if told is not None:
-                                yield told
-                    if self.job(job).job.state in ("done", "cancelled"):
-                        return
-            except httpx2.TransportError as error:
-                trouble = self._connection.unreachable(error, clock)
-            except (GatewayUnreachable, Overloaded, Unavailable) as error:
-                trouble = error
-            if trouble is not None:
-                if time.monotonic() - heard > _PATIENCE_SECONDS:
-                    raise trouble
-                if on_trouble is not None and attempt == 0:
-                    on_trouble(trouble)
-            attempt += 1
-            time.sleep(backoff(attempt))
+
+        def ended() -> bool:
+            return self.job(job).job.state in ("done", "cancelled")
+
+        return followed(self._connection, path, _told, ended, on_trouble=on_trouble)
 
     def _ask(
         self,
@@ -226,10 +195,10 @@ def request_of(spec: Spec, path: Path, tunes: Tunes, *, threads: int) -> TuneReq
     )
 
 
-def _told(name: str, data: str) -> TuneProgress | JobChange | None:
-    match name:
+def _told(event: Event) -> TuneProgress | JobChange | None:
+    match event.name:
         case "item":
-            return decode(data.encode(), TuneProgress)
+            return decode(event.data.encode(), TuneProgress)
         case "job":
-            return decode(data.encode(), JobChange)
+            return decode(event.data.encode(), JobChange)
     return None

@@ -7,7 +7,22 @@ from typing import Annotated
 import typer
 
 from ... import __version__
-from . import audit, cache, capture, doctor, explain, export, keys, login, namespace, run, stats, token, tune
+from . import (
+    audit,
+    cache,
+    capture,
+    doctor,
+    explain,
+    export,
+    keys,
+    login,
+    namespace,
+    run,
+    stats,
+    token,
+    train,
+    tune,
+)
 
 
 def _print_version(asked: bool) -> None:
@@ -42,5 +57,6 @@ def application() -> typer.Typer:
     app.add_typer(keys.app, name="keys")
     app.add_typer(namespace.app, name="namespace")
     app.add_typer(token.app, name="token")
+    app.add_typer(train.app, name="train")
     app.add_typer(tune.app, name="tune")
     return app
