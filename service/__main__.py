@@ -141,7 +141,7 @@ def _become_worker(arguments: argparse.Namespace) -> NoReturn:
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
         *(f"--address={settings.ray_address}", f"--temp-dir={folder}"),
-        *("--num-cpus=0", f"--resources={json.dumps(node_resources(slots))}"),
+        f"--resources={json.dumps(node_resources(slots))}",
         *(["--num-gpus=0"] if arguments.no_gpu else []),
     ]
     os.environ.update(ray_environment(token, settings.ray_address))

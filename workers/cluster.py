@@ -15,9 +15,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from ..compiler.errors import Unavailable
@@ -28,6 +29,10 @@ from .settings import PoolSettings, SlotSettings
 OFFER = "torchrelay_worker"
 """Ray resource of a node on which slots may be placed."""
 CPU_SLOTS = "torchrelay_cpu"
+DRIVER_SHARE = 0.0001
+"""Of OFFER, for an actor that may be on any node that offers slots."""
+_GPU_SLOTS_SHARE = 0.9
+"""Of OFFER, for all GPU slots of a node: one pool's fill a node. Ray's own GPUs are left to training jobs."""
 NAMESPACE = "torchrelay"
 _NODE = "torchrelay-node-"
 _SOCKET_ROOM = 43
@@ -43,10 +48,12 @@ class Node(NamedTuple):
     host: str
     cpu_slots: int
     gpus: int
+    resources: Mapping[str, float] = MappingProxyType({})
+    """All, in Ray's words."""
 
 
 def node_resources(cpu_slots: int) -> dict[str, float]:
-    """What a node says to Ray to be given slots: its CPU slots here, its GPUs in Ray's own way."""
+    """What a node says to Ray to be given slots: its CPU slots here; its cores and GPUs in Ray's own way."""
     return {OFFER: 1.0} | ({CPU_SLOTS: float(cpu_slots)} if cpu_slots else {})
 
 
@@ -58,6 +65,11 @@ def ray_environment(token: str | None, address: str | None) -> dict[str, str]:
         # a node that starts on a busy machine needs longer than Ray's 30 s
         "RAY_raylet_start_wait_time_s": "120",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        # a node has as many of Ray's CPUs as cores, for training jobs; no process is to wait on each of them
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_enable_worker_prestart": "0",
+        # a slot's actor takes none of Ray's GPUs, and picks its device from those that its node sees
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # kills whole actors when the machine is short of memory; jobs have limits of their own
         "RAY_memory_monitor_refresh_ms": "0",
         # a cluster of one machine binds its ports to 127.0.0.1 alone; the name tells only who asked for it
@@ -102,16 +114,16 @@ class Cluster:
 
     async def start(self) -> None:
         """Start or join. Raises Unavailable."""
-        await self._call(self._start)
+        await self.call(self._start)
 
     async def stop(self) -> None:
         """Leave; an embedded cluster ends, its processes too."""
-        await self._call(self._stop)
+        await self.call(self._stop)
         self._thread.shutdown()
 
     async def nodes(self) -> list[Node]:
         """Live nodes that offer slots. Raises Unavailable."""
-        return await self._call(self._nodes)
+        return await self.call(self._nodes)
 
     def place(self, node: Node, settings: SlotSettings) -> Any:
         """Create a slot's actor on `node`; the handle is returned at once, the actor comes up meanwhile."""
@@ -122,11 +134,13 @@ class Cluster:
 
         device: dict[str, Any]
         if settings.kind == "cuda":
-            device = {"num_gpus": 1 / self._settings.gpu_slots_per_gpu}  # Ray sets CUDA_VISIBLE_DEVICES
+            slots = node.gpus * self._settings.gpu_slots_per_gpu
+            device = {"resources": {OFFER: int(_GPU_SLOTS_SHARE / slots / DRIVER_SHARE) * DRIVER_SHARE}}
         else:
             device = {"resources": {CPU_SLOTS: 1}}
         options = {
             "num_cpus": 0,
+            "num_gpus": 0,
             "max_restarts": 0,
             "max_concurrency": 16,  # so that a cancel reaches an actor whose job runs
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False),
@@ -142,7 +156,8 @@ class Cluster:
         if ray.is_initialized():
             ray.kill(actor, no_restart=True)
 
-    async def _call(self, function: Callable[[], T]) -> T:
+    async def call(self, function: Callable[[], T]) -> T:
+        """`function`, which calls Ray, on the one thread that does."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     def _start(self) -> None:
@@ -167,7 +182,6 @@ class Cluster:
         ray.init(
             address="local",
             namespace=NAMESPACE,
-            num_cpus=0,
             num_gpus=None if self._settings.gpu_slots_per_gpu else 0,
             resources=node_resources(self._settings.cpu_slots),
             object_store_memory=self._settings.object_store_bytes,
@@ -228,4 +242,5 @@ def _node(entry: dict[str, Any]) -> Node:
         host=entry["NodeManagerHostname"],
         cpu_slots=int(resources.get(CPU_SLOTS, 0)),
         gpus=int(resources.get("GPU", 0)),
+        resources=resources,
     )

@@ -38,11 +38,20 @@ def slot_mark(worker: str) -> str:
     return f"TORCHRELAY_SLOT={worker}"
 
 
-def server_environment(current: Mapping[str, str], python_path: str, worker: str) -> dict[str, str]:
-    """What a fork server is started with. `python_path`: where the package was imported from."""
+def own_gpu(current: Mapping[str, str], index: int) -> dict[str, str]:
+    """The variable that leaves of the GPUs that are visible only the one at `index`."""
+    visible = [name for name in current.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return {"CUDA_VISIBLE_DEVICES": visible[index] if index < len(visible) else str(index)}
+
+
+def server_environment(
+    current: Mapping[str, str], python_path: str, worker: str, gpu: int | None = None
+) -> dict[str, str]:
+    """What a fork server is started with. `python_path`: where the package was imported from; `gpu`: its own one."""
     mark, _, value = slot_mark(worker).partition("=")
     return {
         **{name: value for name, value in current.items() if name in _PASSED},
+        **(own_gpu(current, gpu) if gpu is not None else {}),
         mark: value,
         "PYTHONPATH": python_path,
         "PYTHONHASHSEED": "0",

@@ -23,6 +23,8 @@ from .messages import Done, Event, Failed, Query, Ready, decode_answer
 from .processes import become_subreaper, descendants, die_with_parent, kill_below, reap
 from .settings import JobLimits, PoolSettings, SlotSettings
 from .slots import Kind, Lane, Slot, Slots
+from .train_driver import Held
+from .train_site import DriverLost, TrainSite, room
 
 __all__ = [  # all that service/ may use of workers/
     "Lane",
@@ -65,6 +67,7 @@ class WorkerPool:
         self._settings = settings
         self._cluster: Cluster | None = None
         self._slots = Slots()
+        self._trains: TrainSite | None = None
         self._scout: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
 
@@ -81,6 +84,7 @@ class WorkerPool:
             await self._cluster.stop()
             self._cluster = None
             raise
+        self._trains = TrainSite(self._cluster)
         self._settle(self._cluster, nodes)
         self._scout = asyncio.create_task(self._follow_nodes(self._cluster), name="follow Ray nodes")
 
@@ -96,7 +100,7 @@ class WorkerPool:
         for ending in list(self._endings):
             ending.cancel()
         await self._cluster.stop()
-        self._cluster = None
+        self._cluster = self._trains = None
 
     def ready(self) -> bool:
         """Whether at least one slot is warm."""
@@ -171,7 +175,7 @@ class WorkerPool:
         what the searcher raised.
         """
         slot = self._slots.take_lane(worker, toolchain, target)
-        job_id = uuid.uuid4().hex
+        job_id = slot.search = uuid.uuid4().hex
         running = asyncio.create_task(
             self._search(slot, job_id, order, namespace, deadline_seconds, on_query)
         )
@@ -189,26 +193,30 @@ class WorkerPool:
         """Have a driver run the job; it goes on without this process. Where one has it already, nothing happens.
 
         A driver starts by itself again on another node. Its job goes on from the last checkpoint, and its news from the
-        last number that `order.folder` knows. A job that had ended runs again only with another `order.resumes`, after
-        `train_forget`. Raises Unavailable.
+        last number that `order.folder` knows. A job that had ended runs again only with another `order.resumes`.
+        Raises Unavailable.
         """
-        raise Unavailable("training jobs are not there yet")
+        await self._site().begin(order)
 
     async def train_news(self, job: str, after: int, *, seconds: float) -> list[News]:
         """What the job's driver knows past number `after`, at most 1000; waits up to `seconds` for the first.
 
-        The last one of all is a Turned to done, failed or cancelled. Raises WorkerLost where the job has no driver (any
-        more): `train_begin` makes one; Unavailable where it does not answer, as while it is started again.
+        All up to `after` it may forget. The last one of all is a Turned to done, failed or cancelled. Raises WorkerLost
+        where the job has no driver (any more): `train_begin` makes one; Unavailable where it does not answer, as while
+        it is started again.
         """
-        raise Unavailable("training jobs are not there yet")
+        try:
+            return await self._site().news(job, after, seconds)
+        except DriverLost as error:
+            raise WorkerLost(error.message, hint=error.advice) from None
 
     async def train_cancel(self, job: str) -> None:
         """Tell the job's ranks to save and end, and kill what is left 5 s later; the news say when it is over."""
-        raise Unavailable("training jobs are not there yet")
+        await self._site().cancel(job)
 
     async def train_forget(self, job: str) -> None:
         """End the job's driver, and its ranks if there are any. Nothing happens where there is none."""
-        raise Unavailable("training jobs are not there yet")
+        await self._site().forget(job)
 
     async def train_capture(self, order: TrainOrder, *, seconds: float) -> Captured:
         """Run the job's script on one worker as rank 0 of a pretended world, up to its first optimizer step.
@@ -216,11 +224,21 @@ class WorkerPool:
         `ended` says what went wrong in the script. Cancelling the caller kills it. Raises CompileTimeout after
         `seconds`, waiting for a worker included; WorkerLost, Unavailable.
         """
-        raise Unavailable("training jobs are not there yet")
+        try:
+            return await self._site().capture(order, seconds)
+        except DriverLost as error:
+            raise WorkerLost(error.message, hint=error.advice) from None
 
     async def train_room(self, spec: TrainSpec) -> str:
         """Why the nodes there are now could never hold the job's ranks, were all of them idle; '' if they could."""
-        raise Unavailable("training jobs are not there yet")
+        if self._cluster is None:
+            raise Unavailable("the workers are not there yet")
+        return room(spec, [node.resources for node in await self._cluster.nodes()])
+
+    def _site(self) -> TrainSite:
+        if self._trains is None:
+            raise Unavailable("the workers are not there yet")
+        return self._trains
 
     async def _search(
         self, slot: Slot, job_id: str, order: bytes, namespace: str, seconds: float, on_query: OnQuery
@@ -230,8 +248,12 @@ class WorkerPool:
                 job_id, order, seconds, namespace
             )
             return await self._follow(slot, job_id, stream, lambda *_: None, on_query)
+        except CompileKilled as error:
+            if slot.yielded:
+                raise WorkerLost(f"a training job holds the device of worker {slot.worker}") from None
+            raise error
         finally:
-            slot.searching = False
+            slot.searching, slot.search, slot.yielded = False, "", False
 
     async def _take_slot(
         self,
@@ -349,8 +371,18 @@ class WorkerPool:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
                 self._settle(cluster, await cluster.nodes())
+                self._hold(await self._site().held())
             except Unavailable as error:
                 log.error("%s", error)  # slots stay as they are; their own calls fail if it lasts
+
+    def _hold(self, held: list[Held]) -> None:
+        """Let nothing be measured where a training job's ranks are: it would be wrong, and in their way."""
+        self._slots.held = {(each.node, gpu) for each in held for gpu in each.gpus.split(",")}
+        for slot in self._slots.all.values():
+            if slot.searching and slot.search and not slot.yielded and slot.held(self._slots.held):
+                log.warning("the search on worker %s makes room for a training job", slot.worker)
+                slot.yielded = True
+                slot.actor.cancel.remote(slot.search)
 
     def _settle(self, cluster: Cluster, nodes: list[Node]) -> None:
         """Have a slot for each that `nodes` offer, and none for a node that has gone."""
@@ -418,6 +450,7 @@ class WorkerPool:
         return SlotSettings(
             worker=slot.worker,
             kind=slot.kind,
+            gpu=slot.index % slot.node.gpus if slot.kind == "cuda" else 0,
             engine=self._settings.engine,
             limits=JobLimits(
                 memory_bytes=self._settings.memory_limit_bytes, request=self._settings.request_limits

@@ -43,6 +43,8 @@ class SlotSettings(Struct, frozen=True, kw_only=True):
 
     worker: str
     kind: Literal["cpu", "cuda"]
+    gpu: int = 0
+    """Which of the GPUs that its node sees is its own."""
     engine: str = ENGINE
     """Module with preload(), describe(kind), compile_graph(...) and search(...)."""
     limits: JobLimits = JobLimits()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -32,12 +32,17 @@ class Slot:
     def __init__(self, node: Node, kind: Kind, index: int) -> None:
         self.node = node
         self.kind: Kind = kind
+        self.index = index
         self.worker = f"{node.id[:10]}-{kind}{index}"
         self.state: Literal["starting", "idle", "busy", "dead"] = "starting"
         self.ready: Ready | None = None
         self.failure: RelayError | None = None
         self.jobs_done = 0
         self.searching = False
+        self.search = ""
+        """The job that searches here."""
+        self.yielded = False
+        """Its search was ended because a training job came."""
         self.actor: Any = None
         self.keeper: asyncio.Task[None] | None = None
 
@@ -60,6 +65,10 @@ class Slot:
         """Names what a searcher measures on: a GPU, however many slots share it; of a CPU each slot is one."""
         gpu = self.ready.device if self.ready else ""
         return (self.node.id, gpu or self.worker)
+
+    def held(self, held: Collection[tuple[str, str]]) -> bool:
+        """Whether `held` (nodes, and their GPUs; '' for a node's CPU) has what it measures on."""
+        return self.ready is not None and (self.node.id, self.ready.device) in held
 
     def up(self) -> bool:
         return self.state in ("idle", "busy")
@@ -96,6 +105,8 @@ class Slots:
 
     def __init__(self) -> None:
         self.all: dict[tuple[str, Kind, int], Slot] = {}
+        self.held: set[tuple[str, str]] = set()
+        """Nodes and their GPUs ('': CPU) that ranks of training jobs hold: nothing is measured there meanwhile."""
         self._waiting: list[_Waiter] = []
         self._served: dict[str, int] = {}
         """When each namespace was last given a slot, in slots given."""
@@ -105,13 +116,13 @@ class Slots:
         return len(self._waiting)
 
     def lanes(self, toolchain: wire.Toolchain, target: wire.Target) -> list[Lane]:
-        """One for each device that is up. Raises NoWorker where there is none, nor one to come."""
+        """One for each device that is up and held by no training job. Raises NoWorker where none is, nor is to come."""
         by_device: dict[tuple[str, str], list[Slot]] = {}
         suitable = [slot for slot in self.all.values() if slot.searches(toolchain, target)]
         if not suitable and not any(slot.may_come(target.kind) for slot in self.all.values()):
             raise self._none_for(toolchain, target)
         for slot in suitable:
-            if slot.up():
+            if slot.up() and not slot.held(self.held):
                 by_device.setdefault(slot.device(), []).append(slot)
         lanes = []
         for slots in by_device.values():
@@ -128,6 +139,8 @@ class Slots:
         if not found:
             raise NoWorker(f"worker {worker} is not there to search for {_describe(target)}")
         (slot,) = found
+        if slot.held(self.held):
+            raise Overloaded(f"a training job holds the device of worker {worker}")
         if any(other.searching and other.device() == slot.device() for other in self.all.values()):
             raise Overloaded(f"the device of worker {worker} is being searched")
         slot.searching = True

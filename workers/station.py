@@ -76,7 +76,10 @@ class _Server:
     async def start(cls, settings: SlotSettings, *, wrapped: bool) -> _Server:
         """`wrapped`: inside bubblewrap. Raises OSError."""
         environment = server_environment(
-            os.environ, os.pathsep.join(entry for entry in sys.path if entry), settings.worker
+            os.environ,
+            os.pathsep.join(entry for entry in sys.path if entry),
+            settings.worker,
+            settings.gpu if settings.kind == "cuda" else None,
         )
         jobs_dir, lock = job_folders.make(settings.jobs_root)
         shared = job_folders.shared(settings.shared_dir)

@@ -1,0 +1,305 @@
+"""Training jobs on a real Ray: Ray Train starts the ranks, they meet through gloo, and start again. One cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from test_pool import RAY_TOKEN
+from torchrelay.compiler import train_package
+from torchrelay.compiler.train_records import (
+    TRAIN_ENDED,
+    Log,
+    News,
+    Note,
+    RankEnded,
+    RankStarted,
+    TrainOrder,
+    TrainSpec,
+    Turned,
+)
+from torchrelay.workers.pool import PoolSettings, WorkerLost, WorkerPool
+
+MEET = """
+    import os, sys, time
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    total = torch.tensor(float(rank + 1))
+    dist.all_reduce(total)
+    print(f"attempt {attempt} rank {rank} of {world} sum {total.item():g} {sys.argv[1:]}", flush=True)
+"""
+FIRST_WAITS = """
+    if attempt == 0:
+        time.sleep(600)
+    dist.destroy_process_group()
+"""
+
+
+class Site:
+    """A pool, the event loop that it lives on, and the news of its jobs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.pool = WorkerPool(
+            PoolSettings(cpu_slots=0, gpu_slots_per_gpu=0, engine="engine", ray_token=RAY_TOKEN)
+        )
+        self.made = 0
+
+    def call(self, coroutine, seconds=120):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(seconds)
+
+    def begin(self, script: str, files: dict[str, str] | None = None, **spec) -> Job:
+        self.made += 1
+        name = f"{self.made:016x}"
+        source = self.folder / f"source-{name}"
+        source.mkdir()
+        for file, text in {"script.py": script, **(files or {})}.items():
+            (source / file).write_text(textwrap.dedent(text))
+        package = train_package.pack(source, sorted(path.name for path in source.iterdir()))
+        given = {"script": "script.py", "workers": 2, "cpus": 0.5, "retries": 1, "compile": "off", **spec}
+        order = TrainOrder(
+            job=name,
+            namespace="default",
+            spec=TrainSpec(name="test", **given),
+            package=package,
+            environment={"FROM_ORDER": "yes"},
+            folder=str(self.folder / "jobs"),
+        )
+        return Job(self, order)
+
+
+class Job:
+    def __init__(self, site: Site, order: TrainOrder) -> None:
+        self.site, self.order = site, order
+        self.news: list[News] = []
+        self.begin()
+
+    def begin(self, **changes) -> None:
+        self.order = msgspec.structs.replace(self.order, **changes)
+        self.site.call(self.site.pool.train_begin(self.order))
+
+    def poll(self, seconds: float = 1.0) -> None:
+        after = self.news[-1].number if self.news else 0
+        self.news += self.site.call(self.site.pool.train_news(self.order.job, after, seconds=seconds))
+
+    def until(self, condition, seconds: float = 120):
+        """What `condition` gives of the news, once it gives anything."""
+        end = time.monotonic() + seconds
+        while not (found := condition(self)):
+            assert time.monotonic() < end, f"it did not happen: {self.news}"
+            self.poll()
+        return found
+
+    def of(self, kind):
+        return [each.event for each in self.news if isinstance(each.event, kind)]
+
+    def lines(self):
+        return sorted(line for log in self.of(Log) if log.stream == "stdout" for line in log.lines)
+
+    def end(self, seconds: float = 120) -> Turned:
+        return self.until(
+            lambda job: next((t for t in job.of(Turned) if t.state in TRAIN_ENDED), None), seconds
+        )
+
+    def started(self, attempt: int = 0, ranks: int = 2) -> dict[int, RankStarted]:
+        def all_of(job):
+            there = {e.rank: e for e in job.of(RankStarted) if e.attempt == attempt}
+            return there if len(there) == ranks else None
+
+        return self.until(all_of)
+
+    def states(self):
+        return [turned.state for turned in self.of(Turned)]
+
+    def forget(self) -> None:
+        self.site.call(self.site.pool.train_forget(self.order.job))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    before = set(psutil.Process().children(recursive=True))
+    made = Site(tmp_path_factory.mktemp("trains"))
+    try:
+        made.call(made.pool.start())
+        yield made
+    finally:
+        made.call(made.pool.close())
+        made.loop.call_soon_threadsafe(made.loop.stop)
+    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=60)
+    assert not left, f"the pool left {left}"
+
+
+def gone(pids, seconds=10.0):
+    end = time.monotonic() + seconds
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_ranks_meet_as_under_torchrun_and_their_news_are_numbered(site):
+    job = site.begin(
+        MEET
+        + """
+    import helper
+    print(os.environ["FROM_ORDER"], os.environ["FROM_SPEC"], os.environ["LOCAL_RANK"], flush=True)
+    dist.destroy_process_group()
+    sys.stderr.write("no end of line")
+""",
+        files={"helper.py": "print('imported', flush=True)"},
+        arguments=["--lr", "0.1"],
+        environment={"FROM_SPEC": "too"},
+    )
+    ended = job.end()
+    assert (ended.state, ended.restarts) == ("done", 0), job.news
+    assert job.states() == ["starting", "running", "done"]
+    assert [each.number for each in job.news] == list(range(1, len(job.news) + 1))
+    assert job.lines() == sorted(
+        line
+        for rank in (0, 1)
+        for line in (
+            f"attempt 0 rank {rank} of 2 sum 3 ['--lr', '0.1']",
+            "imported",
+            f"yes too {rank}",
+        )
+    )
+    assert {(e.rank, e.code) for e in job.of(RankEnded)} == {(0, 0), (1, 0)}
+    assert ["no end of line"] in [log.lines for log in job.of(Log) if log.stream == "stderr"]
+    folder = site.folder / "jobs" / job.order.job
+    assert "attempt 0 rank 1 of 2 sum 3" in (folder / "logs" / "rank-1.log").read_text()
+    assert b"token" not in (folder / "events.jsonl").read_bytes()
+    assert not (folder / "order.msgpack").exists()
+    job.forget()
+    with pytest.raises(WorkerLost):
+        job.poll()
+
+
+def test_a_killed_rank_and_all_others_start_again(site):
+    job = site.begin(MEET + FIRST_WAITS)
+    first = job.started()
+    job.until(lambda job: len(job.lines()) == 2)
+    os.kill(first[1].pid, signal.SIGKILL)
+    assert job.end().state == "done"
+    assert job.states() == ["starting", "running", "recovering", "running", "done"]
+    assert "rank 1 was killed by signal 9" in job.of(Turned)[2].detail
+    assert [turned.restarts for turned in job.of(Turned)] == [0, 0, 1, 1, 1]
+    assert gone([rank.pid for rank in first.values()])
+    assert sum(line.startswith("attempt 1") for line in job.lines()) == 2
+    job.forget()
+
+
+def test_a_job_that_fails_too_often_has_failed_and_says_with_what(site):
+    job = site.begin(
+        """
+        import os, sys
+        if os.environ["RANK"] == "1":
+            raise ValueError("no such thing as a learning rate of " + os.environ["TORCHELASTIC_RESTART_COUNT"])
+        import time; time.sleep(600)
+        """,
+        retries=1,
+    )
+    ended = job.end()
+    assert ended.state == "failed"
+    assert ended.detail == "rank 1 ended with exit code 1: ValueError: no such thing as a learning rate of 1"
+    assert ended.restarts == 1
+    job.begin()  # the same once more: it has ended
+    job.poll()
+    assert job.news[-1].event == ended
+    job.begin(resumes=1)
+    job.news.append(News(job.news[-1].number, Note(level="info", text="resumed")))
+    later = job.until(
+        lambda job: next((t for t in job.of(Turned)[::-1] if t.state == "failed" and t != ended), None)
+    )
+    assert later.detail.endswith("of 3")
+    assert [each.number for each in job.news[-2:]] == [job.news[-1].number - 1, job.news[-1].number]
+    job.forget()
+
+
+def test_a_cancelled_job_frees_everything_within_ten_seconds(site):
+    job = site.begin(
+        MEET
+        + """
+    import signal, subprocess
+    if rank == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sleeper = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    print("sleeper", sleeper.pid, flush=True)
+    time.sleep(600)
+"""
+    )
+    ranks = job.started()
+    job.until(lambda job: len(job.lines()) == 4)
+    pids = [rank.pid for rank in ranks.values()]
+    pids += [int(line.split()[1]) for line in job.lines() if line.startswith("sleeper")]
+    began = time.monotonic()
+    site.call(site.pool.train_cancel(job.order.job))
+    assert job.end(30).state == "cancelled"
+    assert gone(pids)
+    assert time.monotonic() - began < 30  # 10 s on a machine that is not loaded; a hang would be minutes
+    job.forget()
+    assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob(f"torchrelay-train-*{job.order.job}"))
+
+
+def test_a_job_that_no_node_can_hold_is_told_from_one_that_waits(site):
+    def room(**spec):
+        return site.call(site.pool.train_room(TrainSpec(name="test", script="s.py", **spec)))
+
+    assert room(workers=1) == ""
+    assert room(workers=1, device="cuda") == "no node has a GPU"
+    assert "the job needs 4000" in room(workers=4000)
+    assert room(workers=4000, min_workers=1) == ""
+    assert "GiB" in room(workers=1, memory_bytes=1 << 50)
+
+
+def test_a_job_waits_for_the_cores_of_another_and_can_be_cancelled_meanwhile(site):
+    cores = os.cpu_count() or 1
+    holds = site.begin("import time; time.sleep(600)", workers=1, cpus=float(cores))
+    holds.started(ranks=1)
+    waits = site.begin("print('ran')", workers=1, cpus=float(cores))
+    time.sleep(3)
+    waits.poll()
+    assert waits.states() == ["starting"]
+    site.call(site.pool.train_cancel(waits.order.job))
+    assert waits.end(60).state == "cancelled"
+    after = site.begin("print('ran', flush=True)", workers=1, cpus=float(cores))
+    site.call(site.pool.train_cancel(holds.order.job))
+    assert holds.end(60).state == "cancelled"
+    assert after.end().state == "done"
+    assert after.lines() == ["ran"]
+    for job in (holds, waits, after):
+        job.forget()
+
+
+def test_a_killed_driver_goes_on_where_it_was(site):
+    job = site.begin(MEET + FIRST_WAITS)
+    first = job.started()
+    job.until(lambda job: len(job.lines()) == 2)
+    (driver,) = [
+        p for p in psutil.Process().children(recursive=True) if "TrainDriver" in " ".join(p.cmdline())
+    ]
+    driver.kill()
+    end = time.monotonic() + 120
+    while "done" not in job.states():
+        assert time.monotonic() < end, job.news
+        try:
+            job.poll()
+        except Exception as error:
+            assert type(error).__name__ == "Unavailable", error
+            time.sleep(0.5)
+    assert [each.number for each in job.news] == list(range(1, len(job.news) + 1))
+    assert gone([rank.pid for rank in first.values()])
+    assert {event.attempt for event in job.of(RankStarted)} == {0, 1}
+    job.forget()

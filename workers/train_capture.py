@@ -1,0 +1,59 @@
+"""The capture run's actor: an order in; what a script's first step, as rank 0 of a pretended world, asks for, out."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from ..compiler.errors import RelayError
+from ..compiler.train_records import Captured, TrainOrder
+from .train_environment import Place, capture_command, rank_environment
+from .train_folder import WorkFolder
+from .train_keeper import Launch
+from .train_process import RankProcess
+from .train_rank import describe
+
+_LOOK_SECONDS = 0.2
+
+
+class Capture:
+    """One run; killing it kills the script."""
+
+    def run(self, order: bytes, seconds: float) -> bytes:
+        """A Captured, encoded. `order`: a TrainOrder."""
+        given = msgspec.msgpack.decode(order, type=TrainOrder)
+        return msgspec.msgpack.encode(_capture(given, time.monotonic() + seconds))
+
+
+def _capture(order: TrainOrder, until: float) -> Captured:
+    try:
+        work = WorkFolder.open(order.job, lambda: order.package)
+    except (OSError, RelayError) as error:
+        return Captured(bodies=[], ended=f"failed: no working directory: {error}")
+    try:
+        with tempfile.TemporaryDirectory(prefix="torchrelay-capture-") as folder:
+            return _run(order, work.path, Path(folder) / "captured", until)
+    finally:
+        work.close()
+
+
+def _run(order: TrainOrder, work: Path, output: Path, until: float) -> Captured:
+    workers = order.spec.workers
+    place = Place(rank=0, world_size=workers, local_rank=0, local_world_size=workers, node_rank=0)
+    environment = rank_environment(order, place, output.parent, os.environ)
+    process = RankProcess(Launch(capture_command(order.spec, output), str(work), environment), 0, 0)
+    while process.look(_LOOK_SECONDS):
+        process.taken()
+        if time.monotonic() > until:
+            process.kill()
+    code = process.wait()
+    tail = "\n".join(process.tail)
+    try:
+        captured = msgspec.msgpack.decode(output.read_bytes(), type=Captured)
+    except (OSError, msgspec.MsgspecError):
+        return Captured(bodies=[], ended=f"failed: the script's process {describe(code)}", log=tail)
+    return captured if captured.log else msgspec.structs.replace(captured, log=tail)

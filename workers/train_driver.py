@@ -1,0 +1,366 @@
+"""A job's driver: an order in; Ray Train run until the job has ended, and its news kept for whoever fetches them, out.
+
+A Ray actor with a name, which outlives the gateway that made it and is started again where its node is lost. What it
+must know then is in the job's folder. Its methods are called by gateways, by the job's Ray Train controller and by its
+ranks' workers, from several threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from ..compiler.train_records import (
+    Note,
+    RankEnded,
+    RankStarted,
+    TrainEvent,
+    TrainOrder,
+    TrainState,
+    Turned,
+)
+from .train_ledger import Ledger
+from .train_rank import Job, Order, describe, driver_name
+
+CANCEL_SECONDS = 5.0
+"""Ranks of a cancelled job have so long to save and end."""
+RESIZE_SECONDS = 30.0
+"""Ranks of an elastic job have so long before they start again in another number."""
+_ABANDON_SECONDS = 2.0
+"""Past the grace of a cancel, Ray Train's controller is killed, and all that it started with it."""
+_ORDER = "order.msgpack"
+_STATE = "driver.json"
+
+
+class _Attempt(Struct):
+    """The ranks of one start."""
+
+    number: int
+    world_size: int
+    started: set[int]
+    running: set[int]
+    failed: RankEnded | None = None
+
+
+class _Kept(Struct, frozen=True):
+    """What a driver must know of the job besides its news: resumes of the order, failures since then."""
+
+    resumes: int = 0
+    failures: int = 0
+
+
+class Held(Struct, frozen=True):
+    """A device that a rank holds: a node, and on it GPUs by Ray's ids; '' for its CPU."""
+
+    node: str
+    gpus: str
+
+
+class TrainDriver:
+    """One job's. Everything that crosses Ray is bytes or a plain value."""
+
+    def __init__(self, job: str, folder: str) -> None:
+        self._job = Job(driver_name(job), str(Path(folder) / job))
+        self._folder = Path(folder) / job
+        self._ledger = Ledger(self._folder)
+        self._lock = threading.Condition()
+        self._order: TrainOrder | None = None
+        self._attempt: _Attempt | None = None
+        self._numbered = 0
+        self._held: list[Held] = []
+        self._controller: Any = None
+        self._stop = Order()
+        self._cancelled = self._over = False
+        self._state: TrainState | None = None
+        self._said: tuple[str, str, int] | None = None
+        self._detail = ""
+        self._fitting: threading.Thread | None = None
+        self._deadline: threading.Timer | None = None
+        self._kept = _Kept()
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            self._kept = msgspec.json.decode((self._folder / _STATE).read_bytes(), type=_Kept)
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            self._take(msgspec.msgpack.decode((self._folder / _ORDER).read_bytes(), type=TrainOrder))
+
+    # --- for gateways ----------------------------------------------------------------------------------
+
+    def begin(self, order: bytes) -> None:
+        """Run the job, unless it runs, or has ended under this number of resumes."""
+        given = msgspec.msgpack.decode(order, type=TrainOrder)
+        with self._lock:
+            if self._fitting is not None and not (self._over and given.resumes != self._kept.resumes):
+                return
+            if self._kept.resumes == given.resumes and self._ledger.ended is not None:
+                return
+            self._ledger.turned_anew()
+            self._keep(_Kept(given.resumes))
+            self._cancelled = self._over = False
+            self._attempt, self._stop, self._detail, self._deadline = None, Order(), "", None
+            if not _put(self._folder / _ORDER, order):
+                self._ledger.add(
+                    [Note(level="warning", text="the job's folder takes no files: it cannot change its node")]
+                )
+        self._take(given)
+
+    def news(self, after: int, seconds: float) -> bytes | None:
+        """News past `after`, encoded; None: this driver was never told its order, or has lost it."""
+        if self._order is None and self._ledger.ended is None:
+            return None
+        return msgspec.msgpack.encode(self._ledger.after(after, seconds))
+
+    def cancel(self) -> None:
+        """Have the ranks end within CANCEL_SECONDS."""
+        with self._lock:
+            if self._cancelled or self._over or self._fitting is None:
+                return
+            self._cancelled = True
+            self._stop = Order(CANCEL_SECONDS)
+            nobody = self._attempt is None or not self._attempt.running
+        wait = 0.0 if nobody else CANCEL_SECONDS + _ABANDON_SECONDS
+        killing = threading.Timer(wait, self._abandon)
+        killing.daemon = True
+        killing.start()
+
+    def held(self) -> bytes:
+        """The devices that its ranks hold now: a list of Held, encoded."""
+        with self._lock:
+            return msgspec.msgpack.encode(self._held)
+
+    def close(self) -> None:
+        """End at once."""
+        with self._lock:
+            self._cancelled = True
+        self._abandon()
+
+    # --- for Ray Train's controller --------------------------------------------------------------------
+
+    def controller(self, handle: Any) -> None:
+        with self._lock:
+            self._controller = handle
+            cancelled = self._cancelled
+        if cancelled:
+            self._abandon()
+
+    def attempt(self, world_size: int, held: list[tuple[str, str]]) -> int:
+        """The number of the attempt that begins; `held`: each rank's node and GPUs."""
+        with self._lock:
+            number = max(self._ledger.attempts, self._numbered)
+            self._numbered = number + 1
+            self._attempt = _Attempt(number, world_size, set(), set())
+            self._held = [Held(node, gpus) for node, gpus in sorted(set(held))]
+            if not self._cancelled:
+                self._stop = Order()
+            return number
+
+    def turned(self, state: str, error: str) -> None:
+        """Its controller's state has changed; names are Ray Train's."""
+        if state == "ReschedulingState":
+            self._say(self._state or "starting", "waits until its nodes have enough free for all ranks")
+        elif state == "RestartingState":
+            with self._lock:
+                self._held = []
+                self._stop = Order(0.0)
+                if self._attempt is not None:  # Ray Train is about to kill them
+                    self._attempt.running.clear()
+                self._failed_once()
+            self._say("recovering", self._why(error))
+
+    def resize(self) -> None:
+        """Return once the ranks that run have ended; they start again in another number."""
+        with self._lock:
+            attempt = self._attempt
+            if attempt is None or not attempt.running or self._cancelled:
+                return
+            self._stop = Order(RESIZE_SECONDS)
+            self._ledger.restarts += 1
+        self._say("recovering", "the number of ranks changes")
+        with self._lock:
+            self._lock.wait_for(lambda: not attempt.running, RESIZE_SECONDS + 5)
+            self._held = []
+
+    # --- for ranks' workers ----------------------------------------------------------------------------
+
+    def brief(self) -> bytes:
+        """The order without its package."""
+        assert self._order is not None
+        return msgspec.msgpack.encode(msgspec.structs.replace(self._order, package=b""))
+
+    def package(self) -> bytes:
+        assert self._order is not None
+        return self._order.package
+
+    def tell(self, rank: int, attempt: int, events: bytes) -> bytes:
+        """What a rank's worker has; the answer says whether the rank may go on."""
+        told = msgspec.msgpack.decode(events, type=list[TrainEvent])
+        if told:
+            self._ledger.add(told)
+        complete = False
+        with self._lock:
+            current = self._attempt
+            if current is None or attempt != current.number:
+                return msgspec.msgpack.encode(Order(0.0))  # of ranks that were given up
+            for event in told:
+                if isinstance(event, RankStarted):
+                    current.started.add(rank)
+                    current.running.add(rank)
+                    complete = len(current.started) == current.world_size
+                elif isinstance(event, RankEnded):
+                    current.running.discard(rank)
+                    if event.code != 0 and (current.failed is None or event.at < current.failed.at):
+                        current.failed = event
+                    self._lock.notify_all()
+            answer = self._stop
+        if complete:
+            self._say("running", "", ranks=current.world_size)
+            self._watch_time()
+        return msgspec.msgpack.encode(answer)
+
+    # --- its own thread --------------------------------------------------------------------------------
+
+    def _take(self, order: TrainOrder) -> None:
+        """Go on with `order`, if there is anything to do."""
+        self._order = order
+        if self._ledger.ended is not None:
+            return
+        self._fitting = threading.Thread(target=self._run, daemon=True, name=f"fit {order.job}")
+        self._fitting.start()
+
+    def _keep(self, kept: _Kept) -> None:
+        self._kept = kept
+        _put(self._folder / _STATE, msgspec.json.encode(kept))
+
+    def _failed_once(self) -> None:
+        """The lock is held."""
+        self._keep(msgspec.structs.replace(self._kept, failures=self._kept.failures + 1))
+        self._ledger.restarts += 1
+
+    def _run(self) -> None:
+        assert self._order is not None
+        again = self._ledger.attempts > 0
+        if again:
+            self._ledger.restarts += 1
+        self._say("recovering" if again else "starting", "its driver was started again" if again else "")
+        try:
+            state, detail = self._fit(self._order)
+        except Exception as error:  # nobody else would tell the job's end
+            state, detail = "failed", f"its driver failed: {type(error).__name__}: {error}"
+        if self._deadline is not None:
+            self._deadline.cancel()
+        with contextlib.suppress(OSError):
+            (self._folder / _ORDER).unlink()
+        self._say(state, detail)
+        with self._lock:
+            self._over = True
+            self._held = []
+
+    def _fit(self, order: TrainOrder) -> tuple[TrainState, str]:
+        from ray.exceptions import RayActorError, RayError
+        from ray.train import TrainingFailedError
+
+        from . import train_gang
+
+        train_gang.prepare()
+        while True:
+            with self._lock:
+                if self._cancelled:
+                    return self._cancelled_as()
+                self._controller = None
+            left = max(0, order.spec.retries - self._kept.failures)
+            try:
+                train_gang.trainer(order.spec, self._job, self._storage(), left).fit()
+            except TrainingFailedError as error:
+                return self._cancelled_as() if self._cancelled else ("failed", self._why(str(error)))
+            except RayActorError:
+                if self._cancelled:
+                    return self._cancelled_as()
+                with self._lock:
+                    self._failed_once()
+                    self._attempt = None
+                if self._kept.failures > order.spec.retries:
+                    return "failed", "Ray Train's controller was lost"
+                self._say("recovering", "Ray Train's controller was lost")
+                time.sleep(1)
+            except RayError as error:
+                return "failed", _first_line(str(error))
+            else:
+                return self._cancelled_as() if self._cancelled else ("done", "")
+
+    def _cancelled_as(self) -> tuple[TrainState, str]:
+        if self._detail:
+            return "failed", self._detail
+        return "cancelled", ""
+
+    def _storage(self) -> Path:
+        """Where Ray Train keeps its own: nothing that the job needs."""
+        for folder in (self._folder / "ray", Path("/tmp") / f"torchrelay-ray-{os.getuid()}"):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError:
+                continue
+            return folder
+        return Path("/tmp")
+
+    def _watch_time(self) -> None:
+        assert self._order is not None
+        seconds = self._order.spec.timeout_seconds
+        if seconds and self._deadline is None:
+            self._deadline = threading.Timer(seconds, self._out_of_time, [seconds])
+            self._deadline.daemon = True
+            self._deadline.start()
+
+    def _out_of_time(self, seconds: float) -> None:
+        self._detail = f"it ran longer than its {seconds:g} s"
+        self.cancel()
+
+    def _abandon(self) -> None:
+        import ray
+
+        with self._lock:
+            controller = self._controller
+        if controller is not None and not self._over:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(controller, no_restart=True)
+
+    def _why(self, error: str) -> str:
+        """What stopped the ranks: the first that ended badly, or what Ray Train says."""
+        with self._lock:
+            failed = self._attempt.failed if self._attempt else None
+        if failed is not None:
+            said = f": {failed.detail}" if failed.detail else ""
+            return f"rank {failed.rank} {describe(failed.code)}{said}"
+        lines = [line for line in error.splitlines() if line.strip()]
+        return next((line for line in lines if "died" in line or "rank" in line), "a worker was lost")[:1000]
+
+    def _say(self, state: TrainState, detail: str, *, ranks: int = 0) -> None:
+        with self._lock:
+            if (state, detail, ranks) == self._said:
+                return
+            self._state, self._said = state, (state, detail, ranks)
+            turned = Turned(
+                state=state, at=time.time(), detail=detail, ranks=ranks, restarts=self._ledger.restarts
+            )
+        self._ledger.add([turned])
+
+
+def _put(path: Path, data: bytes) -> bool:
+    new = path.with_suffix(".new")
+    try:
+        new.touch(mode=0o600)
+        new.write_bytes(data)
+        new.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        return False
+    return True
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]

@@ -1,0 +1,119 @@
+"""What a rank's process is started as: the order and a rank's place in; its command and whole environment out.
+
+The same variables as torchrun sets, so that a script for torchrun runs unchanged. Of the node's own environment only
+these names go through: Ray's token and the service's settings are no business of a job.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from ..compiler.train_records import (
+    CHECKPOINTS_ENVIRONMENT,
+    JOB_ENVIRONMENT,
+    SPEC_ENVIRONMENT,
+    TrainOrder,
+    TrainSpec,
+)
+
+_PASSED = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE"),
+        *("LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "CC", "CXX", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "http_proxy", "https_proxy", "no_proxy"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+        *("CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TRITON_PTXAS_PATH"),
+        *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "OMP_WAIT_POLICY"),
+        *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_HOME", "HF_HOME"),
+    }
+)
+_PASSED_GROUPS = ("NCCL_", "GLOO_", "UCX_", "FI_")
+"""How a node's network is to be used is for its owner to say."""
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """A rank's place in its world. address, port: of the store through which ranks find each other."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    nodes: int = 1
+    attempt: int = 0
+    address: str = ""
+    port: int = 0
+
+
+def node_environment(current: Mapping[str, str]) -> dict[str, str]:
+    """What of a node's environment its ranks get, and where they find this package."""
+    passed = {
+        name: value for name, value in current.items() if name in _PASSED or name.startswith(_PASSED_GROUPS)
+    }
+    home = str(Path(__file__).parents[2])
+    paths = [path for path in current.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if home not in paths and not home.endswith(("site-packages", "dist-packages")):
+        paths.append(home)
+    return {**passed, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {}), "PYTHONUNBUFFERED": "1"}
+
+
+def rank_environment(
+    order: TrainOrder, place: Place, folder: Path, current: Mapping[str, str]
+) -> dict[str, str]:
+    """Everything that the rank at `place` sees; `folder`: the job's own."""
+    spec = order.spec
+    # one variable holds 128 KiB at most, and these are elsewhere
+    short = msgspec.structs.replace(spec, arguments=[], requirements=[], environment={})
+    environment = {
+        **node_environment(current),
+        # of the job's world whatever the node: threads are part of a graph's key
+        "OMP_NUM_THREADS": str(max(1, int(spec.cpus))),
+        CHECKPOINTS_ENVIRONMENT: spec.checkpoints or str(folder / "checkpoints"),
+        SPEC_ENVIRONMENT: msgspec.json.encode(short).decode(),
+        **order.environment,
+        **spec.environment,
+        JOB_ENVIRONMENT: order.job,
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "GROUP_RANK": str(place.node_rank),
+        "GROUP_WORLD_SIZE": str(place.nodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(place.rank),
+        "ROLE_WORLD_SIZE": str(place.world_size),
+        "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.retries),
+        "TORCHELASTIC_RUN_ID": order.job,
+    }
+    if place.port:
+        environment |= {
+            "MASTER_ADDR": place.address,
+            "MASTER_PORT": str(place.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+    return environment
+
+
+def rank_command(spec: TrainSpec) -> list[str]:
+    """The program of a rank."""
+    if spec.kind == "export":
+        return [sys.executable, "-m", "torchrelay.clients.training.export_rank", *spec.arguments]
+    return [sys.executable, "-m", "torchrelay.clients.training.rank", *_entry(spec)]
+
+
+def capture_command(spec: TrainSpec, output: Path) -> list[str]:
+    """The program of a capture run, which writes `output`."""
+    return [sys.executable, "-m", "torchrelay.clients.training.capture_rank", str(output), *_entry(spec)]
+
+
+def _entry(spec: TrainSpec) -> list[str]:
+    if spec.function:
+        return ["--function", spec.function, "--", *spec.arguments]
+    return ["--", spec.script, *spec.arguments]

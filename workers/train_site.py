@@ -1,0 +1,189 @@
+"""Training jobs, as the pool offers them: orders in; drivers on the cluster's nodes, and what they know, out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ..compiler.errors import CompileKilled, CompileTimeout, Unavailable
+from ..compiler.train_records import Captured, News, TrainOrder, TrainSpec
+from .cluster import DRIVER_SHARE, NAMESPACE, OFFER, Cluster
+from .train_capture import Capture
+from .train_driver import Held, TrainDriver
+from .train_rank import driver_name
+
+log = logging.getLogger(__name__)
+
+_ANSWER_SECONDS = 30.0
+"""A driver that is being started again answers later; the caller tries again then."""
+
+
+class DriverLost(CompileKilled):
+    """The job has no driver."""
+
+
+class TrainSite:
+    """The jobs on one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def begin(self, order: TrainOrder) -> None:
+        """Raises Unavailable."""
+        driver = await self._cluster.call(lambda: _make(order))
+        await self._answer(driver.begin.remote(msgspec.msgpack.encode(order)))
+
+    async def news(self, job: str, after: int, seconds: float) -> list[News]:
+        """Raises DriverLost, Unavailable."""
+        driver = await self._find(job)
+        if driver is None:
+            raise DriverLost(f"job {job} has no driver", hint="Begin it again")
+        news = await self._answer(driver.news.remote(after, seconds), seconds + _ANSWER_SECONDS)
+        if news is None:
+            raise DriverLost(f"the driver of job {job} has lost its order", hint="Begin it again")
+        return msgspec.msgpack.decode(news, type=list[News])
+
+    async def cancel(self, job: str) -> None:
+        """Raises Unavailable."""
+        driver = await self._find(job)
+        if driver is not None:
+            await self._answer(driver.cancel.remote())
+
+    async def forget(self, job: str) -> None:
+        """Raises Unavailable."""
+        driver = await self._find(job)
+        if driver is None:
+            return
+        try:
+            await self._answer(driver.close.remote())
+        finally:
+            await self._cluster.call(lambda: Cluster.remove(driver))
+
+    async def capture(self, order: TrainOrder, seconds: float) -> Captured:
+        """Raises CompileTimeout, DriverLost."""
+        from ray.exceptions import RayError
+
+        until = time.monotonic() + seconds
+        actor = await self._cluster.call(lambda: _make_capture(order.spec))
+        try:
+            async with asyncio.timeout(seconds):
+                data = await actor.run.remote(msgspec.msgpack.encode(order), until - time.monotonic())
+        except TimeoutError:
+            raise CompileTimeout(f"the script's first step did not end within {seconds:g} s") from None
+        except RayError as error:
+            raise DriverLost(f"the worker that ran the script was lost: {_first_line(error)}") from None
+        finally:
+            await asyncio.shield(self._cluster.call(lambda: Cluster.remove(actor)))
+        return msgspec.msgpack.decode(data, type=Captured)
+
+    async def held(self) -> list[Held]:
+        """What all jobs' ranks hold. Raises Unavailable."""
+        held: list[Held] = []
+        for driver in await self._cluster.call(_drivers):
+            try:
+                held += msgspec.msgpack.decode(await self._answer(driver.held.remote(), 5.0), type=list[Held])
+            except (Unavailable, DriverLost):
+                continue
+        return held
+
+    async def _find(self, job: str) -> Any:
+        return await self._cluster.call(lambda: _get(driver_name(job)))
+
+    @staticmethod
+    async def _answer(reference: Any, seconds: float = _ANSWER_SECONDS) -> Any:
+        from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+
+        try:
+            async with asyncio.timeout(seconds):
+                return await reference
+        except TimeoutError:
+            raise Unavailable("the job's driver does not answer") from None
+        except ActorUnavailableError as error:
+            raise Unavailable(f"the job's driver cannot be reached: {_first_line(error)}") from None
+        except RayActorError as error:
+            raise DriverLost(f"the job's driver was lost: {_first_line(error)}") from None
+        except RayError as error:
+            raise Unavailable(f"the job's driver failed: {_first_line(error)}") from None
+
+
+def room(spec: TrainSpec, nodes: Sequence[Mapping[str, float]]) -> str:
+    """Why `nodes` (each one's resources) can never hold the ranks; '' if they can."""
+    offering = [node for node in nodes if OFFER in node]
+    if not offering:
+        return "no node runs jobs"
+    if spec.device == "cuda" and not any(node.get("GPU", 0) >= 1 for node in offering):
+        return "no node has a GPU"
+    asked = {"CPU": spec.cpus, "memory": float(spec.memory_bytes)}
+    if spec.device == "cuda":
+        asked["GPU"] = 1.0
+    fit = sum(
+        min(int((node.get(name, 0.0) + 1e-6) // amount) for name, amount in asked.items() if amount > 0)
+        for node in offering
+    )
+    least = spec.min_workers or spec.workers
+    if fit >= least:
+        return ""
+    each = [f"{spec.cpus:g} CPU"]
+    if spec.device == "cuda":
+        each.append("1 GPU")
+    if spec.memory_bytes:
+        each.append(f"{spec.memory_bytes / (1 << 30):.1f} GiB")
+    return f"the nodes together hold {fit} ranks of {', '.join(each)} each, and the job needs {least}"
+
+
+def _make(order: TrainOrder) -> Any:
+    import ray
+
+    existing = _get(driver_name(order.job))
+    if existing is not None:
+        return existing
+    options: dict[str, Any] = {
+        "name": driver_name(order.job),
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "max_restarts": -1,
+        "max_concurrency": 64,
+        "num_cpus": 0,
+        "resources": {OFFER: DRIVER_SHARE},
+    }
+    return ray.remote(TrainDriver).options(**options).remote(order.job, order.folder)
+
+
+def _make_capture(spec: TrainSpec) -> Any:
+    import ray
+
+    options: dict[str, Any] = {
+        "num_cpus": spec.cpus,
+        "num_gpus": 1 if spec.device == "cuda" else 0,
+        "resources": {OFFER: DRIVER_SHARE},
+        "max_restarts": 0,
+        **({"memory": spec.memory_bytes} if spec.memory_bytes else {}),
+        **({"runtime_env": {"pip": list(spec.requirements)}} if spec.requirements else {}),
+    }
+    return ray.remote(Capture).options(**options).remote()
+
+
+def _get(name: str) -> Any:
+    import ray
+
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _drivers() -> list[Any]:
+    from ray.util import list_named_actors
+
+    names = [name for name in list_named_actors() if name.startswith(driver_name(""))]
+    return [driver for name in names if (driver := _get(name)) is not None]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
