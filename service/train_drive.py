@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 from ..compiler.errors import NotFound, Overloaded, RelayError, Unavailable
 from ..compiler.train_records import (
     TRAIN_ENDED,
+    Log,
     News,
     Note,
     TrainEvent,
@@ -41,7 +42,7 @@ from .train_compile import TrainCompiler, patiently
 from .train_pool import TrainPool
 from .train_progress import Progress
 from .train_store import TrainStore
-from .trains import Held, Loaded, Trains, wake_name
+from .trains import SHELF, Held, Loaded, Trains, wake_name
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +57,12 @@ _LOST_TIMES = 8
 """A driver that is lost so often in a row, without any news, will not come."""
 _PERIOD_SECONDS = 1.0
 _LOG_TAIL = 2000
+_GATHER_SECONDS = 0.2
+"""News are written down together that come within this."""
+_MANY = 500
+_METRICS_BYTES = 200
+_UNSHELVED_BYTES = 4 << 20
+"""Of metrics and logs that are left in Redis, about."""
 
 
 class Lost(Exception):
@@ -190,6 +197,8 @@ class Drive:
         self._events = loaded.events
         self._over_time = False
         self._driverless = False
+        self._unshelved = SHELF
+        self._unshelved_bytes = 0
         self._last = 0
         """Number of the news that ends the job."""
         self._made: TrainOrder | None = None
@@ -255,9 +264,9 @@ class Drive:
             progress.prepared = True
             return
         notes: list[TrainEvent] = []
-        if captured.ended:
+        if captured.ended.startswith("failed"):
             tail = f"\n{captured.log[-_LOG_TAIL:]}" if captured.log else ""
-            notes.append(_warning(f"the capture ended early: {captured.ended}{tail}"))
+            notes.append(_warning(f"the capture {captured.ended}{tail}"))
         elif not captured.bodies:
             notes.append(_warning("the capture found no graph: does the script use torch.compile?"))
         progress.captured = len(captured.bodies)
@@ -346,6 +355,8 @@ class Drive:
                     lost = 0
                     if (last := await self._heard(news)) is not None:
                         return last
+                    if len(news) < _MANY:
+                        await asyncio.sleep(_GATHER_SECONDS)
                 continue
             await asyncio.sleep(pause)
             pause = min(2 * pause, _RETRY_MOST_SECONDS)
@@ -384,7 +395,7 @@ class Drive:
         self._told = told
         if events:
             await self._tell(events, state=state, detail=detail, quiet=True)
-            await self._shelve()
+            await self._shelve(events)
         return last
 
     async def _stop_when_asked(self) -> None:
@@ -485,9 +496,18 @@ class Drive:
         self._tellings += 1
         self._events += len(events)
 
-    async def _shelve(self) -> None:
+    async def _shelve(self, events: Sequence[TrainEvent]) -> None:
+        """Now and then, after these were written down: take metrics and logs out of Redis."""
+        self._unshelved += len(events)
+        self._unshelved_bytes += sum(
+            sum(map(len, each.lines)) if isinstance(each, Log) else _METRICS_BYTES for each in events
+        )
+        large = self._unshelved_bytes > _UNSHELVED_BYTES
+        if not large and self._unshelved < SHELF:
+            return
         try:
-            await self._parts.trains.shelve(self._id)
+            await self._parts.trains.shelve(self._id, all_of_it=large)
+            self._unshelved = self._unshelved_bytes = 0
         except (Unavailable, RedisError) as error:
             log.warning(
                 "train_not_shelved", job=self._id, error=str(error)

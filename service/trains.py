@@ -33,8 +33,11 @@ from .train_store import TrainStore
 
 MOST = 200
 """Jobs of a namespace; past it the oldest that have ended are forgotten."""
-EVENTS = 20_000
+EVENTS = 10_000
 """Of one job that are kept; of metrics and logs all are."""
+EVENTS_OF_ENDED = 5_000
+_LOG_BYTES = 8 << 10
+"""Of one log's lines among the events; the logs have all."""
 SHELF = 2_000
 """Metrics or logs that go to the blob store at once."""
 MOST_FILES = 1_000
@@ -224,7 +227,11 @@ class Trains:
                 EVENTS,
                 len(fields),
                 *(part for field in fields.items() for part in field),
-                *(part for event in events for part in (_tag(event), _shelf(event), encoded(event))),
+                *(
+                    part
+                    for event in events
+                    for part in (_tag(event), encoded(_cut(event)), _shelf(event), _shelved(event))
+                ),
             ],
         )
         return bool(answer == b"kept")
@@ -262,6 +269,7 @@ class Trains:
                 self._most_open,
                 "1" if source else "",
                 told,
+                EVENTS_OF_ENDED,
             ],
         )
         if not answer:
@@ -392,6 +400,30 @@ def _shelf(event: TrainEvent) -> What | Literal[""]:
         case Log():
             return "logs"
     return ""
+
+
+def _shelved(event: TrainEvent) -> bytes:
+    return encoded(event) if _shelf(event) else b""
+
+
+def _cut(event: TrainEvent) -> TrainEvent:
+    """A log without what is too long for an event."""
+    if not isinstance(event, Log) or sum(map(len, event.lines)) <= _LOG_BYTES:
+        return event
+    lines: list[str] = []
+    left = _LOG_BYTES
+    for line in event.lines:
+        if left <= 0:
+            break
+        lines.append(line[:left])
+        left -= len(line)
+    more = len(event.lines) - len(lines)
+    lines.append(
+        f"... ({more} more lines: torchrelay train logs)"
+        if more
+        else "... (torchrelay train logs has it all)"
+    )
+    return msgspec.structs.replace(event, lines=lines)
 
 
 def _number(name: bytes) -> int:

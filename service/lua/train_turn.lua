@@ -2,7 +2,7 @@
 -- KEYS: job, lease, events, open, trains.
 -- ARGV: id, 'end', 'cancel' or 'resume', owner (of who ends it), wake channel, detail, state that it ends with, event's
 --       data or '', most open ones, '1' if who resumes it may have source compiled, number of the
---       driver's last news (of who ends it).
+--       driver's last news, how many events of a job that has ended are kept (of who ends it).
 -- Returns {the state it has now, '1' if this changed it}, {} if there is no such job, or {'many', how many are open}.
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state then
@@ -21,6 +21,7 @@ if ARGV[2] == 'end' and not ended and redis.call('GET', KEYS[2]) == ARGV[3] then
   redis.call('ZREM', KEYS[4], ARGV[1])
   redis.call('DEL', KEYS[2])
   told()
+  redis.call('XTRIM', KEYS[3], 'MAXLEN', '~', ARGV[11])
   return {ARGV[6], '1'}
 end
 if ARGV[2] == 'cancel' and not ended and redis.call('HGET', KEYS[1], 'wish') ~= 'cancel' then

@@ -265,7 +265,7 @@ async def put_file(
     "/v1/trains/{job}/events",
     summary="Follow a training job",
     description="Server-sent events, named by the tag of their data: metrics, log, checkpoint, note, rank_started, "
-    "first_step, compiles, rank_ended, state. Ids are numbers from 1; about the newest 20,000 are there. The stream "
+    "first_step, compiles, rank_ended, state. Ids are numbers from 1; about the newest 10,000 are there. The stream "
     "ends once the job has. Comments keep it alive.",
     responses={
         **documented(),

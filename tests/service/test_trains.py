@@ -133,6 +133,17 @@ def test_metrics_and_logs_come_in_pages_also_from_the_blob_store(
     assert [each.number for each in found] == by_events
 
 
+def test_long_logs_are_cut_among_the_events_and_whole_in_the_logs(
+    http: httpx2.Client, pool: TrainingPool
+) -> None:
+    pool.says = ["x" * 100] * 200
+    name = begun(http, capture=False)
+    ended(http, name)
+    logs = [data["lines"] for _, kind, data in events(http, name) if kind == "log"]
+    assert logs[-1][-1] == "... (118 more lines: torchrelay train logs)"
+    assert entries(http, name, "logs")[-1].event.lines == pool.says
+
+
 def test_a_capture_that_fails_costs_compiles_and_no_job(http: httpx2.Client, pool: TrainingPool) -> None:
     pool.capture_error = "no module named nothing"
     name = begun(http)

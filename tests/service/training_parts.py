@@ -92,6 +92,8 @@ class TrainingPool(ArtifactPool):
         self.folder = folder
         self.pace = pace
         self.ends = "done"
+        self.says: list[str] = []
+        """Its last log."""
         self.captured: list[bytes] = [graph(24), graph(32)]
         self.capture_error = ""
         self.capture_seconds = 0.0
@@ -136,6 +138,8 @@ class TrainingPool(ArtifactPool):
         told: list[TrainEvent] = []
         for attempt, turn in enumerate(self.engine(job).turns):
             events = story(attempt, first=attempt * STEPS, ends=turn.ends)
+            if self.says:
+                events.insert(-1, Log(rank=0, stream="stdout", lines=self.says))
             end = turn.stopped or time.time()
             count = len(events) if not turn.pace else int((end - turn.began) / turn.pace)
             if turn.stopped and count < len(events) and not self.stubborn:
