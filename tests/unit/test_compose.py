@@ -98,17 +98,21 @@ def test_every_build_target_exists_and_the_dockerfile_copies_only_what_is_there(
         assert all((ROOT / source).exists() for source in sources.split())
 
 
-def test_workers_can_isolate_their_compiles_and_keep_kernels_where_the_gateway_says(compose):
+def test_workers_can_isolate_their_compiles_and_keep_kernels_and_jobs_where_the_gateway_says(compose):
     services = compose["services"]
-    kernels = services["gateway"]["environment"]["TORCHRELAY_SERVICE_KERNELS_DIR"]
+    gateway = services["gateway"]["environment"]
+    kernels, trains = gateway["TORCHRELAY_SERVICE_KERNELS_DIR"], gateway["TORCHRELAY_SERVICE_TRAIN_DIR"]
+    assert gateway["TORCHRELAY_SERVICE_TRAIN_URL"] == f"http://gateway:{services['gateway']['command'][-1]}"
     stages = re.split(r"^FROM ", DOCKERFILE.read_text(), flags=re.MULTILINE)
     for name in ("worker-cpu", "worker-gpu"):
         assert "seccomp=unconfined" in services[name]["security_opt"]
-        assert services[name]["volumes"] == [f"kernels:{kernels}"]
+        assert services[name]["volumes"] == [f"kernels:{kernels}", f"trains:{trains}"]
         (stage,) = (stage for stage in stages if f" AS {name}\n" in stage)
         assert " bubblewrap " in stage
-        assert f"mkdir {kernels} && chown relay {kernels}" in stage  # a new volume takes over owner and mode
-    assert "kernels" in compose["volumes"]
+        assert (
+            f"mkdir {kernels} {trains} && chown relay {kernels} {trains}" in stage
+        )  # a new volume takes over owner and mode
+    assert {"kernels", "trains"} <= set(compose["volumes"])
     assert not {"security_opt"} & set(services["gateway"])
 
 
