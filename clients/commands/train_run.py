@@ -126,11 +126,11 @@ def _job(target: str, directory: Path | None, options: dict[str, Any]) -> tuple[
         options["function"], name = target, target.partition(":")[0]
         where = directory or Path()
     else:
-        name = path.stem
-        where = directory or (Path() if path.absolute().is_relative_to(Path.cwd()) else path.parent)
-        if not path.absolute().is_relative_to(where.absolute()):
+        name, whole = path.stem, path.parent.resolve() / path.name
+        where = directory or (Path() if whole.is_relative_to(Path.cwd().resolve()) else path.parent)
+        if not whole.is_relative_to(where.resolve()):
             raise SettingsError(f"{path} is not in {where}", hint="Name a --directory with the script in it")
-        options["script"] = path.absolute().relative_to(where.absolute()).as_posix()
+        options["script"] = whole.relative_to(where.resolve()).as_posix()
     return train_spec.of_options({**options, "directory": str(where)}, name=options.get("name", name)), Path()
 
 
