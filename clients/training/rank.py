@@ -7,6 +7,8 @@ code is STOPPED_CODE where the script ended because `train.should_stop()` told i
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     """The exit code; SystemExit is the script's own."""
     rank = load_rank()
     run = runner(list(arguments))
+    atexit.register(_end_groups)  # first of all, so that it runs last
     closers = _prepare(rank)
     code, well = 0, False
     try:
@@ -98,6 +101,15 @@ def _end(closers: Sequence[Callable[[], None]], *, well: bool) -> None:
         close()
     process_telling().end()
     process_channel().close()
+
+
+def _end_groups() -> None:
+    """A gloo group that is still there when Python ends aborts the process now and then."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        with contextlib.suppress(RuntimeError):  # its peers are gone
+            dist.destroy_process_group()
 
 
 if __name__ == "__main__":
