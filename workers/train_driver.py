@@ -35,6 +35,8 @@ RESIZE_SECONDS = 30.0
 """Ranks of an elastic job have so long before they start again in another number."""
 _ABANDON_SECONDS = 2.0
 """Past the grace of a cancel, Ray Train's controller is killed, and all that it started with it."""
+_UNSTARTED = 3
+"""So often, and once for each retry, workers may fail before their ranks start."""
 _ORDER = "order.msgpack"
 _STATE = "driver.json"
 
@@ -73,7 +75,7 @@ class TrainDriver:
         self._lock = threading.Condition()
         self._order: TrainOrder | None = None
         self._attempt: _Attempt | None = None
-        self._numbered = 0
+        self._numbered = self._unstarted = 0
         self._held: list[Held] = []
         self._controller: Any = None
         self._stop = Order()
@@ -159,10 +161,12 @@ class TrainDriver:
                 self._stop = Order()
             return number
 
-    def turned(self, state: str, error: str) -> None:
-        """Its controller's state has changed; names are Ray Train's."""
-        if state == "ReschedulingState":
+    def turned(self, state: str, cause: str, error: str) -> None:
+        """Its controller's state has changed; names, and the `cause`'s type, are Ray Train's."""
+        if state == "ReschedulingState" and cause == "WorkerGroupStartupTimeoutError":
             self._say(self._state or "starting", "waits until its nodes have enough free for all ranks")
+        elif state == "ReschedulingState":
+            self._not_started(error)
         elif state == "RestartingState":
             with self._lock:
                 self._held = []
@@ -171,6 +175,23 @@ class TrainDriver:
                     self._attempt.running.clear()
                 self._failed_once()
             self._say("recovering", self._why(error))
+
+    def _not_started(self, error: str) -> None:
+        """Workers failed before their ranks: for good if their requirements cannot be had, or if it goes on."""
+        assert self._order is not None
+        self._unstarted += 1
+        if _of_requirements(error) or self._unstarted > self._order.spec.retries + _UNSTARTED:
+            self._detail = _unstarted(error)
+            self._abandon_soon()
+        else:
+            self._say(self._state or "starting", "a worker did not start; it is tried again")
+
+    def _abandon_soon(self) -> None:
+        """The controller that is to be killed waits for an answer now."""
+        self._cancelled = True
+        killing = threading.Timer(0.1, self._abandon)
+        killing.daemon = True
+        killing.start()
 
     def resize(self) -> None:
         """Return once the ranks that run have ended; they start again in another number."""
@@ -335,8 +356,11 @@ class TrainDriver:
         if failed is not None:
             said = f": {failed.detail}" if failed.detail else ""
             return f"rank {failed.rank} {describe(failed.code)}{said}"
-        lines = [line for line in error.splitlines() if line.strip()]
-        return next((line for line in lines if "died" in line or "rank" in line), "a worker was lost")[:1000]
+        if _of_requirements(error):
+            return _unstarted(error)
+        lines = [line.strip() for line in error.splitlines() if line.strip()]
+        told = [line for line in lines if "died" in line or "rank" in line or "Error" in line]
+        return (told[0] if told else "a worker was lost")[:1000]
 
     def _say(self, state: TrainState, detail: str, *, ranks: int = 0) -> None:
         with self._lock:
@@ -360,6 +384,18 @@ def _put(path: Path, data: bytes) -> bool:
             new.unlink()
         return False
     return True
+
+
+def _of_requirements(error: str) -> bool:
+    return "runtime_env" in error or "runtime environment" in error or "RuntimeEnv" in error
+
+
+def _unstarted(error: str) -> str:
+    """Why workers do not start: the end of what was said is the nearest to it."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    said = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "")
+    what = "its requirements cannot be installed" if _of_requirements(error) else "its workers do not start"
+    return f"{what}: {said}"[:2000]
 
 
 def _first_line(text: str) -> str:

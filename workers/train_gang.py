@@ -82,7 +82,9 @@ class ToldDriver(ControllerCallback):
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
         name = type(current_state).__name__
         error = getattr(current_state, "training_failed_error", None)
-        self._tell("turned", name, str(error) if error is not None else "")
+        cause = getattr(error, "controller_failure", None)
+        said = "" if error is None else f"{error}\n{cause.__cause__}" if cause is not None else str(error)
+        self._tell("turned", name, type(cause).__name__, said)
 
     def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
         """Also before the first start, when there is nobody to ask."""

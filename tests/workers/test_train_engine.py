@@ -15,6 +15,7 @@ import psutil
 import pytest
 from test_pool import RAY_TOKEN
 from torchrelay.compiler import train_package
+from torchrelay.compiler.errors import CompileTimeout
 from torchrelay.compiler.train_records import (
     TRAIN_ENDED,
     Log,
@@ -61,6 +62,9 @@ class Site:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(seconds)
 
     def begin(self, script: str, files: dict[str, str] | None = None, **spec) -> Job:
+        return Job(self, self.order(script, files, **spec))
+
+    def order(self, script: str, files: dict[str, str] | None = None, **spec) -> TrainOrder:
         self.made += 1
         name = f"{self.made:016x}"
         source = self.folder / f"source-{name}"
@@ -69,7 +73,7 @@ class Site:
             (source / file).write_text(textwrap.dedent(text))
         package = train_package.pack(source, sorted(path.name for path in source.iterdir()))
         given = {"script": "script.py", "workers": 2, "cpus": 0.5, "retries": 1, "compile": "off", **spec}
-        order = TrainOrder(
+        return TrainOrder(
             job=name,
             namespace="default",
             spec=TrainSpec(name="test", **given),
@@ -77,7 +81,6 @@ class Site:
             environment={"FROM_ORDER": "yes"},
             folder=str(self.folder / "jobs"),
         )
-        return Job(self, order)
 
 
 class Job:
@@ -281,6 +284,41 @@ def test_a_job_waits_for_the_cores_of_another_and_can_be_cancelled_meanwhile(sit
     assert after.lines() == ["ran"]
     for job in (holds, waits, after):
         job.forget()
+
+
+def test_requirements_that_cannot_be_installed_fail_the_job_and_it_says_so(site):
+    job = site.begin("print('ran')", workers=1, requirements=["/there/is/no/such-1.0-py3-none-any.whl"])
+    ended = job.end()
+    assert ended.state == "failed"
+    assert ended.detail.startswith("its requirements cannot be installed: ")
+    assert not job.of(RankStarted)
+    job.forget()
+
+
+CAPTURED = """
+    import os, torch
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled = torch.compile(model)
+    print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+    compiled(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    raise SystemExit("after the step")
+"""
+
+
+def test_a_capture_runs_the_script_up_to_its_first_step_and_brings_its_graphs(site):
+    order = site.order(CAPTURED, compile="torchrelay")
+    captured = site.call(site.pool.train_capture(order, seconds=100))
+    assert captured.bodies, captured
+    assert "rank 0 of 2" in captured.log
+    assert "after the step" not in captured.ended
+    failed = site.call(site.pool.train_capture(site.order("import nothing_of_this_name"), seconds=100))
+    assert failed.bodies == []
+    assert "nothing_of_this_name" in failed.ended + failed.log
+    with pytest.raises(CompileTimeout):
+        site.call(site.pool.train_capture(site.order("import time; time.sleep(600)"), seconds=8))
+    assert gone([p.pid for p in psutil.Process().children(recursive=True) if "capture_rank" in p.cmdline()])
 
 
 def test_a_killed_driver_goes_on_where_it_was(site):
