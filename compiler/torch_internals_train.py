@@ -19,7 +19,8 @@ def aoti_package(exported: torch.export.ExportedProgram, file: Path, options: Ma
     into the process' configuration, from where it would go into the next package and into every request's options."""
     from torch._inductor import aoti_compile_and_package, config
 
-    with config.patch({"aot_inductor.metadata": {}}):
+    with config.patch({"aot_inductor.metadata": {}}), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, of how it copies a pytree
         aoti_compile_and_package(exported, package_path=str(file), inductor_configs=dict(options))
 
 
@@ -28,7 +29,7 @@ def aoti_load(file: Path) -> Callable[..., Any]:
     from torch._inductor import aoti_load_package
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own, of how it copies a pytree
+        warnings.simplefilter("ignore", FutureWarning)  # as above
         loaded: Callable[..., Any] = aoti_load_package(str(file))
     return loaded
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from ...compiler.errors import SettingsError
+from ...compiler.errors import ExportFailed, SettingsError
+from ...compiler.train_records import TrainJob
+from .. import export_job
+from ..settings import load_settings
 from ..training.export_records import FORMATS, TARGETS, Exported, ExportOptions, read_dynamic
+from ..trains import Trains
 from . import output
 from .output import Namespace
+from .train_run import read_requirements
 
 
 def export(
@@ -47,6 +53,13 @@ def export(
     local: Annotated[
         bool, typer.Option("--local", help="Compile here, without the service; needs a C++ compiler.")
     ] = False,
+    directory: Annotated[
+        Path, typer.Option(help="The working directory that is sent along, and run in.")
+    ] = Path(),
+    requirements: Annotated[
+        Path | None, typer.Option(help="A requirements.txt that the node installs for the job.")
+    ] = None,
+    cpus: Annotated[float, typer.Option(min=0.01, help="Cores that the job takes.")] = 1.0,
     json: Annotated[bool, typer.Option("--json", help="Print export.json, for programs.")] = False,
     namespace: Namespace = "",
 ) -> None:
@@ -70,11 +83,30 @@ def export(
         folder.mkdir(parents=True, exist_ok=True)
         exported = made_here(options, folder, say=say)
     else:
-        exported = _job(options, folder, namespace, say)
+        listed = read_requirements(requirements) if requirements is not None else []
+        with Trains(load_settings(), namespace=output.checked_namespace(namespace)) as trains:
+            job = export_job.begin(trains, options, directory, cpus=cpus, requirements=listed)
+            print(f"job {job.id}", file=sys.stderr)
+            exported = _awaited(trains, job, folder, say)
     if json:
         output.print_json(exported)
     else:
         print(f"{len(exported.files)} file{'s' * (len(exported.files) != 1)} in {folder}")
+
+
+def _awaited(trains: Trains, job: TrainJob, folder: Path, say: Callable[[str], None]) -> Exported:
+    """Exits with 130 after Ctrl-C. Raises ExportFailed for a job that failed."""
+    try:
+        ended = export_job.follow(trains, job, lambda line: say(output.shown(line)))
+    except KeyboardInterrupt:
+        print(f"\nthe job goes on: `torchrelay train cancel {job.id}`", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if ended.state != "done":
+        raise ExportFailed(
+            f"{job.id} {ended.state}: {ended.detail}",
+            hint=f"`torchrelay train logs {job.id}` has all it wrote",
+        )
+    return export_job.fetch(trains, job.id, folder)
 
 
 def _to_stderr(text: str) -> None:
@@ -90,7 +122,3 @@ def _options(**fields: Any) -> ExportOptions:
             f"Targets are {', '.join(TARGETS)}; formats {', '.join(FORMATS)}; a function is `module:function`"
         )
         raise SettingsError(f"this cannot be exported: {error}", hint=hint) from None
-
-
-def _job(options: ExportOptions, folder: Path, namespace: str, say: Any) -> Exported:
-    raise SettingsError("export as a job is not there yet", hint="Add --local")

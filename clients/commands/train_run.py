@@ -90,7 +90,7 @@ def run(
         "precision": precision,
         "retries": retries,
         "checkpoints": checkpoints,
-        "requirements": None if requirements is None else _requirements(requirements),
+        "requirements": None if requirements is None else read_requirements(requirements),
         "environment": None if not env else _environment(env),
         "profile": _profile(profile, profile_ranks, nvtx=profile_nvtx),
         "timeout": _plain(timeout),
@@ -134,7 +134,7 @@ def _job(target: str, directory: Path | None, options: dict[str, Any]) -> tuple[
     return train_spec.of_options({**options, "directory": str(where)}, name=options.get("name", name)), Path()
 
 
-def _requirements(file: Path) -> list[str]:
+def read_requirements(file: Path) -> list[str]:
     try:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -15,6 +15,8 @@ from msgspec import Meta, Struct
 from ...compiler.errors import SettingsError
 
 META_FILE, EXAMPLE_FILE = "export.json", "example.pt"
+JOB_SCHEME = "job:"
+"""Before the id of a training job, whose checkpoints in the service's own folder are meant."""
 TARGETS: dict[str, tuple[str, ...] | None] = {
     "cpu": None,
     "cpu-avx2": (
