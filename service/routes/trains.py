@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from redis.exceptions import RedisError
 
-from ...compiler.errors import Forbidden, MalformedRequest
+from ...compiler.errors import BadTrainJob, Forbidden, MalformedRequest
 from ...compiler.train_records import (
     TRAIN_ENDED,
     TRAIN_ID,
@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 router = APIRouter(tags=["training"])
 
 _BODY_BYTES = 4 << 20
-_CANCEL_SECONDS = 10.0
+_CANCEL_SECONDS = 8.0
 _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _LINES = "application/x-ndjson"
 _BYTES = "application/octet-stream"
@@ -124,7 +124,7 @@ async def show(job: Job, gateway: GatewayHere, reader: Reader) -> Response:
 @router.post(
     "/v1/trains/{job}/cancel",
     summary="End a training job's ranks; they may save a checkpoint before",
-    description="Answers once the job has ended, or after 10 s with what it is then.",
+    description="Answers once the job has ended, or after 8 s with what it is then.",
     responses={**documented(), **json_reply("TrainJob")},
     response_class=Response,
 )
@@ -154,7 +154,9 @@ async def cancel(job: Job, gateway: GatewayHere, trainer: Trainer) -> Response:
 async def resume(job: Job, gateway: GatewayHere, trainer: Trainer) -> Response:
     tenant = await gateway.tenants.of(trainer.namespace)
     found = await tenant.trains.job(job)
-    if found.state in TRAIN_ENDED and found.state != "done":
+    if found.state == "done":
+        raise BadTrainJob(f"training job {job} is done: there is nothing to go on with", hint="Begin another")
+    if found.state in TRAIN_ENDED:
         await _log(tenant, trainer, "train_resumed", found)
         detail = f"resumed by {trainer.name}"
         waits = Turned(state="waiting", at=time.time(), detail=detail)

@@ -201,7 +201,7 @@ def test_a_cancelled_job_ends_and_a_resumed_one_goes_on(http: httpx2.Client, poo
     rest = list(events(http, name, after=last[0]))
     assert next(data["state"] for _, kind, data in rest if kind == "state") == "waiting"
     assert rest[-1][2]["state"] == "done"
-    assert http.post(f"/v1/trains/{name}/resume").json()["state"] == "done"
+    assert http.post(f"/v1/trains/{name}/resume").json()["error"]["code"] == "bad_train_job"
     assert http.post(f"/v1/trains/{name}/cancel").json()["state"] == "done"
 
 

@@ -98,7 +98,7 @@ def test_every_build_target_exists_and_the_dockerfile_copies_only_what_is_there(
         assert all((ROOT / source).exists() for source in sources.split())
 
 
-def test_workers_can_isolate_their_compiles_and_keep_kernels_and_jobs_where_the_gateway_says(compose):
+def test_workers_can_isolate_their_compiles_and_keep_files_where_the_gateway_says(compose):
     services = compose["services"]
     gateway = services["gateway"]["environment"]
     kernels, trains = gateway["TORCHRELAY_SERVICE_KERNELS_DIR"], gateway["TORCHRELAY_SERVICE_TRAIN_DIR"]
