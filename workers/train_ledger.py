@@ -58,7 +58,7 @@ class Ledger:
         """Bytes of those after it."""
         self._size = 0
         """Bytes of the file that are whole lines."""
-        self._fetched = 0
+        self._fetched = self._loaded = 0
         self._trouble = ""
         self._losing = False
         self.last = 0
@@ -94,7 +94,7 @@ class Ledger:
         end = time.monotonic() + seconds
         with self._changed:
             if number > self.last:  # the disk had lost some that the service has
-                self._renumber(number - self.last)
+                self._renumber(number)
             self._fetched = max(self._fetched, number)
             self._compact()
             while self.last <= number:
@@ -154,7 +154,7 @@ class Ledger:
             self._learn(_decoder.decode(line).event)
             self._forget()
             self._written = number
-        self._written = self.last
+        self._written = self._loaded = self.last
         with contextlib.suppress(OSError):
             os.truncate(self._file, self._size)
 
@@ -228,14 +228,16 @@ class Ledger:
                 self.restarts = max(self.restarts, restarts)
                 self.ended = event if state in TRAIN_ENDED else None
 
-    def _renumber(self, by: int) -> None:
-        shifted = []
-        for number, line in self._lines:
-            news = _decoder.decode(line)
-            shifted.append((number + by, msgspec.json.encode(News(number + by, news.event)) + b"\n"))
-        self._lines = deque(shifted)
-        self.last += by
+    def _renumber(self, known: int) -> None:
+        """Have what came since this driver started follow number `known`."""
+        new = [_decoder.decode(line).event for number, line in self._lines if number > self._loaded]
+        self._lines.clear()
+        self._bytes = self._unwritten = 0
+        self.last = self._loaded = self._fetched = known
         self._begin_file()
+        for number, event in enumerate(new, known + 1):
+            self._remember(number, msgspec.json.encode(News(number, event)) + b"\n")
+        self._write()
 
     def _show(self, events: list[TrainEvent]) -> None:
         """The files for people. What the disk does not take is left out."""

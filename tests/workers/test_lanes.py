@@ -14,9 +14,10 @@ import msgspec
 import psutil
 import pytest
 from test_pool import GPU, RAY_TOKEN, wait_until
-from torchrelay.compiler import tuning
+from torchrelay.compiler import train_package, tuning
 from torchrelay.compiler.errors import CompileFailed, CompileKilled, CompileTimeout, NoWorker, Overloaded
 from torchrelay.compiler.search_order import SearchOrder
+from torchrelay.compiler.train_records import TrainOrder, TrainSpec
 from torchrelay.workers.pool import Lane, PoolSettings, WorkerLost, WorkerPool
 
 HERE = Path(__file__).parent
@@ -260,3 +261,30 @@ def test_a_lost_worker_is_told_apart_from_a_searcher_that_died(service):
     assert lane not in [each.worker for each in service.lanes()]
     service.wait_for_rest()
     service.search(Tasks(problem(2)), lane).result(60)
+
+
+def test_nothing_is_measured_where_a_training_job_runs_and_compiles_go_on(service, tmp_path):
+    (tmp_path / "script.py").write_text("import time; time.sleep(600)")
+    order = TrainOrder(
+        job="f" * 16,
+        namespace="default",
+        spec=TrainSpec(name="test", script="script.py", cpus=0.5, compile="off"),
+        package=train_package.pack(tmp_path, ["script.py"]),
+        environment={},
+        folder=str(tmp_path / "jobs"),
+    )
+    tasks = Tasks(over=False)
+    searching = service.search(tasks, seconds=300)
+    wait_until(lambda: tasks.asked)
+    service.submit(service.pool.train_begin(order)).result(60)
+    try:
+        with pytest.raises(WorkerLost, match="a training job holds the device"):
+            searching.result(90)
+        wait_until(lambda: service.lanes() == [])
+        with pytest.raises(Overloaded, match="a training job holds the device"):
+            service.search(Tasks(), worker=service.pool.workers()[0].id).result(10)
+        assert service.compile("answer").result(30) == b"artifact"
+        service.submit(service.pool.train_cancel(order.job)).result(30)
+        wait_until(lambda: len(service.lanes()) == 2, 60)
+    finally:
+        service.submit(service.pool.train_forget(order.job)).result(60)
