@@ -46,6 +46,15 @@ def test_a_killed_rank_costs_no_digit_of_the_final_loss(undisturbed: Path, tmp_p
     assert min(told.step for told in again[0].told(Metrics)) == 8
 
 
+def test_what_is_written_beside_the_training_is_the_step_s_own(sharded: Path, tmp_path: Path) -> None:
+    shutil.copytree(sharded / "checkpoints", tmp_path / "checkpoints")
+    shutil.rmtree(tmp_path / "checkpoints" / "step-12")
+    finish(start(STEADY, [str(tmp_path), "--way", "fsdp", "--dropout", "0"], ranks=2))
+    for mine, theirs in zip(results(tmp_path, 2), results(sharded, 2), strict=True):
+        assert mine["found"] == 8  # which was written while steps 8 to 11 were taken
+        assert mine["weights"] == theirs["weights"]
+
+
 def test_what_two_ranks_saved_one_and_four_take_up(sharded: Path, tmp_path: Path) -> None:
     saved = results(sharded, 2)[0]
     for ranks, way in ((1, "single"), (4, "fsdp")):
