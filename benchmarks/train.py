@@ -89,8 +89,8 @@ class Benchmark:
                 rows.append(row)
                 say(f"{name}: a job: first step after {row['relay_first']:.2f} s; {told['compiles']}")
                 self._judge(row)
-        columns = ["", "loss: of one process", "of torchrun", "first step: torchrun s", "job s", "ratio"]
-        columns += ["captured", "compiled before", "misses", "fallbacks", "step ms: torchrun", "job"]
+        columns = ["", "loss: to one", "to torchrun", "first: cold s", "job s", "ratio"]
+        columns += ["captured", "compiled", "misses", "fallbacks", "step: cold ms", "job ms"]
         print_table("the same script, three ways", columns, [_cells(row) for row in rows])
 
     def steps(self) -> None:
