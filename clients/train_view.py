@@ -51,7 +51,7 @@ class View:
                 yield _checkpoint(event)
             case Note():
                 where = f"rank {event.rank}: " if event.rank >= 0 else ""
-                yield f"{event.level}: {where}{event.text}"
+                yield from f"{event.level}: {where}{event.text}".splitlines()
             case RankStarted():
                 self._ranks = event.world_size
                 self._started = max(self._started, event.at)

@@ -207,7 +207,8 @@ def _row(job: TrainJob) -> tuple[str, ...]:
 def _about(job: TrainJob) -> list[tuple[str, str]]:
     spec = job.spec
     least = f", at least {spec.min_workers}" if spec.min_workers else ""
-    each = f"{spec.cpus:g} cores each" if spec.device == "cpu" else "a GPU each"
+    cores = f"{spec.cpus:g} core{'' if spec.cpus == 1 else 's'}"
+    each = f"{cores} each" if spec.device == "cpu" else f"a GPU and {cores} each"
     rows = [
         ("id", job.id),
         ("name", spec.name),

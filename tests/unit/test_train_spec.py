@@ -8,10 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torchrelay
 from torchrelay.compiler import train_spec
 from torchrelay.compiler.errors import BadTrainJob
 from torchrelay.compiler.train_records import Profile, TrainSpec
 
+EXAMPLES = sorted((Path(torchrelay.__file__).parent / "examples" / "train").glob("*.yaml"))
 WHOLE = """\
 name: gpt
 script: train.py
@@ -148,3 +150,16 @@ def test_a_job_is_read_without_torch(tmp_path: Path) -> None:
         f"train_spec.load(pathlib.Path({str(tmp_path / 'job.yaml')!r})); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+def test_the_examples_are_jobs_whose_scripts_are_there(file: Path) -> None:
+    job = train_spec.load(file)
+    assert (file.parent / job.directory / job.spec.script).is_file()
+
+
+def test_the_documented_file_is_one() -> None:
+    page = Path(torchrelay.__file__).parent / "docs" / "training.md"
+    block = page.read_text().partition("```yaml\n")[2].partition("```")[0]
+    job = train_spec.read(block.encode(), "job.yaml")
+    assert set(job.lines) == {*train_spec.FIELDS.values()} - {"function"}
