@@ -8,6 +8,7 @@ compile asks again after a gateway's death, a batch job is kept by whoever submi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import time
@@ -22,6 +23,7 @@ from redis.exceptions import RedisError
 from ..compiler.errors import LimitExceeded
 from ..compiler.search_order import MOST_THREADS
 from ..compiler.tuning import Entry, Found, Known, Place, Problem, Task
+from ..workers.pool import DevicesHeld
 from .crew import Crew
 from .intake import Ask
 from .metrics import Metrics
@@ -142,7 +144,8 @@ class Farm:
 
     def check(self, aim: Aim) -> None:
         """Raises NoWorker if no worker searches for `aim`, nor is one to come."""
-        self._crew.lanes(aim)
+        with contextlib.suppress(DevicesHeld):  # a job can wait for training to end
+            self._crew.lanes(aim)
 
     def submit(self, task: Task, aim: Aim, *, on_change: OnChange | None = None) -> Ticket:
         """Have `task` searched when compiles leave room. Its `id` is the caller's.

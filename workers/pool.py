@@ -22,11 +22,12 @@ from .cluster import Cluster, Node, node_directory, node_resources, ray_environm
 from .messages import Done, Event, Failed, Query, Ready, decode_answer
 from .processes import become_subreaper, descendants, die_with_parent, kill_below, reap
 from .settings import JobLimits, PoolSettings, SlotSettings
-from .slots import Kind, Lane, Slot, Slots
+from .slots import DevicesHeld, Kind, Lane, Slot, Slots
 from .train_driver import Held
 from .train_site import DriverLost, TrainSite, room
 
 __all__ = [  # all that service/ may use of workers/
+    "DevicesHeld",
     "Lane",
     "PoolSettings",
     "WorkerLost",

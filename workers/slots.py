@@ -17,6 +17,10 @@ from .messages import Ready
 Kind = Literal["cpu", "cuda"]
 
 
+class DevicesHeld(NoWorker):
+    """There are workers that could search, and training jobs have their devices."""
+
+
 class Lane(Struct, frozen=True):
     """A device on which a searcher can run, by a worker's name. `searching`: one does; `compiling`: a compile runs
     there too, on this worker or on another that shares the device."""
@@ -116,11 +120,14 @@ class Slots:
         return len(self._waiting)
 
     def lanes(self, toolchain: wire.Toolchain, target: wire.Target) -> list[Lane]:
-        """One for each device that is up and held by no training job. Raises NoWorker where none is, nor is to come."""
+        """One for each device that is up. Raises NoWorker where there is none, nor one to come; and where training jobs
+        hold all of them: a rank may wait for a compile that waits for a search."""
         by_device: dict[tuple[str, str], list[Slot]] = {}
         suitable = [slot for slot in self.all.values() if slot.searches(toolchain, target)]
         if not suitable and not any(slot.may_come(target.kind) for slot in self.all.values()):
             raise self._none_for(toolchain, target)
+        if suitable and all(slot.held(self.held) for slot in suitable):
+            raise DevicesHeld("training jobs hold all devices on which kernels could be measured", hint="")
         for slot in suitable:
             if slot.up() and not slot.held(self.held):
                 by_device.setdefault(slot.device(), []).append(slot)

@@ -8,6 +8,7 @@ ranks' workers, from several threads.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -28,6 +29,8 @@ from ..compiler.train_records import (
 )
 from .train_ledger import Ledger
 from .train_rank import Job, Order, describe, driver_name
+
+log = logging.getLogger(__name__)
 
 CANCEL_SECONDS = 5.0
 """Ranks of a cancelled job have so long to save and end."""
@@ -52,10 +55,12 @@ class _Attempt(Struct):
 
 
 class _Kept(Struct, frozen=True):
-    """What a driver must know of the job besides its news: resumes of the order, failures since then."""
+    """What a driver must know of the job besides its news: resumes of the order, failures since then, and the id of
+    Ray Train's last controller."""
 
     resumes: int = 0
     failures: int = 0
+    controller: str = ""
 
 
 class Held(Struct, frozen=True):
@@ -102,7 +107,7 @@ class TrainDriver:
             if self._kept.resumes == given.resumes and self._ledger.ended is not None:
                 return
             self._ledger.turned_anew()
-            self._keep(_Kept(given.resumes))
+            self._keep(_Kept(given.resumes, controller=self._kept.controller))
             self._cancelled = self._over = False
             self._attempt, self._stop, self._detail, self._deadline = None, Order(), "", None
             if not _put(self._folder / _ORDER, order):
@@ -140,12 +145,14 @@ class TrainDriver:
         with self._lock:
             self._cancelled = True
         self._abandon()
+        self._clear()
 
     # --- for Ray Train's controller --------------------------------------------------------------------
 
     def controller(self, handle: Any) -> None:
         with self._lock:
             self._controller = handle
+            self._keep(msgspec.structs.replace(self._kept, controller=handle._actor_id.hex()))
             cancelled = self._cancelled
         if cancelled:
             self._abandon()
@@ -274,6 +281,7 @@ class TrainDriver:
             state, detail = "failed", f"its driver failed: {type(error).__name__}: {error}"
         if self._deadline is not None:
             self._deadline.cancel()
+        self._clear()
         with contextlib.suppress(OSError):
             (self._folder / _ORDER).unlink()
         self._say(state, detail)
@@ -289,6 +297,7 @@ class TrainDriver:
 
         train_gang.prepare()
         while True:
+            self._clear()
             with self._lock:
                 if self._cancelled:
                     return self._cancelled_as()
@@ -312,6 +321,18 @@ class TrainDriver:
                 return "failed", _first_line(str(error))
             else:
                 return self._cancelled_as() if self._cancelled else ("done", "")
+
+    def _clear(self) -> None:
+        """Free what the last controller left, if it was killed."""
+        from ray.exceptions import RayError
+
+        from .train_groups import remove_groups_of
+
+        if self._kept.controller:
+            try:
+                remove_groups_of(self._kept.controller)
+            except (RayError, RuntimeError, ConnectionError, AttributeError) as error:
+                log.warning("what a lost controller held may stay taken: %s", error)
 
     def _cancelled_as(self) -> tuple[TrainState, str]:
         if self._detail:
