@@ -31,6 +31,7 @@ from .obtain import Source, Wanted
 from .prefetch import prefetch_with, start_early
 from .report import RunReport, process_report
 from .settings import ClientSettings, load_launch, load_settings
+from .spread import spread
 
 M = TypeVar("M")
 
@@ -99,12 +100,21 @@ class Relay:
         try:
             with self.report.timed("encode"):
                 lifted = lift(gm, example_inputs)
-                captured = capture(lifted.gm, lifted.inputs, mode=mode, options=options, lock=self._lock)
+                plain = spread(lifted.gm, lifted.inputs)
+                captured = capture(
+                    plain.gm,
+                    plain.inputs,
+                    mode=mode,
+                    options=options,
+                    lock=self._lock,
+                    meshes=plain.meshes,
+                    groups=plain.groups,
+                )
                 canonical = wire.encode_request(captured.request)
             with self.report.timed("key"):
                 key = keys.key_of_bytes(canonical)
             try:
-                found = self._source.obtain(Wanted(captured, canonical, key, lifted.inputs))
+                found = self._source.obtain(Wanted(captured, canonical, key, plain.inputs))
             except SpecializeInputs as error:
                 raise torch_internals.trace_again(captured.floats[p] for p in error.positions) from None
             except RelayError as error:
@@ -121,7 +131,7 @@ class Relay:
         self.report.record(
             found.outcome, key=key, seconds=time.perf_counter() - start, nodes=len(gm.graph.nodes)
         )
-        return lifted.bind(found.compiled)
+        return lifted.bind(plain.bind(found.compiled))
 
     def fell_back(self, error: RelayError, *, seconds: float, nodes: int) -> None:
         """Count a graph compiled locally, here and (if it answers at once) at the service."""

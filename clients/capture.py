@@ -36,6 +36,8 @@ class Captured(Struct, frozen=True):
     cudagraphs: bool
     floats: dict[int, str]
     """Input position -> Dynamo's name of the symbolic float it stands for."""
+    groups: dict[str, str] = {}
+    """What generated code calls a process group -> its name here."""
 
 
 def capture(
@@ -45,9 +47,11 @@ def capture(
     mode: Mode,
     options: Mapping[str, Any],
     lock: LockFile | None = None,
+    meshes: Sequence[wire.Mesh] = (),
+    groups: Mapping[str, str] | None = None,
 ) -> Captured:
-    """Describe a Dynamo graph, with what `lock` pins for it. Raises Unsupported, BadOption, LimitExceeded or
-    TuningLockError; changes nothing."""
+    """Describe a Dynamo graph, with what `lock` pins for it. meshes, groups: of its DTensors (spread.py). Raises
+    Unsupported, BadOption, LimitExceeded or TuningLockError; changes nothing."""
     values = _placeholder_values(gm, example_inputs)
     symbols = _Symbols(values)
     inputs = _inputs(values, gm, symbols)
@@ -71,6 +75,7 @@ def capture(
         toolchain=local_toolchain(),
         target=local_target(kind, index),
         kernels=sources.found,
+        meshes=list(meshes),
     )
     if lock is not None:
         request = lock.pin(request)
@@ -79,7 +84,7 @@ def capture(
         for position, spec in enumerate(inputs)
         if isinstance(spec, wire.TensorInput) and spec.number is not None
     }
-    return Captured(request, symbols.symints(), index, _cudagraphs(mode, options), floats)
+    return Captured(request, symbols.symints(), index, _cudagraphs(mode, options), floats, dict(groups or {}))
 
 
 def _placeholder_values(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:

@@ -18,11 +18,12 @@ from msgspec import Struct
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..compiler import key, wire
+from ..compiler import key, meshes, wire
 from ..compiler.errors import ClientError, RelayError, SettingsError
 from .capture import Mode, capture
 from .graphs_file import MOST
 from .lift import lift
+from .spread import spread
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 IDLE_CALLS = 1000
@@ -66,9 +67,13 @@ class Recorder:
         try:
             lifted = lift(gm, example_inputs)
             chosen = cast(Mode, self._mode or mode or ("default" if options else self._unnamed))
-            request = capture(lifted.gm, lifted.inputs, mode=chosen, options=dict(options or {})).request
-            name = key.key_of_bytes(wire.encode_request(request))
-            self.found.setdefault(name, wire.pack_request(request))
+            plain = spread(lifted.gm, lifted.inputs)
+            request = capture(
+                plain.gm, plain.inputs, mode=chosen, options=dict(options or {}), meshes=plain.meshes
+            ).request
+            for alike in meshes.at_all_places(request) if plain.even else [request]:
+                name = key.key_of_bytes(wire.encode_request(alike))
+                self.found.setdefault(name, wire.pack_request(alike))
         except RelayError as error:
             self.skipped.setdefault(f"a graph of {len(gm.graph.nodes)} nodes: {error.message}")
         if len(self.found) >= MOST:

@@ -98,4 +98,5 @@ def load(
             inputs,
             cudagraphs=captured.cudagraphs,
             device_index=captured.device_index or 0,
+            groups=captured.groups,
         )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from msgspec import Struct
 
-from . import expr, graph, torch_internals, wire
+from . import dtensors, expr, graph, torch_internals, wire
 from .errors import MalformedRequest
 from .torch_internals import FakeTensorMode, ShapeEnv
 
@@ -47,6 +47,7 @@ def rebuild(request: wire.GraphRequest) -> Program:
         device_index={"cuda": 0},
         symbols=symbols,
         kernels=request.kernels,
+        spread=dtensors.Rebuilt(request.meshes, request.target.kind),
     )
     numbers = {
         position: torch_internals.new_symfloat(env, f"input_{position}", spec.number)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from . import expr, names, pinned, table, tuning, wire
+from . import expr, meshes, names, pinned, table, tuning, wire
 from .errors import BadOption, ForbiddenTarget, LimitExceeded, MalformedRequest, SchemaMismatch
 
 MAX_DIMENSIONS = 64
@@ -66,6 +66,7 @@ class _Check:
         self._nodes = 0
         self._constants_used = 0
         self._kernels_used = 0
+        self._meshes_used = 0
         self._seen_values = 0
 
     def run(self) -> None:
@@ -82,9 +83,12 @@ class _Check:
             self._input(index, item)
         self._constants(request.constants)
         self._kernels(request.kernels)
+        meshes.check(request.meshes)
         self._graph(request.graph, 1)
         if self._kernels_used != len(request.kernels):
             raise MalformedRequest(f"{len(request.kernels) - self._kernels_used} kernels are not used")
+        if self._meshes_used != len(request.meshes):
+            raise MalformedRequest(f"{len(request.meshes) - self._meshes_used} meshes are not used")
         if self._constants_used != len(request.constants):
             raise MalformedRequest(f"{len(request.constants) - self._constants_used} constants are not used")
         placeholders = sum(node.op == "placeholder" for node in request.graph.nodes)
@@ -300,6 +304,8 @@ class _Check:
                     raise MalformedRequest(f"{where} must hold one value")
             case "call_function" if node.target == names.TRITON_CALL and self._request.kernels:
                 self._kernel_call(node, position, modules)
+            case "call_function" if node.target in names.DTENSOR_CALLS and self._request.meshes:
+                self._meshes_used = meshes.check_call(node, where, self._request.meshes, self._meshes_used)
             case "call_function":
                 higher_order = node.target in self._ops.hops
                 if not higher_order and node.target not in self._ops.functions:

@@ -22,6 +22,7 @@ _GROUPS: tuple[tuple[str, float], ...] = (
     ("toolchain.", 4.0),
     ("target.", 4.0),
     ("mode", 2.0),
+    ("meshes", 2.0),
     ("options.", 1.0),
     ("aot_options.", 1.0),
     ("ambient.", 1.0),
@@ -29,6 +30,7 @@ _GROUPS: tuple[tuple[str, float], ...] = (
 """Parts that are one value each, in the order of the answer, and what a difference there weighs."""
 _NAMES = {
     "schema": "wire schema",
+    "meshes": "mesh",
     "toolchain.python": "Python",
     "toolchain.torch": "torch",
     "toolchain.triton": "Triton",

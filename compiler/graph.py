@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 import torch.fx
 
-from . import expr, names, table, torch_internals, user_kernels, wire
+from . import dtensors, expr, names, table, torch_internals, user_kernels, wire
 from .errors import BadExpression, ForbiddenTarget, LimitExceeded, MalformedRequest, Unsupported
 from .torch_internals import HigherOrderOperator, OpOverload, OpOverloadPacket
 
@@ -51,15 +51,17 @@ def decode_graph(
     device_index: Mapping[str, int],
     symbols: Mapping[str, Any],
     kernels: Sequence[wire.KernelSource] = (),
+    spread: dtensors.Rebuilt | None = None,
 ) -> torch.fx.GraphModule:
     """The GraphModule of a checked graph. `device_index`: device kind -> index, for kinds that have one.
 
     `symbols`: name -> value (int or SymInt) for Sym arguments. RUNS the source of `kernels`, so only a compile child
-    gives any. Raises ForbiddenTarget, Unsupported or MalformedRequest.
+    gives any. spread: the request's meshes; a graph with any makes this process one of a pretended world's. Raises
+    ForbiddenTarget, Unsupported or MalformedRequest.
     """
     tensors = [decode_constant(item, device_index) for item in constants]
     known = [torch_internals.register_user_kernel(user_kernels.build(kernel)) for kernel in kernels]
-    return _Decoder(tensors, device_index, symbols, known).graph(graph)
+    return _Decoder(tensors, device_index, symbols, known, spread or dtensors.Rebuilt([], "cpu")).graph(graph)
 
 
 # --- targets ---------------------------------------------------------------------------------------------
@@ -67,6 +69,8 @@ def decode_graph(
 
 def target_name(fn: Any) -> str:
     """A callable's name in the closed table for this torch. Raises Unsupported when it has none."""
+    if isinstance(fn, dtensors.Call):
+        return fn.target
     ops = table.load(torch.__version__)
     if isinstance(fn, HigherOrderOperator):
         name = f"torch.ops.higher_order.{fn}"
@@ -381,7 +385,9 @@ class _Decoder:
         device_index: Mapping[str, int],
         symbols: Mapping[str, Any],
         kernels: list[int],
+        spread: dtensors.Rebuilt,
     ) -> None:
+        self._spread = spread
         self._tensors = tensors
         self._device_index = device_index
         self._symbols = symbols
@@ -407,6 +413,8 @@ class _Decoder:
                     made.append(
                         graph.create_node("call_function", _walk(node.target), (), _kernel_call(kwargs))
                     )
+                case "call_function" if node.target in names.DTENSOR_CALLS:
+                    made.append(graph.create_node("call_function", *self._spread.call(node.target, args)))
                 case "call_function":
                     made.append(graph.create_node("call_function", resolve_target(node.target), args, kwargs))
                 case "call_method":

@@ -62,6 +62,11 @@ def components(request: wire.GraphRequest) -> dict[str, str]:
             {"name": item.name, "source": _digest(item.source), "configurations": _digest(item.configs)}
             for item in request.kernels
         )
+    if request.meshes:
+        parts["meshes"] = ", ".join(
+            f"{'x'.join(map(str, mesh.shape))} at {' '.join(map(str, mesh.coordinate))}"
+            for mesh in request.meshes
+        )
     if request.tuning_lock is not None:
         parts |= _lock_details(request.tuning_lock)
     parts |= _graph_details(request.graph) | _input_details(request.inputs)

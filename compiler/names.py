@@ -68,6 +68,12 @@ TEXT_ARGUMENTS: Mapping[str, tuple[int, frozenset[str]]] = {
 }
 """Functions that look up a name: the argument's position (it is the last) and the names allowed."""
 
+DTENSOR_CALLS = frozenset({"torchrelay.from_local", "torchrelay.redistribute", "torchrelay.to_local"})
+"""Methods of DTensor that a graph with meshes may call; compiler/meshes.py has their arguments."""
+
+PLACEMENT = re.compile(r"R|S-?[0-9]{1,2}|P(sum|avg|product|max|min)", re.ASCII)
+"""How a tensor lies in one dimension of a mesh: replicated, sharded along a dimension, or partial (to be reduced)."""
+
 TRITON_CALL = "torch.ops.higher_order.triton_kernel_wrapper_mutation"
 """A call of a user-written Triton kernel: in no table, for its callers need a permission of their own."""
 

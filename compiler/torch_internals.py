@@ -2047,6 +2047,7 @@ def deserialize(
     *,
     cudagraphs: bool,
     device_index: int = 0,
+    groups: Mapping[str, str] | None = None,
 ) -> Callable[..., Any]:
     """A serialized callable back into one that runs, forward and backward.
 
@@ -2056,7 +2057,7 @@ def deserialize(
 
     libraries: C++ kernels, by what generated code asks for. triton_modules: Triton's own C extensions, by
     triton_module_id. inputs: the example inputs Dynamo gave. device_index: the GPU to run on (artifacts are
-    compiled for GPU 0).
+    compiled for GPU 0). groups: what generated code calls a process group, and its name here.
     """
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
     from torch._inductor.utils import BoxedBool
@@ -2077,6 +2078,8 @@ def deserialize(
             graph.source_code = graph.source_code.replace(_HEAVY_IMPORT, _LIGHT_IMPORT)
         if device_index:
             _move_to_device(graph, device_index)
+        if groups:
+            _rename_groups(graph, groups)
     if triton_modules:
         _triton_modules.add(triton_modules)
     _install_library_lookup()
@@ -2263,6 +2266,13 @@ def _move_to_device(graph: Any, index: int) -> None:
             result.compile_meta["device"] = index
         moved.append(dataclasses.replace(static, cache_key=renamed.get(static.cache_key, static.cache_key)))
     graph._triton_bundle = dataclasses.replace(bundle, static_autotuners=moved)
+
+
+def _rename_groups(graph: Any, groups: Mapping[str, str]) -> None:
+    """Have a CompiledFxGraph's collectives use process groups of these names."""
+    for name, here in groups.items():
+        graph.source_code = graph.source_code.replace(repr(name), repr(here))
+    graph.cache_key = f"{graph.cache_key}_{'_'.join(groups.values())}"
 
 
 def _for_device(source: str, index: int) -> str:

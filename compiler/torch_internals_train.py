@@ -5,12 +5,19 @@ Each function names its upstream home. Tested with torch 2.11 to 2.13.
 
 from __future__ import annotations
 
+import functools
+import inspect
+import itertools
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.fx
+
+from .errors import Unsupported
 
 
 def aoti_package(exported: torch.export.ExportedProgram, file: Path, options: Mapping[str, Any]) -> None:
@@ -53,3 +60,101 @@ def triton_caches() -> list[Path]:
 def profiler_enabled() -> bool:
     """torch._C._autograd._profiler_enabled: whether any profiler of autograd's is on in this thread."""
     return bool(torch._C._autograd._profiler_enabled())
+
+
+def pretends_all_collectives() -> bool:
+    """Whether the fake process group of this torch fills every collective's result, as it has since 2.13; before, a
+    reduce-scatter leaves memory as it was (torch.testing._internal.distributed.fake_pg)."""
+    return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+
+
+@functools.lru_cache(maxsize=1)
+def pretended_meshes(
+    meshes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...],
+    device: str,
+    group_name: Callable[[int, int], str],
+) -> list[Any]:
+    """A DeviceMesh for each (shape, where this process stands in it), whose process groups are named
+    `group_name(mesh, dimension)` (torch.distributed.distributed_c10d._process_group_name gives names by counting).
+
+    Makes this process one rank of a pretended world, larger than any of them: a mesh of all ranks would have the
+    world's own group. Raises Unsupported where it already is a rank of something else.
+    """
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if dist.is_initialized():
+        raise Unsupported("this process is a rank already")
+    strides = [[math.prod(shape[axis + 1 :]) for axis in range(len(shape))] for shape, _ in meshes]
+    places = [
+        sum(at * step for at, step in zip(coordinate, steps, strict=True))
+        for (_, coordinate), steps in zip(meshes, strides, strict=True)
+    ]
+    rank = max(places)
+    first = [rank - place for place in places]
+    world = max(start + math.prod(shape) for start, (shape, _) in zip(first, meshes, strict=True))
+    pretend_process_group(rank, world + 1)
+    named = distributed_c10d._process_group_name
+    found = []
+    try:
+        for index, (shape, _) in enumerate(meshes):
+            mine, others = itertools.count(), itertools.count()
+
+            def name(ranks: Any, *_: Any, **__: Any) -> str:
+                if rank in ranks:
+                    return group_name(index, next(mine))  # noqa: B023
+                return f"{group_name(index, 0)}_other_{next(others)}"  # noqa: B023
+
+            setattr(distributed_c10d, "_process_group_name", name)  # noqa: B010
+            ranks = torch.arange(first[index], first[index] + math.prod(shape)).reshape(shape)
+            mesh = DeviceMesh(device, ranks)
+            have = [mesh.get_group(axis).group_name for axis in range(len(shape))]
+            if have != [group_name(index, axis) for axis in range(len(shape))]:
+                raise Unsupported(f"a mesh's process groups are called {', '.join(have)} here")
+            found.append(mesh)
+    finally:
+        distributed_c10d._process_group_name = named
+    return found
+
+
+def mesh_of(value: Any) -> Any:
+    """The DeviceMesh that an input is, or stands for (torch._library.fake_class_registry.FakeScriptObject, since
+    2.12); None for anything else."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    real = getattr(value, "real_obj", None) if type(value).__name__ == "FakeScriptObject" else value
+    return real if isinstance(real, DeviceMesh) else None
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """A DTensor's own part, without autograd (DTensor._local_tensor)."""
+    part: torch.Tensor = tensor._local_tensor
+    return part
+
+
+def dtensor_call(node: torch.fx.Node) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:
+    """('from_local' | 'redistribute' | 'to_local', arguments, keyword arguments) of a node in which Dynamo calls that
+    method of DTensor; None for any other.
+
+    Since 2.12 the node says so itself. Before, its target is a function that Dynamo made, which holds the arguments
+    (torch._dynamo.variables: torch.py, handle_from_local; tensor.py, method_redistribute and method_to_local).
+    """
+    from torch.distributed.tensor import DTensor
+
+    if node.op == "call_method" and node.target in ("redistribute", "to_local"):
+        return str(node.target), node.args, dict(node.kwargs)
+    if node.op != "call_function":
+        return None
+    if node.target is DTensor.from_local:
+        return "from_local", node.args, dict(node.kwargs)
+    name = getattr(node.target, "__name__", "")
+    known = {
+        "prim from_local": "from_local",
+        "prim_redistribute": "redistribute",
+        "prim_to_local": "to_local",
+    }
+    if name not in known or not getattr(node.target, "__module__", "").startswith("torch._dynamo.variables"):
+        return None
+    held = inspect.getclosurevars(node.target).nonlocals  # type: ignore[arg-type]
+    return known[name], (*node.args, *held["args_as_value"]), {**held["kwargs_as_value"], **node.kwargs}

@@ -264,6 +264,14 @@ class Symbol(_Wire, frozen=True):
     upper: int | None
 
 
+class Mesh(_Wire, frozen=True):
+    """Devices in rows and columns over which tensors are spread, as DTensor has them: its shape, and where in it the
+    process stands that asks. What is compiled may differ between places, and never with the ranks' numbers."""
+
+    shape: list[int]
+    coordinate: list[int]
+
+
 # --- surroundings ----------------------------------------------------------------------------------------
 
 
@@ -351,6 +359,9 @@ class GraphRequest(_Wire, frozen=True, omit_defaults=True):
     """In order of first use."""
     tuning_lock: TuningLock | None = None
     """Only in requests that tune."""
+    meshes: list[Mesh] = []
+    """In order of first use. A tensor that is spread over one comes as this process' part of it: see
+    compiler/meshes.py for the calls that make a DTensor of it, and of a DTensor a part."""
 
 
 # --- artifact --------------------------------------------------------------------------------------------

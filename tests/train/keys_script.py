@@ -10,7 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy, gelu
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -22,6 +24,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "ddp-autocast-checkpoint": {"autocast": True, "checkpoint": True, "accumulate": 2},
     "fsdp": {"accumulate": 2},
     "fsdp-blocks-autocast-checkpoint": {"autocast": True, "blocks": True, "checkpoint": True},
+    "tensor": {"blocks": True},
 }
 """What tells them apart. width: of the model; at 320 it has more than one of DDP's buckets."""
 
@@ -59,8 +62,13 @@ def built(kind: str, *, width: int = WIDTH, checkpoint: bool = False, blocks: bo
     for block in net.blocks:
         if blocks:
             block.compile()
-        fully_shard(block)
-    fully_shard(net)
+        if kind == "tensor":
+            mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+            parallelize_module(block, mesh, {"rise": ColwiseParallel(), "fall": RowwiseParallel()})
+        else:
+            fully_shard(block)
+    if kind != "tensor":
+        fully_shard(net)
     return net if blocks else torch.compile(net)
 
 
@@ -75,7 +83,7 @@ def train(kind: str, steps: int) -> None:
     accumulate, autocast = options.pop("accumulate", 1), options.pop("autocast", False)
     torch.manual_seed(0)
     model = built(kind, **options)
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)  # some may be DTensors, and some not
     torch.manual_seed(1 + dist.get_rank())
     for step in range(steps):
         for part in range(accumulate):

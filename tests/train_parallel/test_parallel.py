@@ -30,8 +30,9 @@ CASES = {
     "join_zero": SAME,
     "accumulate": SAME,
     "fsdp": SAME,
+    "tensor": SAME,
 }
-"""To be had from two graphs. The tolerance is that to one process with the same global batch."""
+"""To be had from three graphs. The tolerance is that to one process with the same global batch."""
 SLOW_CASES = {
     "static": SAME,
     "split": SAME,
@@ -41,7 +42,10 @@ SLOW_CASES = {
     "autocast": HALF,
     "fsdp_half": HALF,
     "fsdp_accumulate": SAME,
+    "sequence": SAME,
 }
+
+PLACED = ("tensor", "sequence", "two")
 
 Told = list[dict[str, Any]]
 """Of each rank: case to what it told."""
@@ -86,8 +90,10 @@ def check(told: Told, case: str, tolerance: float) -> None:
     # Compiled locally, the same code: a PowerSGD or a reduction may still be another one, so not to the last bit.
     assert first["relay"] == pytest.approx(first["local"], abs=SAME)
     assert first["relay"][-1] != first["relay"][0]
-    for rank in told:
-        assert rank[case]["keys"] == first["keys"] != []
+    for number, rank in enumerate(told):
+        # What is spread over a mesh of two has a key for each of its places; the rest has one for all.
+        like = told[number % 2][case] if case in PLACED else first
+        assert rank[case]["keys"] == like["keys"] != []
         assert not [outcome for outcome in rank[case]["outcomes"] if outcome.startswith("fallback")]
 
 
@@ -97,7 +103,7 @@ def test_losses_are_those_of_one_process_with_the_same_global_batch(told: Told, 
 
 
 def test_the_same_model_is_compiled_once_whatever_reduces_its_gradients(told: Told) -> None:
-    keys = {tuple(told[0][case]["keys"]) for case in CASES if case != "fsdp"}
+    keys = {tuple(told[0][case]["keys"]) for case in CASES if case not in ("fsdp", "tensor")}
     assert len(keys) == 1
 
 
@@ -110,6 +116,21 @@ def test_a_hook_is_really_in_force(told: Told) -> None:
 @pytest.mark.parametrize("case", SLOW_CASES)
 def test_more_of_the_same(slowly_told: Told, case: str) -> None:
     check(slowly_told, case, SLOW_CASES[case])
+
+
+def test_each_place_of_a_mesh_has_a_key_of_its_own(told: Told) -> None:
+    """What is compiled may differ between places: who splits a tensor takes another part of it at each."""
+    first, second = (rank["tensor"]["keys"] for rank in told)
+    assert len(first) == len(second) and not {*first} & {*second}
+
+
+@pytest.mark.slow
+def test_two_dimensions_share_what_each_place_of_the_second_compiles(
+    service: PrivateService, tmp_path: Path
+) -> None:
+    told = launch(["two"], 4, tmp_path / "two", service)
+    check(told, "two", SAME)
+    assert len({tuple(rank["two"]["keys"]) for rank in told}) == 2
 
 
 @pytest.mark.slow

@@ -141,6 +141,7 @@ def distance(one: wire.GraphRequest, other: wire.GraphRequest) -> float:
             ["autocast none against cpu bfloat16 True"],
         ),
         ({"symbols": [wire.Symbol("s0", 8, 2, 64)]}, ["symbol s0: upper None against 64"]),
+        ({"meshes": [wire.Mesh([2], [1])]}, ["mesh unset against 2 at 1"]),
         ({"relations": []}, ["relation 0: Eq(Mod(s0, 2), 0) against none"]),
         (
             {"constants": [wire.Constant("float32", [1], "cpu", b"\0\0\0\1")]},

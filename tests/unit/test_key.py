@@ -105,6 +105,7 @@ def test_the_key_covers_every_field() -> None:
         *request.constants,
         *request.kernels,
         *request.kernels[0].configs,
+        *request.meshes,
         request.tuning_lock,
         entry,
         entry.problem,
@@ -166,6 +167,7 @@ def full_request() -> wire.GraphRequest:
         target=wire.Target(kind="cpu", name="", capability="", units=0, cpu=["avx2"]),
         kernels=[wire.KernelSource("k", "import triton\n", [wire.KernelConfig([("B", 8)], 4, 3, 1, None)])],
         tuning_lock=LOCK,
+        meshes=[wire.Mesh(shape=[2, 4], coordinate=[1, 3])],
     )
 
 
