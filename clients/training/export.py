@@ -280,6 +280,8 @@ def _package(
 ) -> ExportedFile:
     begin = time.perf_counter()
     own = local_target("cuda" if name == "cuda" else "cpu")
+    if name == "cuda":
+        _check_toolkit()
     with _compiled_for(name, own.cpu) as instructions:
         try:
             torch_internals_train.aoti_package(program, file, {})
@@ -292,6 +294,17 @@ def _package(
     checks = checked(file.name, run, model.module, model.example, shapes, model.device)
     device = f"{own.name}, {own.capability}" if name == "cuda" else ""
     return _file(file, "aoti", name, seconds, checks, instructions=instructions, device=device)
+
+
+def _check_toolkit() -> None:
+    """A package's C++ calls CUDA's driver; what torch.compile builds does not, and needs no toolkit."""
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    if CUDA_HOME is None:
+        raise ExportFailed(
+            "AOTInductor needs CUDA's headers, and here is no CUDA toolkit",
+            hint="Install one on the node, or set CUDA_HOME there",
+        )
 
 
 @contextlib.contextmanager
