@@ -1,20 +1,19 @@
 """A tuning report as one HTML page: a Report in; text out, that loads nothing and runs nothing.
 
-What users wrote (names, problems, candidates, errors) is shown as text: everything goes through `_e`.
+What users wrote (names, problems, candidates, errors) is shown as text: everything goes through `escaped`.
 """
 
 from __future__ import annotations
 
-import html
 import math
 import re
 from collections.abc import Iterable, Sequence
-from importlib import resources
 
 from ..compiler import roofline
 from ..compiler.records import TuneProgress
 from ..compiler.tuning import Entry, Failure, Place, Timing
 from ..compiler.tuning_changes import Change
+from .html_page import digits, document, escaped, milliseconds, seconds, tiles_of
 from .tuning_report import Device, Graph, Report, Row
 
 _LISTED = 40
@@ -38,17 +37,7 @@ def page(report: Report) -> str:
     if not report.devices:
         parts.append('<p class="quiet">Nothing has been found yet.</p>')
     parts.append(_FOOT)
-    style = resources.files(__package__).joinpath("report.css").read_text()
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{_e(report.title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(parts)
-        + "\n</main>\n</body>\n</html>\n"
-    )
+    return document(report.title, parts)
 
 
 # --- head --------------------------------------------------------------------------------------------------
@@ -57,8 +46,12 @@ def page(report: Report) -> str:
 def _head(report: Report) -> str:
     job = report.job
     about = " &middot; ".join(
-        [_e(device) for device in dict.fromkeys(found.place.device for found in report.devices)]
-        + ([f"job {_e(job.id)}, {_e(job.state)}", f"started by {_e(job.by)}"] if job is not None else [])
+        [escaped(device) for device in dict.fromkeys(found.place.device for found in report.devices)]
+        + (
+            [f"job {escaped(job.id)}, {escaped(job.state)}", f"started by {escaped(job.by)}"]
+            if job is not None
+            else []
+        )
     )
     tiles = [("problems", str(report.problems), f"{report.known} known before" if report.known else "")]
     if report.of_default is not None:
@@ -74,16 +67,12 @@ def _head(report: Report) -> str:
     if report.graphs:
         best = report.graphs[0]
         tiles.append(
-            (f"saved a step of {_e(best.key[:8])}", _milliseconds(best.saved), "of its tuned products")
+            (f"saved a step of {escaped(best.key[:8])}", milliseconds(best.saved), "of its tuned products")
         )
     tried = f"{report.candidates} candidates, {report.failed} failed"
-    tiles.append(("of searching", _seconds(report.seconds), tried))
-    shown = "".join(
-        f"<li><strong>{value}</strong><span>{name}</span><small>{note}</small></li>"
-        for name, value, note in tiles
-    )
-    title = f'<h1>{_e(report.title)}</h1>\n<p class="quiet">{about}</p>'
-    return f'<header>\n{title}\n<ul class="tiles">{shown}</ul>\n</header>'
+    tiles.append(("of searching", seconds(report.seconds), tried))
+    title = f'<h1>{escaped(report.title)}</h1>\n<p class="quiet">{about}</p>'
+    return f"<header>\n{title}\n{tiles_of(tiles)}\n</header>"
 
 
 # --- what changed ------------------------------------------------------------------------------------------
@@ -100,7 +89,7 @@ _SAID = {
 def _changes(changes: Sequence[Change], against: str) -> str:
     slower = [change for change in changes if change.kind == "slower"]
     rest = [change for change in changes if change.kind != "slower"]
-    name = f"<code>{_e(against)}</code>" if against else "the last lock"
+    name = f"<code>{escaped(against)}</code>" if against else "the last lock"
     if slower:
         head = f'<h2 class="bad">{len(slower)} slower than in {name}</h2>{_change_list(slower)}'
     else:
@@ -125,13 +114,13 @@ def _change(change: Change) -> str:
     assert entry is not None
     share = f" {change.share:+.1%}" if change.old is not None and change.new is not None else ""
     sides = " &rarr; ".join(
-        f"{_brief(side.winner.candidate)} {_milliseconds(side.winner.milliseconds)}"
+        f"{_brief(side.winner.candidate)} {milliseconds(side.winner.milliseconds)}"
         for side in (change.old, change.new)
         if side is not None
     )
     return (
-        f'<li><span class="tag {change.kind}">{_e(change.kind)}{share}</span> {_problem(entry)}'
-        f"<small>{_e(entry.place.device)}: {sides}</small></li>"
+        f'<li><span class="tag {change.kind}">{escaped(change.kind)}{share}</span> {_problem(entry)}'
+        f"<small>{escaped(entry.place.device)}: {sides}</small></li>"
     )
 
 
@@ -140,9 +129,9 @@ def _change(change: Change) -> str:
 
 def _graphs(graphs: Sequence[Graph]) -> str:
     rows = "".join(
-        f"<tr><td><code>{_e(graph.key[:16])}</code></td><td>{graph.problems}</td>"
-        f"<td>{_milliseconds(graph.default)}</td><td>{_milliseconds(graph.winners)}</td>"
-        f"<td><strong>{_milliseconds(graph.saved)}</strong></td></tr>"
+        f"<tr><td><code>{escaped(graph.key[:16])}</code></td><td>{graph.problems}</td>"
+        f"<td>{milliseconds(graph.default)}</td><td>{milliseconds(graph.winners)}</td>"
+        f"<td><strong>{milliseconds(graph.saved)}</strong></td></tr>"
         for graph in graphs[:_LISTED]
     )
     return (
@@ -156,8 +145,8 @@ def _graphs(graphs: Sequence[Graph]) -> str:
 
 def _missing(items: Sequence[TuneProgress]) -> str:
     rows = "".join(
-        f'<li><span class="tag {item.state}">{_e(item.state)}</span> <code>{_e(item.text)}</code>'
-        f"<small>{f'line {item.line} &middot; ' * bool(item.line)}{_e(item.detail[:500])}</small></li>"
+        f'<li><span class="tag {item.state}">{escaped(item.state)}</span> <code>{escaped(item.text)}</code>'
+        f"<small>{f'line {item.line} &middot; ' * bool(item.line)}{escaped(item.detail[:500])}</small></li>"
         for item in items[:_MISSING]
     )
     more = f"<p>and {len(items) - _MISSING} more</p>" if len(items) > _MISSING else ""
@@ -171,7 +160,7 @@ def _device(device: Device) -> str:
     rows = "\n".join(_row(row) for row in device.rows)
     plot = _plot(device) if device.ceilings.flops or device.ceilings.bytes else _NO_CEILINGS
     return (
-        f"<section>\n<h2>{_e(device.place.device)}</h2>\n{_place(device.place, device.clock)}\n{plot}\n"
+        f"<section>\n<h2>{escaped(device.place.device)}</h2>\n{_place(device.place, device.clock)}\n{plot}\n"
         '<table class="problems"><thead><tr><th>problem</th><th>time, and as a multiple of the winner\'s</th>'
         "<th>of the roofline</th><th>candidates</th><th>search</th></tr></thead>\n"
         f"<tbody>\n{rows}\n</tbody></table>\n</section>"
@@ -191,7 +180,7 @@ def _place(place: Place, clock: str) -> str:
         ("threads ", str(place.threads) if place.threads else ""),
         ("clock ", clock),
     ]
-    return f'<p class="quiet">{" &middot; ".join(f"{name}{_e(value)}" for name, value in facts if value)}</p>'
+    return f'<p class="quiet">{" &middot; ".join(f"{name}{escaped(value)}" for name, value in facts if value)}</p>'
 
 
 def _row(row: Row) -> str:
@@ -199,11 +188,11 @@ def _row(row: Row) -> str:
     item = (
         "" if result.item.startswith(f"{entry.problem.op}(") else result.item
     )  # says no more than the problem
-    where = [_e(text) for text in (item, f"line {result.line}" if result.line else "") if text]
+    where = [escaped(text) for text in (item, f"line {result.line}" if result.line else "") if text]
     if row.saved:
         graphs = len(result.graphs)
-        where.append(f"saves {_milliseconds(row.saved)} a step in {graphs} graph{'s' * (graphs != 1)}")
-    search = "known before" if result.known else _seconds(entry.seconds)
+        where.append(f"saves {milliseconds(row.saved)} a step in {graphs} graph{'s' * (graphs != 1)}")
+    search = "known before" if result.known else seconds(entry.seconds)
     samples = f"{entry.winner.samples} samples of the winner"
     error = "" if entry.error is None else f"off by {entry.error:.1e}"
     notes = "".join(f"<small>{note}</small>" for note in (samples, error) if note)
@@ -219,8 +208,8 @@ def _problem(entry: Entry) -> str:
     shape = entry.problem.shape()
     op, _, rest = shape.partition("(")
     operands, _, result = rest.rpartition(" -> ")
-    text = f'<code class="problem"><b>{_e(op)}</b>({_e(operands)} &rarr; {_e(result)}</code>'
-    return f"{text}<small><code>{_e(settings)}</code></small>" if settings else text
+    text = f'<code class="problem"><b>{escaped(op)}</b>({escaped(operands)} &rarr; {escaped(result)}</code>'
+    return f"{text}<small><code>{escaped(settings)}</code></small>" if settings else text
 
 
 def _times(entry: Entry) -> str:
@@ -234,8 +223,8 @@ def _times(entry: Entry) -> str:
         multiple = timing.milliseconds / entry.winner.milliseconds
         beside = f"<b>{multiple:.2f}&times;</b>" if name != "winner" else ""
         bars.append(
-            f'<div class="time {name.lower()}" title="{_e(_interval(timing))}"><span>{name}</span>'
-            f'<i style="width:{width:.1f}%"></i><em>{_milliseconds(timing.milliseconds)} {beside}</em></div>'
+            f'<div class="time {name.lower()}" title="{escaped(_interval(timing))}"><span>{name}</span>'
+            f'<i style="width:{width:.1f}%"></i><em>{milliseconds(timing.milliseconds)} {beside}</em></div>'
         )
     return f'{"".join(bars)}<small class="candidate">{_brief(entry.winner.candidate)}</small>'
 
@@ -269,13 +258,13 @@ def _spread(row: Row) -> str:
         kind = "dot won" if won else "dot aten" if timing.candidate.startswith("aten ") else "dot"
         dots.append(
             f'<circle class="{kind}" cx="{x:.1f}" cy="10" r="{4.5 if won else 3.5}">'
-            f"<title>{_e(timing.candidate)}: {_e(_interval(timing))}</title></circle>"
+            f"<title>{escaped(timing.candidate)}: {escaped(_interval(timing))}</title></circle>"
         )
     dots.sort(key=lambda dot: "won" in dot)  # on top
     return (
         f'<svg class="spread" viewBox="0 0 180 20" role="img" aria-label="times of {len(timings)} candidates">'
         f'<line x1="6" x2="174" y1="10" y2="10"/>{"".join(dots)}</svg>'
-        f'<small class="ends"><span>{_milliseconds(fastest)}</span>'
+        f'<small class="ends"><span>{milliseconds(fastest)}</span>'
         f"<span>{slowest / fastest:.1f}&times;</span></small>{said}"
     )
 
@@ -285,12 +274,12 @@ def _listed(timings: Sequence[Timing], failures: Sequence[Failure]) -> str:
         return ""
     fastest = min((timing.milliseconds for timing in timings), default=1.0)
     ran = "".join(
-        f"<li><code>{_e(timing.candidate)}</code> <b>{_milliseconds(timing.milliseconds)}</b> "
+        f"<li><code>{escaped(timing.candidate)}</code> <b>{milliseconds(timing.milliseconds)}</b> "
         f"{timing.milliseconds / fastest:.2f}&times;</li>"
         for timing in timings[:_LISTED]
     )
     not_run = "".join(
-        f"<li><code>{_e(failure.candidate)}</code> <em>{_e(failure.why[:300])}</em></li>"
+        f"<li><code>{escaped(failure.candidate)}</code> <em>{escaped(failure.why[:300])}</em></li>"
         for failure in failures[:_LISTED]
     )
     left = max(len(timings) - _LISTED, 0) + max(len(failures) - _LISTED, 0)
@@ -308,7 +297,7 @@ def _plot(device: Device) -> str:
     told = device.ceilings
     ceilings = " &middot; ".join(
         [f"memory {told.bytes / 1e9:,.0f} GB/s"] * bool(told.bytes)
-        + [f"{_e(kind)} {_rate(flops)}" for kind, flops in sorted(told.flops.items())]
+        + [f"{escaped(kind)} {_rate(flops)}" for kind, flops in sorted(told.flops.items())]
     )
     intro = f'<p class="quiet">Measured ceilings: {ceilings}</p>'
     points = [
@@ -334,13 +323,15 @@ def _plot(device: Device) -> str:
         path = f"M{scale.at(start, told.bytes * start)} L{scale.at(corner, flops)} L{scale.at(right, flops)}"
         lines.append(f'<path class="ceiling {color}" d="{path}"/>')
         said = min(scale.y(flops) + 4, said - 15)  # labels stand above each other
-        lines.append(f'<text class="{color}" x="{scale.x(right) + 6:.1f}" y="{said:.1f}">{_e(kind)}</text>')
+        lines.append(
+            f'<text class="{color}" x="{scale.x(right) + 6:.1f}" y="{said:.1f}">{escaped(kind)}</text>'
+        )
     for x, rate, row in points:
         color = f"kind{kinds.index(roofline.kind(row.entry)) % _KINDS}"
         share = "" if row.share is None else f", {row.share.share:.0%} of the roofline"
         lines.append(
             f'<circle class="point {color}" {scale.center(x, rate)} r="4.5">'
-            f"<title>{_e(row.entry.problem.shape())}: {_rate(rate)}{share}</title></circle>"
+            f"<title>{escaped(row.entry.problem.shape())}: {_rate(rate)}{share}</title></circle>"
         )
     return (
         f'{intro}\n<div class="wide"><svg class="roofline" viewBox="0 0 {_Scale.WIDTH} {_Scale.HEIGHT}" role="img" '
@@ -396,42 +387,27 @@ _FOOT = (
 )
 
 
-def _e(text: str) -> str:
-    """Text as text; what a screen would not show as it is (control and direction characters) is a mark."""
-    return html.escape("".join(c if c.isprintable() else "�" for c in text), quote=True)
-
-
 def _brief(candidate: str) -> str:
     """A template's candidate by its tile, warps and stages; the whole text when the mouse is over it."""
     name, _, rest = candidate.partition(" ")
     given = dict(re.findall(r"(\w+)=([^,\s]+)", rest))
     tile = [given[f"BLOCK_{side}"] for side in "MNK" if f"BLOCK_{side}" in given]
     told = [
-        "&times;".join(map(_e, tile)),
-        *(f"{_e(given[f'num_{part}'])} {part}" for part in ("warps", "stages") if f"num_{part}" in given),
+        "&times;".join(map(escaped, tile)),
+        *(
+            f"{escaped(given[f'num_{part}'])} {part}"
+            for part in ("warps", "stages")
+            if f"num_{part}" in given
+        ),
     ]
-    short = f"{_e(name)} {', '.join(part for part in told if part)}" if tile else _e(candidate[:160])
-    return f'<span title="{_e(candidate)}">{short}</span>'
+    short = (
+        f"{escaped(name)} {', '.join(part for part in told if part)}" if tile else escaped(candidate[:160])
+    )
+    return f'<span title="{escaped(candidate)}">{short}</span>'
 
 
 def _interval(timing: Timing) -> str:
     return f"{timing.milliseconds:g} ms, {timing.low:g} to {timing.high:g}, {timing.samples} samples"
-
-
-def _milliseconds(value: float) -> str:
-    if value and abs(value) < 1:
-        return f"{_digits(value * 1e3)} &micro;s"
-    return f"{_digits(value)} ms"
-
-
-def _seconds(value: float) -> str:
-    return f"{value / 60:.1f} min" if value >= 120 else f"{value:.1f} s"
-
-
-def _digits(value: float) -> str:
-    """Three of them."""
-    size = math.floor(math.log10(abs(value))) if value else 0
-    return f"{value:.{min(max(2 - size, 0), 3)}f}"
 
 
 def _rate(flops: float | None) -> str:
@@ -439,5 +415,5 @@ def _rate(flops: float | None) -> str:
         return ""
     for limit, unit in ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")):
         if flops >= limit:
-            return f"{_digits(flops / limit) if flops / limit < 100 else f'{flops / limit:,.0f}'} {unit}"
+            return f"{digits(flops / limit) if flops / limit < 100 else f'{flops / limit:,.0f}'} {unit}"
     return f"{flops:.0f} FLOP/s"

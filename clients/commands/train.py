@@ -17,7 +17,7 @@ from ..settings import load_settings
 from ..train_view import compiles_text, log_lines, metrics_line
 from ..trains import Trains
 from ..whole_file import write_whole
-from . import output, train_run
+from . import output, train_report, train_run
 from .output import Namespace
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ _HEADINGS = ("id", "name", "state", "begun (UTC)", "by", "ranks", "step", "resta
 _POLL_SECONDS = 1.0
 
 app.command("run")(train_run.run)
+app.command("report")(train_report.write_report)
 
 
 @app.command("ls")

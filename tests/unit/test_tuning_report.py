@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 import pytest
-from torchrelay.clients import report_page, report_pictures, tuning_report
+from torchrelay.clients import html_page, report_page, report_pictures, tuning_report
 from torchrelay.clients.commands import tune_report
 from torchrelay.compiler import tuning_lock
 from torchrelay.compiler.errors import SettingsError, TuningLockError
@@ -213,7 +213,7 @@ def test_a_report_of_nothing_says_so():
     ("milliseconds", "shown"), [(0.0113, "11.3"), (0.9996, "1000"), (12.345, "12.3"), (1234.5, "1234")]
 )
 def test_times_have_three_digits(milliseconds, shown):
-    assert report_page._milliseconds(milliseconds).startswith(shown)
+    assert html_page.milliseconds(milliseconds).startswith(shown)
 
 
 # --- the command -------------------------------------------------------------------------------------------
