@@ -55,12 +55,13 @@ class _Attempt(Struct):
 
 
 class _Kept(Struct, frozen=True):
-    """What a driver must know of the job besides its news: resumes of the order, failures since then, and the id of
-    Ray Train's last controller."""
+    """What a driver must know of the job besides its news: resumes of the order, failures since then, the id of Ray
+    Train's last controller, and whether it was cancelled."""
 
     resumes: int = 0
     failures: int = 0
     controller: str = ""
+    cancelled: bool = False
 
 
 class Held(Struct, frozen=True):
@@ -93,6 +94,7 @@ class TrainDriver:
         self._kept = _Kept()
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             self._kept = msgspec.json.decode((self._folder / _STATE).read_bytes(), type=_Kept)
+            self._cancelled = self._kept.cancelled
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             self._take(msgspec.msgpack.decode((self._folder / _ORDER).read_bytes(), type=TrainOrder))
 
@@ -128,6 +130,7 @@ class TrainDriver:
             if self._cancelled or self._over or self._fitting is None:
                 return
             self._cancelled = True
+            self._keep(msgspec.structs.replace(self._kept, cancelled=True))
             self._stop = Order(CANCEL_SECONDS)
             nobody = self._attempt is None or not self._attempt.running
         wait = 0.0 if nobody else CANCEL_SECONDS + _ABANDON_SECONDS

@@ -40,7 +40,7 @@ MEET = """
     print(f"attempt {attempt} rank {rank} of {world} sum {total.item():g} {sys.argv[1:]}", flush=True)
 """
 FIRST_WAITS = """
-    if attempt == 0:
+    if attempt < int(os.environ.get("WAITS", "1")):
         time.sleep(600)
     dist.destroy_process_group()
 """
@@ -190,20 +190,30 @@ def test_ranks_meet_as_under_torchrun_and_their_news_are_numbered(site):
         job.poll()
 
 
-def test_a_killed_rank_and_all_others_start_again(site):
-    job = site.begin(MEET + FIRST_WAITS)
+def workers(rank: RankStarted) -> list[psutil.Process]:
+    """Ray's worker of a rank."""
+    return [p for p in psutil.Process(rank.pid).parents() if "RayTrainWorker" in " ".join(p.cmdline())]
+
+
+def test_a_killed_rank_and_a_killed_worker_of_ray_and_all_ranks_start_again(site):
+    job = site.begin(MEET + FIRST_WAITS, retries=2, environment={"WAITS": "2"})
     first = job.started()
     job.until(lambda job: len(job.lines()) == 2)
     os.kill(first[1].pid, signal.SIGKILL)
+    second = job.started(1)
+    job.until(lambda job: len(job.lines()) == 4)
+    (worker,) = workers(second[0])
+    worker.kill()
     assert job.end().state == "done"
-    assert job.states() == ["starting", "running", "recovering", "running", "done"]
+    assert job.states() == ["starting", *("running", "recovering") * 2, "running", "done"]
     assert "rank 1 was killed by signal 9" in job.of(Turned)[2].detail
-    assert [turned.restarts for turned in job.of(Turned)] == [0, 0, 1, 1, 1]
-    assert gone([rank.pid for rank in first.values()])
-    assert sum(line.startswith("attempt 1") for line in job.lines()) == 2
+    assert [turned.restarts for turned in job.of(Turned)] == [0, 0, 1, 1, 2, 2, 2]
+    assert gone([rank.pid for rank in (*first.values(), *second.values())])
+    assert sum(line.startswith("attempt 2") for line in job.lines()) == 2
     job.forget()
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_too_often_has_failed_and_says_with_what(site):
     job = site.begin(
         """
@@ -267,6 +277,7 @@ def test_a_job_that_no_node_can_hold_is_told_from_one_that_waits(site):
     assert "GiB" in room(workers=1, memory_bytes=1 << 50)
 
 
+@pytest.mark.slow
 def test_a_job_waits_for_the_cores_of_another_and_can_be_cancelled_meanwhile(site):
     cores = os.cpu_count() or 1
     holds = site.begin("import time; time.sleep(600)", workers=1, cpus=float(cores))
@@ -321,6 +332,7 @@ def test_a_capture_runs_the_script_up_to_its_first_step_and_brings_its_graphs(si
     assert gone([p.pid for p in psutil.Process().children(recursive=True) if "capture_rank" in p.cmdline()])
 
 
+@pytest.mark.slow
 def test_a_killed_driver_goes_on_where_it_was(site):
     job = site.begin(MEET + FIRST_WAITS)
     first = job.started()
