@@ -14,6 +14,7 @@ import importlib
 import inspect
 import platform
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +55,15 @@ class _Model(Struct, frozen=True):
 
 
 def export(options: ExportOptions, folder: Path, *, say: Say) -> Exported:
-    """Into `folder`, which is there. Raises ExportFailed; what the submitter's function raises."""
+    """Into `folder`, which is there: all files, or none. Raises ExportFailed; what the submitter's function raises."""
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as draft:
+        told = _export(options, Path(draft), say)
+        for path in Path(draft).iterdir():
+            path.replace(folder / path.name)
+    return told
+
+
+def _export(options: ExportOptions, folder: Path, say: Say) -> Exported:
     model, weights = _made(options, say)
     made: list[ExportedFile] = []
     left_out: list[str] = []
@@ -85,16 +94,15 @@ def export(options: ExportOptions, folder: Path, *, say: Say) -> Exported:
         if options.format in ("aoti", "both"):
             for name in targets:
                 file = folder / f"{options.name}-{name}.pt2"
-                with _whole_or_absent(file):
-                    made.append(_package(program, here, shapes, name, file))
+                made.append(_package(program, here, shapes, name, file))
                 say(_line(made[-1]))
         if options.format in ("torchscript", "both"):
             file = folder / f"{options.name}-{kind}.torchscript.pt"
             try:
-                with _whole_or_absent(file):
-                    made.append(_torchscript(here, shapes, kind, file))
+                made.append(_torchscript(here, shapes, kind, file))
                 say(_line(made[-1]))
             except ExportFailed as error:
+                file.unlink(missing_ok=True)
                 if options.format != "both":
                     raise
                 left_out.append(f"TorchScript for {kind}: {error.message}")
@@ -104,16 +112,6 @@ def export(options: ExportOptions, folder: Path, *, say: Say) -> Exported:
     told = msgspec.structs.replace(told, files=made, left_out=left_out)
     (folder / META_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(told)) + b"\n")
     return told
-
-
-@contextlib.contextmanager
-def _whole_or_absent(file: Path) -> Iterator[None]:
-    """Nobody finds a file that was not checked to its end."""
-    try:
-        yield
-    except BaseException:
-        file.unlink(missing_ok=True)
-        raise
 
 
 def _line(made: ExportedFile) -> str:

@@ -168,7 +168,7 @@ def test_what_no_checkpoint_can_be_is_refused(tmp_path: Path) -> None:
 def test_a_trace_that_is_wrong_at_other_sizes_is_not_handed_out(tmp_path: Path) -> None:
     with pytest.raises(ExportFailed, match=r"cannot be scripted.*traced.*differs from eager"):
         scripted("baked", tmp_path, dynamic=read_dynamic(["batch=1:64"]))
-    assert list(tmp_path.glob("*.pt")) == [tmp_path / "example.pt"]
+    assert list(tmp_path.iterdir()) == []
     assert scripted("baked", tmp_path).files[0].how == "traced"  # at the example's sizes it is right
 
 
@@ -176,7 +176,7 @@ def test_a_package_that_differs_from_eager_is_not_handed_out(tmp_path: Path) -> 
     before = torch_internals.current_options()
     with pytest.raises(ExportFailed, match=r"model-cpu-avx2.pt2.*output 0 differs from eager"):
         export(ExportOptions(function="exporting:worse", targets=["cpu-avx2"]), tmp_path, say=print)
-    assert not list(tmp_path.glob("*.pt2"))
+    assert list(tmp_path.iterdir()) == []
     assert (
         torch_internals.current_options() == before
     )  # upstream leaves the target in Inductor's configuration
@@ -190,6 +190,13 @@ def test_a_size_stands_where_it_is_said_to(tmp_path: Path) -> None:
     assert told.sizes == {"batch": (2, 8), "length": (2, 16)}
     sizes = [check.shapes[1] for check in told.files[0].checks if check.inputs == "random"]
     assert sizes[:4] == [[4, 6], [2, 2], [8, 16], [5, 9]] and sorted(sizes[4:]) == [[2, 16], [8, 2]]
+
+
+def test_the_example_exports_with_the_sizes_that_its_function_names(tmp_path: Path) -> None:
+    function = "torchrelay.examples.export_char_gpt:char_gpt"
+    told = export(ExportOptions(function=function, format="torchscript"), tmp_path, say=print)
+    assert told.sizes == {"batch": (1, 64), "length": (2, 64)}
+    assert told.inputs[0].shape == ["batch", "length"] and told.outputs[0].shape == ["batch", 128]
 
 
 @pytest.mark.parametrize(
@@ -218,3 +225,19 @@ def test_what_cannot_be_exported_says_why(
 def test_a_dynamic_size_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="--dynamic"):
         read_dynamic([text])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["exporting:net", "--target", "gpu"], "Targets are cpu, cpu-avx2"),
+        (["exporting:net", "--format", "onnx"], "formats aoti, torchscript"),
+        (["exporting.net"], "a function is `module:function`"),
+        (["exporting:net", "--dynamic", "batch"], "--dynamic is 'batch'"),
+    ],
+)
+def test_options_that_cannot_be_are_wrong_use(flags: list[str], said: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torchrelay.clients.cli", "export", *flags, "--local"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and said in done.stderr, done.stderr
+    assert list(tmp_path.iterdir()) == []
