@@ -151,6 +151,10 @@ class Tokens:
         await self._forget(now - _REMEMBERED_SECONDS)
         return Issued(secret, record)
 
+    async def restore(self, issued: Issued) -> None:
+        """Have a token again that Redis has lost; one that it knows stays as it is."""
+        await self._redis.hsetnx(self._keys.tokens, digest(issued.secret), msgspec.json.encode(issued.record))
+
     async def records(self, *, by: Grant) -> list[TokenRecord]:
         """Every issued token that `by` administers, oldest first; the settings' own is not among them."""
         records = [record for _, record in await self._all() if _administers(by, record)]

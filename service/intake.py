@@ -24,6 +24,8 @@ _REMEMBERED = 4096
 _CHILDREN = 2
 _CHILD_SECONDS = 60.0
 _DRAIN_SECONDS = 2.0
+_SLOWEST = 256 << 10
+"""Bytes a second of a large body that is still waited for."""
 
 
 class Ask(Struct, frozen=True):
@@ -81,7 +83,7 @@ class Intake:
         self._children = asyncio.Semaphore(_CHILDREN)
 
     async def read(self, request: Request, limit_bytes: int | None = None) -> bytes:
-        """The body, never more than the limit (a graph's if None) in memory.
+        """The body, never more than the limit (a graph's if None) in memory. One that says that it is large has longer.
 
         Raises LimitExceeded, MalformedRequest.
         """
@@ -92,17 +94,16 @@ class Intake:
             raise LimitExceeded(f"body has {declared} bytes, limit {limit}")
         parts: list[bytes] = []
         size = 0
+        seconds = max(self._body_timeout_seconds, int(declared) / _SLOWEST if declared.isdecimal() else 0.0)
         try:
-            async with asyncio.timeout(self._body_timeout_seconds):
+            async with asyncio.timeout(seconds):
                 async for part in request.stream():
                     size += len(part)
                     if size > limit:
                         break
                     parts.append(part)
         except TimeoutError:
-            raise MalformedRequest(
-                f"the body did not arrive within {self._body_timeout_seconds:g} s"
-            ) from None
+            raise MalformedRequest(f"the body did not arrive within {seconds:g} s") from None
         if size > limit:
             await _drain(request, limit)
             raise LimitExceeded(f"body has more than {limit} bytes")

@@ -33,7 +33,7 @@ from ..compiler.train_records import (
 )
 from ..compiler.trust import key_text
 from ..workers.pool import WorkerLost
-from .auth import Grant, Tokens
+from .auth import Grant, Issued, Tokens
 from .events import WakeUps
 from .settings import ServiceSettings
 from .signing import Keyring
@@ -202,6 +202,8 @@ class Drive:
         self._last = 0
         """Number of the news that ends the job."""
         self._made: TrainOrder | None = None
+        self._issued: list[Issued] = []
+        """Its ranks' tokens, as far as they were made here."""
 
     async def take(self) -> Held:
         """Keep the lease. Raises RedisError, Overloaded."""
@@ -209,6 +211,8 @@ class Drive:
         held, wish = await trains.take(self._id, self.owner, turn)
         if held == "gone":
             log.warning("train_written_again", job=self._id)
+            for issued in self._issued:
+                await self._parts.tokens.restore(issued)
             await trains.create(self._snapshot())
             held, wish = await trains.take(self._id, self.owner, turn)
         if held == "held" and wish and not self.cancelled.is_set():
@@ -364,6 +368,7 @@ class Drive:
     async def _begin(self) -> None:
         """Give the job to the nodes. Raises Unavailable, NotFound."""
         progress, resumes = self._progress, self.loaded.resumes
+        progress.ranks = 0
         if progress.begun == resumes:
             await self._tell([], state="recovering", detail="its driver was lost and starts again")
         else:
@@ -537,6 +542,7 @@ class Drive:
                 allow_source=self.loaded.source,
             )
         )
+        self._issued.append(issued)
         keys = ",".join(key_text(key) for key in parts.keyring.public)
         self._made = TrainOrder(
             job=self._id,

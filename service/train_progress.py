@@ -75,7 +75,7 @@ class Progress(Struct, kw_only=True, omit_defaults=True):
                     self.checkpoint, self.checkpoint_step = event.name, event.step
             case Turned():
                 self.restarts = max(self.restarts, event.restarts)
-                self.ranks = 0 if event.state in TRAIN_ENDED else event.ranks or self.ranks
+                self.ranks = event.ranks
                 if event.state == "running" and not self.since:
                     self.since = event.at
             case _:

@@ -10,7 +10,7 @@ import httpx2
 import msgspec
 import pytest
 from fault_parts import RedisProxy
-from service_parts import RedisServer, Running, wait_until
+from service_parts import RedisServer, Running, client_of, wait_until
 from torchrelay.compiler.train_records import Metrics, TrainEvent, Turned
 from training_parts import STEPS, TrainingGateway, TrainingPool, begun, ended, entries, events, shown, story
 
@@ -136,6 +136,8 @@ def test_redis_that_comes_back_empty_is_given_the_job_again(
             forgetful.stop()
             forgetful.start()
             wait_until(lambda: _answers(http, job), seconds=60)
+            with client_of(gateway.url, pool.orders[-1].environment["TORCHRELAY_TOKEN"]) as rank:
+                wait_until(lambda: rank.get("/v1/info").status_code == 200, seconds=20)
             done = ended(http, job)
             assert (done["state"], done["step"]) == ("done", STEPS - 1)
             rest = told_after(http, job)
