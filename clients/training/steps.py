@@ -1,7 +1,7 @@
 """Optimizer steps of this process, seen from outside the script: PyTorch's own hooks in, a count and calls out.
 
 A step is one of the first optimizer that takes any: of two (a GAN's) or of hundreds (one for each parameter) the first
-stands for all, and of an optimizer inside another (ZeRO) the outer one. A step that is compiled itself is not seen.
+stands for all, and of an optimizer inside another (ZeRO) the outer one.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class Steps:
         if self._started:
             return
         self._started = True
-        register_optimizer_step_pre_hook(self._before)
-        register_optimizer_step_post_hook(self._after)
+        # Of a compiled step they are called all the same, and none of this is compiled.
+        register_optimizer_step_pre_hook(torch.compiler.disable(self._before))  # type: ignore[no-untyped-call]
+        register_optimizer_step_post_hook(torch.compiler.disable(self._after))  # type: ignore[no-untyped-call]
 
     def listen(self, listener: Listener) -> None:
         self.start()
@@ -64,13 +65,13 @@ class Steps:
             self._quiet -= 1
 
     def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or self._quiet:
+        if self._quiet:
             return
         if self._first is None or self._first() is None:
             self._first = weakref.ref(optimizer)
 
     def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or self._quiet or self._first is None:
+        if self._quiet or self._first is None:
             return
         if self._first() is not optimizer:
             return

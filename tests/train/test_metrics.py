@@ -108,7 +108,7 @@ def test_an_unchanged_script_s_steps_are_seen(pipe: tuple[int, int]) -> None:
     )
 
 
-def test_seeing_steps_adds_no_graph_to_a_compiled_optimizer_step() -> None:
+def test_a_compiled_optimizer_s_step_is_seen_and_has_no_graph_more() -> None:
     def graphs() -> int:
         found = []
 
@@ -124,9 +124,10 @@ def test_seeing_steps_adds_no_graph_to_a_compiled_optimizer_step() -> None:
         assert torch.equal(weight.detach(), torch.tensor([0.5, 0.5]))
         return len(found)
 
-    before = graphs()
-    Steps().start()
+    before, steps = graphs(), Steps()
+    steps.start()
     assert graphs() == before
+    assert steps.done == 1
 
 
 def test_a_reader_who_stands_still_holds_nothing_up_and_learns_what_is_lost(
