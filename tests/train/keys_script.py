@@ -69,7 +69,7 @@ def built(kind: str, *, width: int = WIDTH, checkpoint: bool = False, blocks: bo
         if blocks:
             block.compile()
         if kind == "tensor":
-            mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+            mesh = init_device_mesh(device().type, (dist.get_world_size(),))
             parallelize_module(block, mesh, {"rise": ColwiseParallel(), "fall": RowwiseParallel()})
         else:
             fully_shard(block)

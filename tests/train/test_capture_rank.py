@@ -2,78 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import msgspec
 import pytest
-from torchrelay.compiler import key, wire
-from torchrelay.compiler.train_records import SPEC_ENVIRONMENT, Captured, TrainSpec
-
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-from keys_script import KINDS  # noqa: E402
-
-
-def environment(tmp_path: Path, spec: TrainSpec | None = None, **more: str) -> dict[str, str]:
-    """As rank 0 of two has it; no gateway is known."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHRELAY_")}
-    world = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
-    mine = {
-        "OMP_NUM_THREADS": "1",
-        "XDG_CONFIG_HOME": str(tmp_path),
-        "XDG_STATE_HOME": str(tmp_path / "state"),
-    }
-    told = {
-        SPEC_ENVIRONMENT: msgspec.json.encode(spec or TrainSpec(name="a", script="a.py", workers=2)).decode()
-    }
-    return kept | world | mine | told | more
-
-
-def captured(
-    tmp_path: Path, *target: str, spec: TrainSpec | None = None, folder: Path = HERE
-) -> tuple[Captured, str]:
-    """What a capture run found, and what the script printed."""
-    output = tmp_path / "captured"
-    done = subprocess.run(
-        [sys.executable, "-m", "torchrelay.clients.training.capture_rank", str(output), *target],
-        env=environment(tmp_path, spec),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return msgspec.msgpack.decode(output.read_bytes(), type=Captured), done.stdout
-
-
-def keys(found: Captured) -> list[str]:
-    return [key.key_of_bytes(wire.encode_request(wire.unpack_request(body))) for body in found.bodies]
+from capture_parts import asked_by_ranks, captured, keys
+from keys_script import KINDS
+from torchrelay.compiler import wire
+from torchrelay.compiler.train_records import Captured, TrainSpec
 
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Keys that two gloo ranks ask for in three steps, by kind: the same, but where they have different parts."""
-    folder = tmp_path_factory.mktemp("ranks")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launcher, str(HERE / "real_ranks.py"), str(folder)],
-        env=environment(folder, PYTHONWARNINGS="ignore"),
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    first, second = (json.loads((folder / f"{rank}.json").read_text()) for rank in range(2))
-    first["tensor"], mine = [*first["tensor"], *second["tensor"]], first["tensor"]
-    assert mine != second["tensor"]
-    assert {**first, "tensor": []} == {**second, "tensor": []}
-    return first  # type: ignore[no-any-return]
+    return asked_by_ranks(tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -81,7 +21,7 @@ def test_what_is_captured_is_what_real_ranks_ask_for(
     kind: str, asked: dict[str, list[str]], tmp_path: Path
 ) -> None:
     found, printed = captured(tmp_path, "--", "keys_script.py", kind)
-    assert keys(found) == list(dict.fromkeys(asked[kind])) != []
+    assert keys(found) == asked[kind] != []
     assert found.skipped == []
     assert found.ended == "at the first optimizer step"
     assert "step" not in printed
