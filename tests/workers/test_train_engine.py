@@ -18,6 +18,7 @@ from torchrelay.compiler import train_package
 from torchrelay.compiler.errors import CompileTimeout
 from torchrelay.compiler.train_records import (
     TRAIN_ENDED,
+    Checkpoint,
     Log,
     News,
     Note,
@@ -352,4 +353,52 @@ def test_a_killed_driver_goes_on_where_it_was(site):
     assert [each.number for each in job.news] == list(range(1, len(job.news) + 1))
     assert gone([rank.pid for rank in first.values()])
     assert {event.attempt for event in job.of(RankStarted)} == {0, 1}
+    job.forget()
+
+
+TRAINS = """
+    import os, time
+    import torch, torch.distributed as dist
+    from torchrelay import train
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
+    net = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    checkpoints = train.Checkpoints()
+    state = {"model": net, "optimizer": optimizer}
+    start = checkpoints.restore(**state) or 0
+    for step in range(start, 24):
+        draw = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+        loss = net(torch.randn(4, 8, generator=draw)).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        train.report(step=step, loss=loss)
+        if (step + 1) % 4 == 0:
+            checkpoints.save(step + 1, **state)
+        time.sleep(0.1)
+    checkpoints.wait()
+    print(f"started at {start}, rank {dist.get_rank()} ended with {loss.item()!r}", flush=True)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_job_whose_ranks_were_killed_ends_with_the_very_loss_of_one_undisturbed(site):
+    def losses(job):
+        assert job.end(240).state == "done", job.news
+        ends = [line for line in job.lines() if "ended with" in line]
+        return sorted(line.partition(", ")[2] for line in ends), {line.split(",")[0] for line in ends}
+
+    calm, from_the_start = losses(site.begin(TRAINS))
+    assert len(calm) == 2
+    assert from_the_start == {"started at 0"}
+    job = site.begin(TRAINS, retries=2)
+    first = job.started()
+    job.until(lambda job: any(c.kept and c.step >= 8 for c in job.of(Checkpoint)))
+    os.kill(first[1].pid, signal.SIGKILL)
+    job.started(1)
+    disturbed, later = losses(job)
+    assert disturbed == calm
+    assert later != from_the_start
+    assert job.of(Turned)[-1].restarts == 1
     job.forget()
