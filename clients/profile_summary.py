@@ -38,8 +38,6 @@ _SYNCHRONIZES = frozenset(
 _READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero"})
 """Operators that wait for the device, to have a number on the host."""
 _LOADER = "enumerate(DataLoader)#"
-OWN_LOADER = "torchrelay: next batch"
-"""Name of the span in which clients/training/data.py waits for a batch."""
 _BACKWARD = "autograd::engine::evaluate_function"
 
 
@@ -178,9 +176,7 @@ def summarize(read: trace.Trace, facts: Facts) -> Summary:
     runtime = [e for e in events if e.cat in ("cuda_runtime", "cuda_driver")]
     training = {e.tid for e in host if e.name.startswith(_BACKWARD)} | {spans[0].tid}
     backwards = [e for e in host if e.name.startswith(_BACKWARD)]
-    loaded = trace.cover(
-        e.interval for e in host if e.name.startswith(_LOADER) or e.name.startswith(OWN_LOADER)
-    )
+    loaded = trace.cover(e.interval for e in host if e.name.startswith(_LOADER))
     communicated, computed = _covers(host, device, training, loaded)
     found = tensor_cores.of_triton(
         {e.name for e in kernels if e.name.startswith("triton_")},

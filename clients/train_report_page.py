@@ -62,7 +62,13 @@ def _head(report: Report) -> str:
         f"<code>{escaped(' '.join([spec.script or spec.function, *spec.arguments])[:200])}</code>",
         f"started by {escaped(job.by)}",
     ]
-    tiles = [("steps", f"{job.step + 1:,}" if report.series else "0", f"{job.restarts} restarts")]
+    tiles = [
+        (
+            "steps",
+            f"{job.step + 1:,}" if report.series else "0",
+            f"{job.restarts} restart{'s' * (job.restarts != 1)}",
+        )
+    ]
     loss = report.one("loss")
     if loss is not None and loss.last is not None:
         first = min(line[0] for line in loss.lines.values())[1]
@@ -413,7 +419,7 @@ def _restarts(report: Report) -> str:
     if not report.restarts:
         return ""
     rows = "".join(
-        f"<li>after step {step:,}{f', {ranks} ranks go on' if ranks else ''}<small>{escaped(why[:500])}</small></li>"
+        f"<li>after step {step:,}{f', of {ranks} ranks' if ranks else ''}<small>{escaped(why[:500])}</small></li>"
         for step, ranks, why in report.restarts[-_LISTED:]
     )
     return f'<h3>Ranks started again</h3><ul class="changes">{rows}</ul>'

@@ -144,7 +144,7 @@ def test_a_restart_is_marked_where_the_job_was_and_steps_taken_again_count_once(
     assert found.restarts == [(4, 1, "rank 1 ended with -9: Killed")]
     assert dict(found.series[0].lines[0])[3] == 13.0
     text = read(found).text
-    assert "after step 4, 1 ranks go on" in text
+    assert "after step 4, of 1 ranks" in text
     assert "dashed: ranks started again" in text
 
 
