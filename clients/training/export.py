@@ -29,7 +29,7 @@ from ...compiler import target as cpu
 from ...compiler import torch_internals, torch_internals_train
 from ...compiler.errors import ExportFailed
 from ...compiler.toolchain import local_target
-from .export_checks import Shapes, checked, shapes_of, tensors_of
+from .export_checks import Shapes, checked, leaves, shapes_of, tensors_of
 from .export_records import (
     EXAMPLE_FILE,
     META_FILE,
@@ -173,8 +173,7 @@ def _on(model: _Model, kind: str) -> _Model:
 def _write_example(model: _Model, file: Path) -> None:
     with torch.no_grad():
         outputs = model.module(*[tensor.clone() for tensor in model.example])
-    outputs = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
-    tensors = [one.cpu() for one in outputs if isinstance(one, torch.Tensor)]
+    tensors = [one.cpu() for one in leaves(outputs) if isinstance(one, torch.Tensor)]
     torch.save({"inputs": [tensor.cpu() for tensor in model.example], "outputs": tensors}, file)
 
 

@@ -109,7 +109,7 @@ def _line(error: Exception) -> str:
 def _compared(
     what: str, want: Any, have: Any, inputs: Sequence[torch.Tensor], model: torch.nn.Module
 ) -> tuple[float, float]:
-    wanted, had = _leaves(want), _leaves(have)
+    wanted, had = leaves(want), leaves(have)
     if len(wanted) != len(had):
         raise ExportFailed(f"{what}: {len(had)} outputs, eager has {len(wanted)}")
     dtypes = {t.dtype for t in (*wanted, *inputs, *model.parameters()) if isinstance(t, torch.Tensor)}
@@ -128,11 +128,12 @@ def _compared(
     return worst, tolerance
 
 
-def _leaves(value: Any) -> list[Any]:
+def leaves(value: Any) -> list[Any]:
+    """What a model returned, in order: tensors, and whatever else it has."""
     if isinstance(value, Mapping):
-        return [leaf for key in value for leaf in _leaves(value[key])]
+        return [leaf for key in value for leaf in leaves(value[key])]
     if isinstance(value, list | tuple):
-        return [leaf for one in value for leaf in _leaves(one)]
+        return [leaf for one in value for leaf in leaves(one)]
     return [value]
 
 

@@ -34,9 +34,9 @@ class Worse(nn.Module):
 
 
 class TwoInputs(nn.Module):
-    def forward(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         kept = tokens.float() * mask
-        return kept.sum(1), kept.cumsum(1)
+        return kept.sum(1), {"sums": kept.cumsum(1)}
 
 
 def net() -> tuple[nn.Module, Tensor]:

@@ -188,6 +188,9 @@ def test_a_size_stands_where_it_is_said_to(tmp_path: Path) -> None:
     )
     assert [tensor.shape for tensor in told.inputs] == [["batch", "length"], ["batch", "length"]]
     assert told.sizes == {"batch": (2, 8), "length": (2, 16)}
+    assert [tensor.shape for tensor in told.outputs] == [["batch"], ["batch", "length"]]
+    example = torch.load(tmp_path / "example.pt")
+    assert [list(tensor.shape) for tensor in example["outputs"]] == [[4], [4, 6]]
     sizes = [check.shapes[1] for check in told.files[0].checks if check.inputs == "random"]
     assert sizes[:4] == [[4, 6], [2, 2], [8, 16], [5, 9]] and sorted(sizes[4:]) == [[2, 16], [8, 2]]
 
