@@ -293,7 +293,8 @@ class Checkpoints:
         elif group.rank == 0:
             process_telling().note(
                 "info",
-                f"saved by {own['ranks']} ranks, taken up by {group.size}: each goes on with random states of its own",
+                f"saved by {own['ranks']} ranks, taken up by {group.size}: each goes on with random states of its own, "
+                "and with the loader's state of rank 0",
             )
 
     def _begin(self) -> tuple[Place, _Group]:

@@ -1,4 +1,4 @@
-"""Checkpoints and the training examples on GPUs: bf16, random states of the device, NCCL ranks that are killed."""
+"""Checkpoints and the training examples on GPUs: bf16, random states of the device, what NCCL ranks saved."""
 
 from __future__ import annotations
 

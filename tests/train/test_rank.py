@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from torchrelay.compiler.train_records import FirstStep, RankCompiles, TrainSpec
-from train_parts import HERE, finish, start
+from torchrelay.compiler.train_records import STOPPED_CODE, FirstStep, RankCompiles, TrainSpec
+from train_parts import HERE, finish, signal, start, wait_for
 
 PLAIN = HERE / "plain.py"
 
@@ -99,3 +99,29 @@ dist.all_reduce(torch.ones(1))
     ranks = start(script, ranks=2)
     finish(ranks)
     assert [rank.out for rank in ranks] == ["ended\n"] * 2
+
+
+def test_sigterm_ends_a_script_that_never_asks_and_is_a_question_to_one_that_does(tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text(
+        """
+import sys, time
+from pathlib import Path
+from torchrelay import train
+asks = sys.argv[1] == "asks"
+if asks:
+    assert not train.should_stop()
+Path(sys.argv[2]).touch()
+while not (asks and train.should_stop()):
+    time.sleep(0.01)
+print("saved")
+"""
+    )
+    ranks = []
+    for asks in ("asks", "never"):
+        ranks += start(script, [asks, str(tmp_path / asks)])
+    for rank, asks in zip(ranks, ("asks", "never"), strict=True):
+        wait_for(tmp_path / asks)
+        rank.process.send_signal(signal.SIGTERM)
+    finish(ranks, STOPPED_CODE, -signal.SIGTERM)
+    assert [rank.out for rank in ranks] == ["saved\n", ""]
