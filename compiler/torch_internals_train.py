@@ -44,9 +44,10 @@ def aoti_load(file: Path) -> Callable[..., Any]:
 def pretend_process_group(rank: int, world_size: int) -> None:
     """torch.testing._internal.distributed.fake_pg: a default process group of `world_size` ranks whose other ranks are
     not there; collectives end at once, and what they would have brought is made up."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers the back end
 
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("fake", store=store, rank=rank, world_size=world_size)
 
 
 def triton_caches() -> list[Path]:

@@ -25,7 +25,7 @@ def pretended_world(rank: int, world_size: int) -> Iterator[None]:
     if not dist.is_available():
         yield
         return
-    start, group = dist.init_process_group, dist.new_group
+    start, group, barrier = dist.init_process_group, dist.new_group, dist.monitored_barrier
 
     def init_process_group(backend: Any = None, *_: Any, **given: Any) -> None:
         size, mine = given.get("world_size", -1), given.get("rank", -1)
@@ -42,6 +42,7 @@ def pretended_world(rank: int, world_size: int) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_in_place_of(start, init_process_group))
         stack.enter_context(_in_place_of(group, new_group))
+        stack.enter_context(_in_place_of(barrier, lambda *_, **__: None))
         stack.enter_context(_lone_ddp())
         stack.enter_context(_no_rpc())
         try:
