@@ -95,8 +95,9 @@ class TrainDriver:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             self._kept = msgspec.json.decode((self._folder / _STATE).read_bytes(), type=_Kept)
             self._cancelled = self._kept.cancelled
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            self._take(msgspec.msgpack.decode((self._folder / _ORDER).read_bytes(), type=TrainOrder))
+        if _started_again():  # else a gateway is about to give the order, with a token that is good
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                self._take(msgspec.msgpack.decode((self._folder / _ORDER).read_bytes(), type=TrainOrder))
 
     # --- for gateways ----------------------------------------------------------------------------------
 
@@ -108,9 +109,10 @@ class TrainDriver:
                 return
             if self._kept.resumes == given.resumes and self._ledger.ended is not None:
                 return
-            self._ledger.turned_anew()
-            self._keep(_Kept(given.resumes, controller=self._kept.controller))
-            self._cancelled = self._over = False
+            if given.resumes != self._kept.resumes:
+                self._ledger.turned_anew()
+                self._keep(_Kept(given.resumes, controller=self._kept.controller))
+            self._cancelled, self._over = self._kept.cancelled, False
             self._attempt, self._stop, self._detail, self._deadline = None, Order(), "", None
             if not _put(self._folder / _ORDER, order):
                 self._ledger.add(
@@ -395,6 +397,12 @@ class TrainDriver:
                 state=state, at=time.time(), detail=detail, ranks=ranks, restarts=self._ledger.restarts
             )
         self._ledger.add([turned])
+
+
+def _started_again() -> bool:
+    import ray
+
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def _put(path: Path, data: bytes) -> bool:
