@@ -192,6 +192,7 @@ class Drive:
         self._progress: Progress = loaded.progress
         self._state: TrainState = loaded.job.state
         self._detail = loaded.job.detail
+        self._cancelled_by = ""
         self._told = loaded.told
         self._tellings = loaded.tellings
         self._events = loaded.events
@@ -216,7 +217,7 @@ class Drive:
             await trains.create(self._snapshot())
             held, wish = await trains.take(self._id, self.owner, turn)
         if held == "held" and wish and not self.cancelled.is_set():
-            self._detail = wish
+            self._cancelled_by = self._detail = wish
             self.cancelled.set()
         return held
 
@@ -231,7 +232,7 @@ class Drive:
             events=max(self._events, 1),
             turn=self.loaded.turn,
             resumes=self.loaded.resumes,
-            wish="cancel" if self.cancelled.is_set() else "",
+            wish=self._cancelled_by,
         )
 
     async def run(self) -> None:
@@ -241,7 +242,7 @@ class Drive:
                 await self._unless_cancelled(self._prepare())
             ended = await self._engine()
         except _Cancelled:
-            ended = self._turned("cancelled", self._detail)
+            ended = self._turned("cancelled", self._cancelled_by)
         except Lost:
             raise
         except RelayError as error:
@@ -424,7 +425,7 @@ class Drive:
     def _stopped(self) -> Turned:
         if self._over_time and not self.cancelled.is_set():
             return self._turned("failed", _over_time(self._spec.timeout_seconds))
-        return self._turned("cancelled", self._detail)
+        return self._turned("cancelled", self._cancelled_by)
 
     # --- the end -------------------------------------------------------------------------------------------
 
@@ -444,7 +445,7 @@ class Drive:
                 await asyncio.sleep(_RETRY_SECONDS)
         with contextlib.suppress(Unavailable, RedisError):  # Redis has them then
             await self._parts.trains.shelve(self._id, all_of_it=True)
-        detail = self._detail if ended.state == "cancelled" and self.cancelled.is_set() else ended.detail
+        detail = (self._cancelled_by if ended.state == "cancelled" else "") or ended.detail
         ended = msgspec.structs.replace(ended, detail=detail[:_LOG_TAIL])
         trains, told = self._parts.trains, max(self._told, self._last)
         await patiently(

@@ -70,7 +70,8 @@ class Loaded(Struct, frozen=True, kw_only=True):
     events: int = 0
     turn: int = 0
     resumes: int = 0
-    wish: Literal["", "cancel"] = ""
+    wish: str = ""
+    """Who cancelled it, in words, while it has not ended."""
 
 
 class Trains:
@@ -175,7 +176,7 @@ class Trains:
         """Drive `job` from now on, or go on doing so, unless it has ended or was resumed since `turn`; and who
         cancelled it meanwhile, in words, or ''."""
         held, *rest = await self._lease(job, owner, "take", turn)
-        return cast(Held, held.decode()), rest[1].decode() if rest and rest[0] == b"cancel" else ""
+        return cast(Held, held.decode()), rest[0].decode() if rest else ""
 
     async def release(self, job: str, owner: str) -> None:
         """Let another gateway have it at once."""
@@ -440,7 +441,7 @@ def _loaded(fields: Mapping[bytes, bytes]) -> Loaded:
     state = cast(TrainState, fields[b"state"].decode())
     ended = int(fields[b"ended"]) / 1000 if state in TRAIN_ENDED else 0.0
     return Loaded(
-        job=progress.shown(job, state, ended, fields[b"detail"].decode()),
+        job=progress.shown(job, state, ended, (fields[b"wish"] or fields[b"detail"]).decode()),
         progress=progress,
         source=fields[b"source"] == b"1",
         told=int(fields[b"told"]),
@@ -448,5 +449,5 @@ def _loaded(fields: Mapping[bytes, bytes]) -> Loaded:
         events=int(fields[b"events"]),
         turn=int(fields[b"turn"]),
         resumes=int(fields[b"resumes"]),
-        wish="cancel" if fields[b"wish"] == b"cancel" else "",
+        wish=fields[b"wish"].decode(),
     )

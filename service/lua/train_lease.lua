@@ -1,6 +1,6 @@
 -- Drive a training job, or go on driving it: who holds the lease may.
 -- KEYS: job, lease. ARGV: id, owner, lease ms, 'take' or 'release', wake channel, turn or ''.
--- Returns {'held', what was asked of it: '' or 'cancel', its detail}, {'taken'} by another, {'ended'} (the job has, or had and was
+-- Returns {'held', who cancelled it, in words, or ''}, {'taken'} by another, {'ended'} (the job has, or had and was
 -- resumed since this turn of it), {'gone'} (there is no such job) or {'released'}.
 if ARGV[4] == 'release' then
   if redis.call('GET', KEYS[2]) == ARGV[2] then
@@ -9,7 +9,7 @@ if ARGV[4] == 'release' then
   end
   return {'released'}
 end
-local found = redis.call('HMGET', KEYS[1], 'state', 'turn', 'wish', 'detail')
+local found = redis.call('HMGET', KEYS[1], 'state', 'turn', 'wish')
 local state = found[1]
 if not state then
   return {'gone'}
@@ -22,4 +22,4 @@ if holder and holder ~= ARGV[2] then
   return {'taken'}
 end
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
-return {'held', found[3], found[4]}
+return {'held', found[3]}

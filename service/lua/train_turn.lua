@@ -24,8 +24,8 @@ if ARGV[2] == 'end' and not ended and redis.call('GET', KEYS[2]) == ARGV[3] then
   redis.call('XTRIM', KEYS[3], 'MAXLEN', '~', ARGV[11])
   return {ARGV[6], '1'}
 end
-if ARGV[2] == 'cancel' and not ended and redis.call('HGET', KEYS[1], 'wish') ~= 'cancel' then
-  redis.call('HSET', KEYS[1], 'wish', 'cancel', 'detail', ARGV[5])
+if ARGV[2] == 'cancel' and not ended and redis.call('HGET', KEYS[1], 'wish') == '' then
+  redis.call('HSET', KEYS[1], 'wish', ARGV[5])
   redis.call('PUBLISH', ARGV[4], 'train:' .. ARGV[1])
   return {state, '1'}
 end

@@ -205,6 +205,19 @@ def test_a_cancelled_job_ends_and_a_resumed_one_goes_on(http: httpx2.Client, poo
     assert http.post(f"/v1/trains/{name}/cancel").json()["state"] == "done"
 
 
+def test_a_job_that_tells_something_all_the_time_hears_that_it_is_cancelled(
+    start_gateway: StartGateway, pool: TrainingPool
+) -> None:
+    """A wish is kept apart from what the job tells: the next telling does not write over it."""
+    pool.pace, pool.steps = 0.02, 1000
+    gateway = start_gateway(pool, lease_seconds=30.0)  # it listens a second after it was woken
+    with gateway.http() as http:
+        name = begun(http, capture=False)
+        wait_until(lambda: shown(http, name).get("step", 0) >= 2, seconds=30)
+        answer = http.post(f"/v1/trains/{name}/cancel").json()
+        assert (answer["state"], answer["detail"]) == ("cancelled", "cancelled by owner")
+
+
 def test_a_job_is_cancelled_in_its_capture(http: httpx2.Client, pool: TrainingPool) -> None:
     pool.capture_seconds = 100
     name = begun(http)

@@ -43,8 +43,8 @@ RANKS = 2
 PACKAGE = b"a packed working directory"
 
 
-def story(attempt: int, *, first: int = 0, ends: str = "done") -> list[TrainEvent]:
-    """What a job's driver tells of `STEPS` steps of two ranks."""
+def story(attempt: int, *, first: int = 0, ends: str = "done", steps: int = STEPS) -> list[TrainEvent]:
+    """What a job's driver tells of `steps` steps of two ranks."""
     at = 1000.0
     told: list[TrainEvent] = [Turned(state="starting", at=at)]
     told += [
@@ -54,13 +54,13 @@ def story(attempt: int, *, first: int = 0, ends: str = "done") -> list[TrainEven
     told.append(Turned(state="running", at=at + 1, ranks=RANKS, restarts=attempt))
     told += [FirstStep(rank=n, at=at + 3 + n, attempt=attempt) for n in range(2)]
     told += [RankCompiles(rank=n, hits=3, misses=0, fallbacks=n, attempt=attempt) for n in range(2)]
-    for step in range(first, first + STEPS):
+    for step in range(first, first + steps):
         told.append(Metrics(rank=0, step=step, at=at, values={"loss": 1.0 / (step + 1)}))
         told.append(Log(rank=step % 2, stream="stdout", lines=[f"step {step}"]))
     told.append(
-        Checkpoint(step=first + STEPS, name=f"step-{first + STEPS}", kept=True, seconds=0.5, bytes=10)
+        Checkpoint(step=first + steps, name=f"step-{first + steps}", kept=True, seconds=0.5, bytes=10)
     )
-    told.append(Checkpoint(step=first + STEPS, name="step-none", kept=False, detail="the disk is full"))
+    told.append(Checkpoint(step=first + steps, name="step-none", kept=False, detail="the disk is full"))
     told += [RankEnded(rank=n, code=0, at=at + 9, attempt=attempt) for n in range(2)]
     return [*told, Turned(state=ends, at=at + 9, detail="" if ends == "done" else "rank 0 ended with 1")]
 
@@ -72,6 +72,7 @@ class Turn(Struct):
     began: float
     pace: float
     ends: str
+    steps: int
     stopped: float = 0.0
 
 
@@ -92,6 +93,7 @@ class TrainingPool(ArtifactPool):
         self.folder = folder
         self.pace = pace
         self.ends = "done"
+        self.steps = STEPS
         self.says: list[str] = []
         """Its last log."""
         self.captured: list[bytes] = [graph(24), graph(32)]
@@ -121,7 +123,7 @@ class TrainingPool(ArtifactPool):
         self._write(order.job, up=True)
         if engine.turns and engine.turns[-1].resumes == order.resumes:
             return
-        engine.turns.append(Turn(order.resumes, time.time(), self.pace, self.ends))
+        engine.turns.append(Turn(order.resumes, time.time(), self.pace, self.ends, self.steps))
         engine.begun += 1
         engine.tokens.append(order.environment["TORCHRELAY_TOKEN"])
         self._keep(order.job, engine)
@@ -137,7 +139,7 @@ class TrainingPool(ArtifactPool):
     def _told(self, job: str) -> list[TrainEvent]:
         told: list[TrainEvent] = []
         for attempt, turn in enumerate(self.engine(job).turns):
-            events = story(attempt, first=attempt * STEPS, ends=turn.ends)
+            events = story(attempt, first=attempt * STEPS, ends=turn.ends, steps=turn.steps)
             if self.says:
                 events.insert(-1, Log(rank=0, stream="stdout", lines=self.says))
             end = turn.stopped or time.time()
