@@ -91,8 +91,8 @@ class Telling:
         self._first = True
         self._watching = False
         self._since = time.perf_counter()
-        self._told_at = 0.0
         self._told_steps = 0
+        self._untold: tuple[float, Any] | None = None
 
     # --- the script's own ----------------------------------------------------------------------------------
 
@@ -124,6 +124,8 @@ class Telling:
 
     def end(self) -> None:
         """The script has ended: tell what there is left to tell."""
+        if self._untold is not None and self._heard():
+            self._tell_steps(*self._untold)
         self._tell_compiles()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
@@ -141,16 +143,24 @@ class Telling:
                 torch.cuda.synchronize()
             self._channel.tell(FirstStep(rank=self._rank.rank, at=time.time(), attempt=self._rank.attempt))
             self._tell_compiles()
-        now = time.perf_counter()
-        if now - self._told_at < _EVERY_SECONDS:
-            return
-        steps = self._steps.done - self._told_steps
-        if steps < 1:  # resumed at another step
-            steps, self._told_steps = 1, self._steps.done - 1
+        now, rate = (
+            time.perf_counter(),
+            optimizer.param_groups[0].get("lr") if optimizer.param_groups else None,
+        )
+        if first:
+            self._since = now  # what was before it is the start, and compiles
+        if first or now - self._since >= _EVERY_SECONDS:
+            self._tell_steps(now, rate)
+            self._tell_compiles()
+        else:
+            self._untold = now, rate
+
+    def _tell_steps(self, now: float, rate: Any) -> None:
+        """Of the steps since it was last done, as their mean. now: when the last of them ended."""
+        steps = max(self._steps.done - self._told_steps, 1)
         values = {"memory_bytes": float(_memory())}
-        if not first:  # that one holds the start and the compiles
+        if now > self._since:
             values["step_seconds"] = (now - self._since) / steps
-        rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
         if isinstance(rate, float | int) or (isinstance(rate, torch.Tensor) and rate.device.type == "cpu"):
             values["learning_rate"] = float(rate)
         waited = self._waits.taken()
@@ -159,9 +169,7 @@ class Telling:
             if waited[1]:
                 values["samples"] = waited[1] / steps
         self._tell(self._steps.latest, values)
-        self._tell_compiles()
-        self._told_at = self._since = now
-        self._told_steps = self._steps.done
+        self._since, self._told_steps, self._untold = now, self._steps.done, None
 
     def _tell(self, step: int, values: Mapping[str, float]) -> None:
         real = {name: value for name, value in values.items() if math.isfinite(value)}

@@ -98,6 +98,7 @@ def test_an_unchanged_script_s_steps_are_seen(pipe: tuple[int, int]) -> None:
         (weight.sum() + other.sum()).backward()
         optimizer.step()
         second.step()
+    mine.end()
     channel.close()
     told = read(pipe[0])
     assert steps.done == 3 and steps.latest == 2  # the second optimizer's are no steps of their own
