@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -91,68 +91,114 @@ def spread(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Spread:
     examples = [
         node.meta.get("example_value", given) for node, given in zip(nodes, example_inputs, strict=True)
     ]
-    met = [*examples, *(node.meta.get("example_value") for node in gm.graph.nodes)]
-    if not any(
-        isinstance(value, DTensor) or torch_internals_train.mesh_of(value) is not None for value in met
-    ):
+    edges = any(
+        isinstance(value, DTensor) or torch_internals_train.mesh_of(value) is not None for value in examples
+    )
+    if not edges and not _has_dtensors(gm):
         return Spread(gm, list(example_inputs))
     return _Spreading(gm, examples).spread(example_inputs)
 
 
 class _Spreading:
+    """One graph's way, with the graphs inside it: what they share (meshes met, evenness) is kept here."""
+
     def __init__(self, gm: torch.fx.GraphModule, examples: Sequence[Any]) -> None:
-        for name, inner in gm.named_modules():
-            if name and isinstance(inner, torch.fx.GraphModule):
-                raise Unsupported(
-                    "a higher-order operator in a graph with a DTensor (activation checkpointing is one)"
-                )
         self._gm = gm
         self._graph = copy.deepcopy(gm.graph)
         self._examples = examples
         self._meshes: list[Any] = []
-        self._given: dict[torch.fx.Node, Any] = {}
-        """Placeholders that are meshes."""
         self._even = True
 
     def spread(self, inputs: Sequence[Any]) -> Spread:
         from torch.distributed.tensor import DTensor
 
         placeholders = [node for node in self._graph.nodes if node.op == "placeholder"]
-        dropped = {
-            i for i, value in enumerate(self._examples) if torch_internals_train.mesh_of(value) is not None
-        }
-        self._given = {placeholders[i]: torch_internals_train.mesh_of(self._examples[i]) for i in dropped}
+        found = map(torch_internals_train.mesh_of, self._examples)
+        given = {position: mesh for position, mesh in enumerate(found) if mesh is not None}
         parts = {i for i, value in enumerate(self._examples) if isinstance(value, DTensor)}
         for position in sorted(parts):
             self._come_in(placeholders[position], self._examples[position], placeholders[-1])
         outputs = self._go_out()
-        for node in list(self._graph.nodes):
-            if not isinstance(node.target, dtensors.Call):
-                self._convert(node)
-        for node in self._given:
-            if node.users:
-                raise Unsupported("a mesh that is something else than DTensor's argument")
-            self._graph.erase_node(node)
-        self._renumber()
-        meshes = [
-            wire.Mesh(shape=list(mesh.shape), coordinate=list(mesh.get_coordinate())) for mesh in self._meshes
-        ]
-        groups = {
-            dtensors.group_name(index, axis): str(mesh.get_group(axis).group_name)
-            for index, mesh in enumerate(self._meshes)
-            for axis in range(len(mesh.shape))
-        }
-        found = Spread(
-            torch.fx.GraphModule(self._gm, self._graph),
+        rewritten = self._rewritten(
+            self._gm, self._graph, {placeholders[position]: mesh for position, mesh in given.items()}
+        )
+        self._renumber(rewritten)
+        plain = Spread(
+            rewritten,
             [],
-            meshes=meshes,
-            groups=groups,
+            meshes=[
+                wire.Mesh(shape=list(mesh.shape), coordinate=list(mesh.get_coordinate()))
+                for mesh in self._meshes
+            ],
+            groups={
+                dtensors.group_name(index, axis): str(mesh.get_group(axis).group_name)
+                for index, mesh in enumerate(self._meshes)
+                for axis in range(len(mesh.shape))
+            },
             even=self._even,
-            dropped=frozenset(dropped),
+            dropped=frozenset(given),
             parts=frozenset(parts),
             outputs=outputs,
         )
-        return msgspec.structs.replace(found, inputs=found.plain(inputs))
+        return msgspec.structs.replace(plain, inputs=plain.plain(inputs))
+
+    def _rewritten(
+        self, gm: torch.fx.GraphModule, graph: torch.fx.Graph, given: Mapping[torch.fx.Node, Any]
+    ) -> torch.fx.GraphModule:
+        """`graph`, a copy of `gm`'s, with DTensor's methods as calls that can be sent, and without its placeholders
+        that are meshes (`given`)."""
+        held = {
+            str(node.target): functools.reduce(getattr, str(node.target).split("."), gm)
+            for node in graph.nodes
+            if node.op == "get_attr"
+        }
+        for node in list(graph.nodes):
+            for position, body in enumerate(node.args):
+                if isinstance(body, torch.fx.Node) and isinstance(
+                    inside := held.get(str(body.target)) if body.op == "get_attr" else None,
+                    torch.fx.GraphModule,
+                ):
+                    self._inside(node, position, inside, held, given)
+        for node in list(graph.nodes):
+            if not isinstance(node.target, dtensors.Call):
+                self._convert(graph, node, given)
+        for node in given:
+            if node.users:
+                raise Unsupported("a mesh that is something else than DTensor's argument")
+            graph.erase_node(node)
+        made = torch.fx.GraphModule(held, graph)
+        made.meta.update(gm.meta)
+        return made
+
+    def _inside(
+        self,
+        node: torch.fx.Node,
+        position: int,
+        inside: torch.fx.GraphModule,
+        held: dict[str, Any],
+        given: Mapping[torch.fx.Node, Any],
+    ) -> None:
+        """The graph that a higher-order operator takes, and after it that graph's arguments (activation checkpointing
+        does); one with other habits may have no DTensor in it."""
+        if not _has_dtensors(inside):
+            return
+        body, arguments = cast(torch.fx.Node, node.args[position]), node.args[position + 1 :]
+        graph = copy.deepcopy(inside.graph)
+        placeholders = [each for each in graph.nodes if each.op == "placeholder"]
+        if len(arguments) != len(placeholders) or len(body.users) != 1:
+            raise Unsupported(f"a DTensor inside {node.target}")
+        meshes = {
+            placeholder: given[argument]
+            for placeholder, argument in zip(placeholders, arguments, strict=True)
+            if isinstance(argument, torch.fx.Node) and argument in given
+        }
+        held[str(body.target)] = self._rewritten(inside, graph, meshes)
+        kept = [
+            argument
+            for argument in arguments
+            if not isinstance(argument, torch.fx.Node) or argument not in given
+        ]
+        node.args = (*node.args[: position + 1], *kept)
 
     def _come_in(self, node: torch.fx.Node, value: Any, last: torch.fx.Node) -> None:
         whole = self._whole(value)
@@ -196,7 +242,9 @@ class _Spreading:
             raise Unsupported("a DTensor of symbolic sizes comes into the graph, or leaves it")
         return Whole(value.device_mesh, tuple(value.placements), value.shape, tuple(value.stride()))
 
-    def _convert(self, node: torch.fx.Node) -> None:
+    def _convert(
+        self, graph: torch.fx.Graph, node: torch.fx.Node, given_meshes: Mapping[torch.fx.Node, Any]
+    ) -> None:
         from torch.distributed.tensor import DTensor
 
         value = node.meta.get("example_value")
@@ -210,7 +258,7 @@ class _Spreading:
         match name:
             case "from_local":
                 whole = _arguments(("part", "device_mesh", "placements"), args, given)
-                mesh = self._given.get(whole["device_mesh"], whole["device_mesh"])
+                mesh = given_meshes.get(whole["device_mesh"], whole["device_mesh"])
                 if (
                     mesh is None
                     or given.pop("run_check", False)
@@ -229,7 +277,7 @@ class _Spreading:
                 )
             case "redistribute":
                 whole = _arguments(("tensor", "device_mesh", "placements"), args, given)
-                mesh = self._given.get(whole["device_mesh"], whole["device_mesh"])
+                mesh = given_meshes.get(whole["device_mesh"], whole["device_mesh"])
                 if mesh is not None and mesh != value.device_mesh:  # type: ignore[union-attr]
                     raise Unsupported("DTensor.redistribute to another mesh")
                 made = (
@@ -245,11 +293,11 @@ class _Spreading:
                 made = (whole["tensor"], None if lies is None else dtensors.placements_text(lies))
         if given:
             raise Unsupported(f"DTensor.{name} with {', '.join(given)}")
-        with self._graph.inserting_before(node):
-            replacement = self._graph.call_function(_CALLS[name], made)
+        with graph.inserting_before(node):
+            replacement = graph.call_function(_CALLS[name], made)
         replacement.meta.update(node.meta)
         node.replace_all_uses_with(replacement)
-        self._graph.erase_node(node)
+        graph.erase_node(node)
 
     def _number(self, mesh: Any) -> int:
         if mesh.get_coordinate() is None:
@@ -258,15 +306,38 @@ class _Spreading:
             self._meshes.append(mesh)
         return self._meshes.index(mesh)
 
-    def _renumber(self) -> None:
+    def _renumber(self, gm: torch.fx.GraphModule) -> None:
         """Meshes in order of first use, whatever order they were met in."""
         order: list[int] = []
-        makers = [node for node in self._graph.nodes if node.target is _CALLS["from_local"]]
-        for node in makers:
-            if node.args[1] not in order:
-                order.append(node.args[1])
-            node.args = (node.args[0], order.index(node.args[1]), *node.args[2:])
+        for node in _all_nodes(gm):
+            if node.target is _CALLS["from_local"]:
+                index = cast(int, node.args[1])
+                if index not in order:
+                    order.append(index)
+                node.args = (node.args[0], order.index(index), *node.args[2:])
         self._meshes = [self._meshes[index] for index in order]
+
+
+def _all_nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """Also of the graphs inside, each where it is first named: the order in which a request is read."""
+    seen: set[str] = set()
+    for node in gm.graph.nodes:
+        if node.op == "get_attr" and node.target not in seen:
+            seen.add(str(node.target))
+            inside = functools.reduce(getattr, str(node.target).split("."), gm)
+            if isinstance(inside, torch.fx.GraphModule):
+                yield from _all_nodes(inside)
+        yield node
+
+
+def _has_dtensors(gm: torch.fx.GraphModule) -> bool:
+    from torch.distributed.tensor import DTensor
+
+    return any(
+        isinstance(node.meta.get("example_value"), DTensor)
+        or torch_internals_train.mesh_of(node.meta.get("example_value")) is not None
+        for node in _all_nodes(gm)
+    )
 
 
 def _arguments(parameters: Sequence[str], args: Sequence[Any], given: dict[str, Any]) -> Mapping[str, Any]:

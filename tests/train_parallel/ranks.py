@@ -6,6 +6,7 @@ one process that has all ranks' batches. A loss is the mean over the ranks that 
 
 import json
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -132,11 +133,12 @@ def fsdp(**options: Any) -> Callable[[nn.Module, str], nn.Module]:
     return wrap
 
 
-def tensor_parallel(net: nn.Module, backend: str) -> nn.Module:
+def tensor_parallel(net: nn.Module, backend: str = "") -> nn.Module:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for block in net.blocks:  # type: ignore[union-attr]
         parallelize_module(block, mesh, {"rise": ColwiseParallel(), "fall": RowwiseParallel()})
-        block.compile(backend=backend)
+        if backend:
+            block.compile(backend=backend)
     return net
 
 
@@ -158,6 +160,27 @@ def sequence_parallel(net: nn.Module, backend: str) -> nn.Module:
         parallelize_module(block, mesh, gathered)
         block.compile(backend=backend)
     return net
+
+
+def whole_and_recomputed(net: nn.Module, backend: str) -> nn.Module:
+    """One graph, whose blocks are graphs inside it: tensor parallel, and checkpointed."""
+    return torch.compile(tensor_parallel(net), backend=backend)  # type: ignore[return-value]
+
+
+class Gathered(nn.Module):
+    """Rows are spread, and gathered by a method that cannot be sent."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net, self.mesh = net, init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        spread = DTensor.from_local(rows, self.mesh, [Replicate()]).redistribute(placements=[Shard(0)])
+        return self.net(spread.full_tensor())
+
+
+def gathered(net: nn.Module, backend: str) -> nn.Module:
+    return torch.compile(Gathered(net), backend=backend)  # type: ignore[return-value]
 
 
 def two_dimensions(net: nn.Module, backend: str) -> nn.Module:
@@ -196,6 +219,8 @@ CASES: dict[str, Case] = {
     "fsdp_accumulate": Case(fsdp(), every=2),
     "tensor": Case(tensor_parallel, alike=2),
     "sequence": Case(sequence_parallel, alike=2),
+    "recompute": Case(whole_and_recomputed, net=lambda: Net(recompute=True), alike=2),
+    "gathered": Case(gathered, alike=2),
     "two": Case(two_dimensions, alike=2),
 }
 
@@ -272,12 +297,17 @@ def main() -> None:
         case = CASES[name]
         everybody = batches(ranks, alike=case.alike, lengths=case.lengths)
         before = len(torchrelay.report().graphs)
-        relay = together(run(case, "torchrelay", everybody[rank]))
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always", torchrelay.FallbackWarning)
+            relay = together(run(case, "torchrelay", everybody[rank]))
         graphs = torchrelay.report().graphs[before:]
         told[name] = {
             "relay": relay,
             "local": together(run(case, "inductor", everybody[rank])),
             "alone": alone(case, everybody),
+            "warned": " ".join(
+                str(each.message) for each in warned if each.category is torchrelay.FallbackWarning
+            ),
             "keys": [graph.key for graph in graphs],
             "outcomes": [graph.outcome + graph.reason for graph in graphs],
         }

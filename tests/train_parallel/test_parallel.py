@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,16 +44,19 @@ SLOW_CASES = {
     "fsdp_half": HALF,
     "fsdp_accumulate": SAME,
     "sequence": SAME,
+    "recompute": SAME,
 }
 
-PLACED = ("tensor", "sequence", "two")
+PLACED = ("tensor", "sequence", "recompute", "two")
 
 Told = list[dict[str, Any]]
 """Of each rank: case to what it told."""
 
 
-def launch(cases: list[str], ranks: int, folder: Path, service: PrivateService) -> Told:
-    folder.mkdir()
+def torchrun(
+    script: Path, arguments: list[str], ranks: int, folder: Path, service: PrivateService, **variables: str
+) -> str:
+    """What the script's ranks printed."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("TORCHRELAY_")},
         **service.environment,
@@ -61,22 +65,25 @@ def launch(cases: list[str], ranks: int, folder: Path, service: PrivateService) 
         "TORCHRELAY_CACHE_DIR": str(folder / "cache"),
         "TORCHRELAY_PREFETCH": "0",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        **variables,
     }
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run(
-        [*launcher, str(SCRIPT), ",".join(cases), str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
+        [*launcher, str(script), *arguments], env=environment, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return done.stdout
+
+
+def launch(cases: list[str], ranks: int, folder: Path, service: PrivateService) -> Told:
+    folder.mkdir()
+    torchrun(SCRIPT, [",".join(cases), str(folder)], ranks, folder, service)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
 @pytest.fixture(scope="module")
 def told(service: PrivateService, tmp_path_factory: pytest.TempPathFactory) -> Told:
-    return launch([*CASES], 2, tmp_path_factory.mktemp("parallel") / "job", service)
+    return launch([*CASES, "gathered"], 2, tmp_path_factory.mktemp("parallel") / "job", service)
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +117,14 @@ def test_the_same_model_is_compiled_once_whatever_reduces_its_gradients(told: To
 def test_a_hook_is_really_in_force(told: Told) -> None:
     """Rounded gradients end elsewhere than exact ones, and each hook elsewhere."""
     assert len({tuple(told[0][hook]["relay"]) for hook in ("ddp", "fp16", "bf16", "powersgd")}) == 4
+
+
+def test_what_cannot_be_sent_falls_back_on_all_ranks_alike(told: Told) -> None:
+    for rank in told:
+        assert rank["gathered"]["outcomes"] == ["fallbackunsupported"]
+        assert rank["gathered"]["relay"] == rank["gathered"]["local"]
+        assert rank["gathered"]["warned"] == told[0]["gathered"]["warned"]
+    assert "method Tensor.full_tensor is not in the table" in told[0]["gathered"]["warned"]
 
 
 @pytest.mark.slow
@@ -155,3 +170,15 @@ def test_without_a_process_group_nothing_is_distributed() -> None:
     with parallel.join(model, optimizer):
         model(torch.ones(1, 1)).sum().backward()
     assert model.weight.grad is not None
+
+
+@pytest.mark.slow
+def test_a_remote_modules_halves_are_both_compiled_by_the_service(
+    service: PrivateService, tmp_path: Path
+) -> None:
+    script = SCRIPT.parent.parent.parent / "examples" / "remote_module.py"
+    before = service.stats()["requests"]
+    printed = torchrun(script, ["--steps", "40"], 2, tmp_path, service, TORCHRELAY_MODE="require")
+    first, last = (float(text) for text in re.findall(r"loss (\S+) -> (\S+) in 40", printed)[0])
+    assert last < first / 2
+    assert service.stats()["requests"] == before + 2
