@@ -74,8 +74,10 @@ class Spread(Struct, frozen=True):
 
     def plain(self, values: Sequence[Any]) -> list[Any]:
         """What the plain graph takes, of what the original takes."""
+        whole = [value for position, value in enumerate(values) if position in self.parts]
+        parts = iter(torch_internals_train.parts_of(whole))
         return [
-            value.to_local() if position in self.parts else value
+            next(parts) if position in self.parts else value
             for position, value in enumerate(values)
             if position not in self.dropped
         ]

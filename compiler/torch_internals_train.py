@@ -5,12 +5,13 @@ Each function names its upstream home. Tested with torch 2.11 to 2.13.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,43 @@ def local_part(tensor: Any) -> torch.Tensor:
     """A DTensor's own part, without autograd (DTensor._local_tensor)."""
     part: torch.Tensor = tensor._local_tensor
     return part
+
+
+def parts_of(tensors: Sequence[Any]) -> list[torch.Tensor]:
+    """`DTensor.to_local()` of each, for autograd in one go: one node, and gradients that become DTensors without the
+    checks of from_local (torch.distributed.tensor._api._ToTorchTensor, which takes three times as long). For tensors
+    that are not partial."""
+    return list(_parts_function().apply(*tensors)) if tensors else []
+
+
+@functools.cache
+def _parts_function() -> Any:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_global_tensor_info
+
+    class Parts(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *tensors: Any) -> Any:
+            ctx.set_materialize_grads(False)
+            ctx.specs = [(tensor._spec, tensor._local_tensor.stride()) for tensor in tensors]
+            return tuple(tensor._local_tensor.view_as(tensor._local_tensor) for tensor in tensors)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return tuple(
+                None if gradient is None else whole(gradient, spec, stride)
+                for gradient, (spec, stride) in zip(gradients, ctx.specs, strict=True)
+            )
+
+    def whole(gradient: torch.Tensor, spec: Any, stride: tuple[int, ...]) -> Any:
+        if gradient.stride() == stride:
+            return DTensor(gradient, copy.copy(spec), requires_grad=False)  # type: ignore[no-untyped-call]
+        strides = tuple(compute_global_tensor_info(gradient, spec.mesh, spec.placements)[1])
+        return DTensor.from_local(
+            gradient, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=strides
+        )
+
+    return Parts
 
 
 def dtensor_call(node: torch.fx.Node) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:

@@ -1,0 +1,54 @@
+"""A DTensor's part for compiled code: the values and gradients that PyTorch's own `to_local` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torchrelay.compiler import torch_internals_train
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    torch_internals_train.pretend_process_group(0, 2)
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()])
+@pytest.mark.parametrize("turned", [False, True])
+def test_parts_and_their_gradients_are_those_of_to_local(mesh: Any, placement: Any, turned: bool) -> None:
+    value = torch.arange(12.0).reshape(3, 4)
+    gradient = torch.arange(12.0, 24.0).reshape(4, 3).t() if turned else torch.ones(3, 4)
+    found = []
+    for take in (lambda tensors: [each.to_local() for each in tensors], torch_internals_train.parts_of):
+        whole, bystander = (
+            torch.nn.Parameter(DTensor.from_local(value.clone(), mesh, [placement], run_check=False))
+            for _ in range(2)
+        )
+        part, _ = take([whole, bystander])
+        assert type(part) is torch.Tensor and torch.equal(part, value)
+        (given,) = torch.autograd.grad([part], [whole], [gradient])
+        assert isinstance(given, DTensor)
+        found.append(
+            (
+                given.to_local().tolist(),
+                given.to_local().stride(),
+                given.placements,
+                given.shape,
+                given.stride(),
+            )
+        )
+    assert found[0] == found[1]
+
+
+def test_a_part_shares_its_memory_with_the_whole_and_nothing_is_nothing(mesh: Any) -> None:
+    whole = DTensor.from_local(torch.zeros(3), mesh, [Shard(0)], run_check=False)
+    torch_internals_train.parts_of([whole])[0].fill_(2)
+    assert whole.to_local().tolist() == [2, 2, 2]
+    assert torch_internals_train.parts_of([]) == []
