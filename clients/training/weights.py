@@ -1,8 +1,9 @@
-"""A model and the place of a checkpoint in; the model with the checkpoint's weights out. Nothing is unpickled freely.
+"""A model and the place of a checkpoint in; the model with the checkpoint's weights out.
 
 A place is where a training's checkpoints are (the newest whole and undamaged one is taken), one of them, any folder of
 torch.distributed.checkpoint with the model under `model`, or a file of `torch.save` that holds tensors: a state dict,
-or a dict with one under `model` or `state_dict`.
+or a dict with one under `model` or `state_dict`. Such a file is read with weights_only; a folder of checkpoints is
+trusted, as the training that restores from it trusts it.
 """
 
 from __future__ import annotations
