@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -64,6 +67,32 @@ def train(gateway: Running, folder: Path, *words: str, status: int = 0) -> subpr
     return done
 
 
+def on_a_terminal(gateway: Running, folder: Path, *words: str) -> tuple[int, str]:
+    """Exit status, and what a terminal of 100 columns was sent."""
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHRELAY_")}
+    environment |= {
+        "TORCHRELAY_URL": gateway.url,
+        "TORCHRELAY_TOKEN": TOKEN,
+        "TERM": "xterm",
+        "COLUMNS": "100",
+    }
+    command = [sys.executable, "-m", "torchrelay.clients.cli", "train", *words]
+    with subprocess.Popen(
+        command, env=environment, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        sent = b""
+        try:
+            while part := os.read(ours, 65536):
+                sent += part
+        except OSError:  # Linux' way to say that nobody writes any more
+            pass
+        finally:
+            os.close(ours)
+        return process.wait(60), sent.decode()
+
+
 def client(gateway: Running) -> Trains:
     return Trains(load_settings(url=gateway.url, token=TOKEN))
 
@@ -92,6 +121,37 @@ def test_a_file_becomes_a_job_that_is_watched_to_its_end(
     train_package.unpack(order.package, tmp_path / "out")
     names = sorted(path.name for path in (tmp_path / "out").rglob("*"))
     assert names == [".torchrelayignore", "deep.py", "job.yaml", "sub", "train.py"]
+
+
+def test_on_a_terminal_the_last_line_says_how_the_job_is(
+    gateway: Running, pool: TrainingPool, work: Path
+) -> None:
+    pool.pace = 0.03
+    status, sent = on_a_terminal(gateway, work, "job.yaml")
+    assert status == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent)
+    assert re.search(r"running · 2 ranks · step \d · loss 0\.\d+ · graphs: 6 hits, 1 fallbacks", shown)
+    assert "step 8\r\n" in shown  # rank 0's own line, above
+    assert shown.rstrip().splitlines()[-1].endswith("6 hits, 1 fallbacks")
+
+
+def test_ctrl_c_leaves_the_job_running(gateway: Running, pool: TrainingPool, work: Path) -> None:
+    pool.pace = 1.0
+    environment = os.environ | {"TORCHRELAY_URL": gateway.url, "TORCHRELAY_TOKEN": TOKEN}
+    command = [sys.executable, "-m", "torchrelay.clients.cli", "train", "job.yaml", "--no-capture"]
+    with subprocess.Popen(
+        command, env=environment, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert "waiting" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        told = process.stderr.read()
+    with client(gateway) as trains:
+        (job,) = trains.jobs()
+        assert f"the job goes on: `torchrelay train logs -f {job.id}`" in told
+        assert job.state not in ("failed", "cancelled")
+        trains.cancel(job.id)
 
 
 def test_a_script_and_a_function_become_jobs_and_what_follows_dashes_is_theirs(
