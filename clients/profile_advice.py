@@ -15,6 +15,7 @@ from .profile_summary import TINY_MICROSECONDS, Summary
 
 Rule = Literal[
     "loader", "tensor_cores", "small", "tiny", "uneven", "communication", "waits", "memory", "pageable", "optimizer",
+    "compiles",
 ]  # fmt: skip
 
 THRESHOLDS: dict[Rule, float] = {
@@ -28,10 +29,12 @@ THRESHOLDS: dict[Rule, float] = {
     "memory": 0.90,
     "pageable": 0.02,
     "optimizer": 0.20,
+    "compiles": 1.0,
 }
 """loader: of a step's time. tensor_cores: of the time of kernels that multiply matrices, at least. small: of a step's
 time without work. tiny: of kernels. uneven: the slowest rank's work as a multiple of the median. communication: of a
-step's time, exposed. waits: a step. memory: of the device's. pageable, optimizer: of a step's time."""
+step's time, exposed. waits: a step. memory: of the device's. pageable, optimizer: of a step's time.
+compiles: of all ranks."""
 _PRODUCTS = 0.10
 """Of the kernels' time: with fewer products Tensor Cores do not matter."""
 _MANY = 300
@@ -88,6 +91,25 @@ def of_steps(seconds: Mapping[int, Sequence[float]], waited: Mapping[int, Sequen
     if any(waited.values()):
         return found  # ranks that wait for data wait for each other too
     return [*found, *_uneven(work, "takes", "ms", 1e3)]
+
+
+def of_compiles(late: int, reasons: Mapping[int, Sequence[str]]) -> list[Advice]:
+    """late: misses and fallbacks of all ranks since they started. reasons: of each rank's fallbacks."""
+    if late < THRESHOLDS["compiles"]:
+        return []
+    why = sorted({reason for each in reasons.values() for reason in each})
+    said = f" ({', '.join(why)[:300]})" if why else ""
+    return [
+        Advice(
+            rule="compiles",
+            text=f"Ranks waited for {late} compiles after they had started (from {THRESHOLDS['compiles']:.0f}){said}: "
+            "let the job capture its graphs before, and look at docs/fallbacks.md for what was compiled locally",
+            number=late,
+            threshold=THRESHOLDS["compiles"],
+            cost=0.0,
+            ranks=sorted(reasons),
+        )
+    ]
 
 
 def _of(advice: Advice, ranks: list[int]) -> Advice:

@@ -176,7 +176,7 @@ class _Scale:
 
     def grid(self, told: Callable[[float], str], below: str) -> str:
         parts = [self.levels(told)]
-        ticks = _ticks(self.left, self.right, 6)
+        ticks = _ticks(self.left, self.right, 6, whole=below == "step")
         for place, value in enumerate(ticks):
             unit = f" {below}" if place == len(ticks) - 1 else ""
             anchor = "side" if self.x(value) > WIDTH - 60 else "tick"
@@ -194,12 +194,14 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _ticks(low: float, high: float, most: int, *, binary: bool = False) -> list[float]:
-    """Round numbers between them; binary: round as KiB, MiB, GiB."""
+def _ticks(low: float, high: float, most: int, *, binary: bool = False, whole: bool = False) -> list[float]:
+    """Round numbers between them; binary: round as KiB, MiB, GiB; whole: without a fraction."""
     unit = 1024.0 ** max(int(math.log(high or 1.0, 1024)), 0) if binary and high >= 1 else 1.0
     span = ((high - low) or 1.0) / unit
     size = 10.0 ** math.floor(math.log10(span / most))
-    step = unit * next(size * factor for factor in (1, 2, 2.5, 5, 10) if span / (size * factor) <= most)
+    factors = (1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)
+    step = unit * next(size * factor for factor in factors if span / (size * factor) <= most)
+    step = max(step, 1.0) if whole else step
     first = math.ceil(low / step - 1e-9)
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 

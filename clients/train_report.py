@@ -25,7 +25,7 @@ from ..compiler.train_records import (
     TrainJob,
     Turned,
 )
-from .profile_advice import Advice, advice, of_steps
+from .profile_advice import Advice, advice, of_compiles, of_steps
 from .profile_summary import Summary
 
 KNOWN = (
@@ -152,7 +152,7 @@ def report(
         notes=notes,
         first_steps=dict(first),
         compiles=dict(sorted(compiles.items())),
-        advice=_advice(values, profiles),
+        advice=_advice(job, values, profiles, compiles),
         profiles=sorted(profiles, key=lambda each: each.rank),
         traces=sorted(traces),
     )
@@ -214,14 +214,19 @@ def _stages(job: TrainJob, turns: Sequence[Turned], latest: float) -> list[Stage
 
 
 def _advice(
-    values: Mapping[str, Mapping[int, Mapping[int, float]]], profiles: Sequence[Summary]
+    job: TrainJob,
+    values: Mapping[str, Mapping[int, Mapping[int, float]]],
+    profiles: Sequence[Summary],
+    compiles: Mapping[int, RankCompiles],
 ) -> list[Advice]:
     """What profiles say, and of what they say nothing, the steps."""
     found = advice(profiles)
     said = {each.rule for each in found}
     seconds = _of_ranks(values.get("step_seconds", {}))
     waited = _of_ranks(values.get("wait_seconds", {}))
-    return found + [each for each in of_steps(seconds, waited) if each.rule not in said]
+    found += [each for each in of_steps(seconds, waited) if each.rule not in said]
+    late = {rank: each.reasons for rank, each in compiles.items() if each.misses + each.fallbacks}
+    return found + of_compiles(job.compiles.misses + job.compiles.fallbacks, late)
 
 
 def _of_ranks(values: Mapping[int, Mapping[int, float]]) -> dict[int, list[float]]:

@@ -5,6 +5,7 @@ What users wrote, and what their scripts said, is shown as text: everything goes
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from ..compiler.train_records import Checkpoint
@@ -333,7 +334,7 @@ def _small(title: str, rows: Iterable[tuple[str, int, float]], steps: int) -> st
 def _short(name: str) -> str:
     """A C++ kernel's name without what it was made of: namespaces, return type, arguments."""
     plain = name.removeprefix("void ").replace("at::native::", "").replace("(anonymous namespace)::", "")
-    plain = plain.partition("(")[0] if not plain.startswith("(") else plain
+    plain = re.sub(r"(?<=[\w>])\(.*", "", plain, flags=re.DOTALL)
     return plain if len(plain) <= 96 else f"{plain[:95]}…"
 
 

@@ -85,7 +85,7 @@ class Session:
         self._rank = rank
         self._world_size = world_size
         self._own_folder = folder is None
-        self._folder = folder or Path(tempfile.mkdtemp(prefix="torchrelay-profile-"))
+        self._folder = folder or _own_folder()
         self._note = note
         self._keep = keep
         self._profiler: Any = None
@@ -206,13 +206,14 @@ class Session:
         with trace.open("rb") as source, gzip.open(packed, "wb", compresslevel=5) as target:
             shutil.copyfileobj(source, target, 1 << 20)
         trace.unlink()
-        self._upload(packed)
         if done.returncode != 0:
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
             self._tell("warning", f"the profile of rank {self._rank} has no summary: {''.join(last)}")
+            self._upload(packed)
             return
-        self._upload(summary)
         read = msgspec.json.decode(summary.read_bytes(), type=Summary)
+        self._upload(summary)  # the small one first: a report can be made without the trace
+        self._upload(packed)
         steps = f"steps {read.steps[0].number} to {read.steps[-1].number}"
         self._tell("info", f"profiled {steps} of rank {self._rank}: {packed.stat().st_size:,} bytes of trace")
         for said in advice([read])[:_ADVICE]:
@@ -309,6 +310,15 @@ class Session:
             groups_of = found.get(device, {})
             taken.append(Snapshot(**{name: list(each.items()) for name, each in groups_of.items()}))
         self._boundaries += 1
+
+
+def _own_folder() -> Path:
+    """In the job's folder on this node, which is swept whatever becomes of this process; or where it may be."""
+    prefix = ".torchrelay-profile-"
+    try:
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=Path.cwd()))
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix=prefix))
 
 
 def _schedule(warm_up: int, active: int) -> Callable[[int], ProfilerAction]:

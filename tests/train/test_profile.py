@@ -19,6 +19,7 @@ from torchrelay.clients.profile_summary import Summary
 from torchrelay.clients.training.profile import start_from
 from torchrelay.clients.training.steps import Steps
 from torchrelay.compiler import train_records as records
+from torchrelay.compiler.errors import LimitExceeded
 
 SCRIPT = """
 import time, torch, torch.distributed as dist
@@ -258,3 +259,38 @@ def test_files_that_cannot_be_kept_are_told_of(tmp_path: Path) -> None:
     session.close()
     assert [note.level for note in notes] == ["warning"]
     assert "was not kept: No space left" in notes[0].text
+
+
+def test_a_report_needs_no_trace_that_was_too_large_to_keep(tmp_path: Path) -> None:
+    kept: list[str] = []
+
+    def only_small(name: str, path: Path) -> None:
+        if "trace" in name:
+            raise LimitExceeded("it is too large")
+        kept.append(name)
+
+    notes: list[records.Note] = []
+    profile = records.Profile(first=1, last=2, memory=False)
+    session = start_from(
+        profile, rank=0, world_size=1, folder=tmp_path, note=notes.append, keep=only_small, steps=Steps()
+    )
+    assert session is not None
+    train(3)
+    session.close()
+    assert kept == ["profile/rank-0.summary.json"]
+    assert "too large" in notes[0].text
+    data = (tmp_path / "rank-0.summary.json").read_bytes()
+    assert msgspec.json.decode(data, type=Summary).memory == [], "memory was not asked for"
+
+
+def test_a_session_leaves_nothing_in_the_jobs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    kept: dict[str, int] = {}
+    profile = records.Profile(first=1, last=2)
+    keep = lambda name, path: kept.__setitem__(name, path.stat().st_size)  # noqa: E731
+    session = start_from(profile, rank=0, world_size=1, keep=keep, steps=Steps())
+    assert session is not None
+    train(3)
+    session.close()
+    assert sorted(kept) == ["profile/rank-0.summary.json", "profile/rank-0.trace.json.gz"]
+    assert list(tmp_path.iterdir()) == []

@@ -186,5 +186,5 @@ def test_steps_alone_tell_of_waiting_and_uneven_ranks() -> None:
 def test_every_threshold_is_a_rules() -> None:
     assert set(THRESHOLDS) == {
         "loader", "tensor_cores", "small", "tiny", "uneven", "communication", "waits", "memory", "pageable",
-        "optimizer",
+        "optimizer", "compiles",
     }  # fmt: skip

@@ -188,6 +188,15 @@ def test_without_a_profile_the_steps_give_advice_and_with_one_it_is_not_said_twi
     assert (said.rule, said.number) == ("loader", pytest.approx(0.3))
 
 
+def test_compiles_that_ranks_waited_for_are_advice_and_hits_are_not() -> None:
+    assert train_report.report(JOB, []).advice == []
+    late = msgspec.structs.replace(JOB, compiles=Compiles(captured=3, hits=4, misses=1, fallbacks=2))
+    told = [RankCompiles(rank=1, hits=0, misses=0, fallbacks=2, reasons=["unsupported_operator"])]
+    (said,) = train_report.report(late, told).advice
+    assert (said.rule, said.number, said.ranks) == ("compiles", 3, [1])
+    assert "3 compiles" in said.text and "unsupported_operator" in said.text
+
+
 # --- the page ----------------------------------------------------------------------------------------------
 
 
@@ -294,3 +303,21 @@ def test_any_line_can_be_drawn(line: train_report.Line) -> None:
 )
 def test_marks_are_round(low: float, high: float, binary: bool, expected: list[float]) -> None:
     assert train_charts._ticks(low, high, 4, binary=binary) == pytest.approx(expected)
+
+
+def test_steps_are_marked_by_whole_numbers() -> None:
+    assert train_charts._ticks(0, 14, 6, whole=True) == [0, 5, 10]
+    assert train_charts._ticks(7, 8, 6, whole=True) == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (ADD, "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>"),
+        (ALL_REDUCE, "ncclDevKernel_AllReduce_Sum_f32_RING_LL"),
+        ("FSDP::all_gather (blocks.1)", "FSDP::all_gather (blocks.1)"),
+        ("x" * 200, "x" * 95 + "\u2026"),
+    ],
+)
+def test_names_are_as_short_as_they_can_be(name: str, shown: str) -> None:
+    assert train_report_page._short(name) == shown
