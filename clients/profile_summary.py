@@ -10,6 +10,7 @@ train. What is communicated while nothing is computed is exposed.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -168,7 +169,8 @@ def summarize(read: trace.Trace, facts: Facts) -> Summary:
         spans = spans[: facts.steps]
     if not spans:
         raise ClientError("the trace has no step of the profiler", hint="Profile more than one step")
-    window = (spans[0].ts, spans[-1].end)
+    windows = _windows(events, spans)
+    window = (min(spans[0].ts, windows[0][0]), max(spans[-1].end, windows[-1][1]))
     events = [e for e in events if e.end >= window[0] and e.ts <= window[1]]
     host = [e for e in events if e.cat in ("cpu_op", "user_annotation") and not _is_step(e)]
     kernels = [e for e in events if e.cat == "kernel"]
@@ -197,8 +199,8 @@ def summarize(read: trace.Trace, facts: Facts) -> Summary:
         torch=facts.torch,
         host=facts.host,
         steps=[
-            _step(facts.first + number, span, spans[0].ts, communicated, computed, loaded)
-            for number, span in enumerate(spans)
+            _step(facts.first + number, each, windows[0][0], communicated, computed, loaded)
+            for number, each in enumerate(windows)
         ],
         kernels=_kernels(kernels, host, cores),
         operators=_operators([e for e in host if e.tid in training]),
@@ -265,22 +267,36 @@ def _inside(covered: Cover, window: Interval) -> Cover:
     return trace.common(covered, [window])
 
 
+def _windows(events: Sequence[Event], spans: Sequence[Event]) -> list[Interval]:
+    """When each step ran: on a GPU, which the host runs ahead of, from its first kernel to the next step's."""
+    there: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.cat == "gpu_user_annotation":
+            there[event.name].append(event)
+    if not all(span.name in there for span in spans):
+        return [span.interval for span in spans]
+    starts = [min(each.ts for each in there[span.name]) for span in spans]
+    last = max(each.end for each in there[spans[-1].name])
+    return list(itertools.pairwise([*starts, last]))
+
+
 def _step(
-    number: int, span: Event, begin: float, communicated: Cover, computed: Cover, loaded: Cover
+    number: int, window: Interval, begin: float, communicated: Cover, computed: Cover, loaded: Cover
 ) -> Step:
-    moved, worked = _inside(communicated, span.interval), _inside(computed, span.interval)
-    waited = _inside(loaded, span.interval)
-    exposed = trace.without(moved, worked)
-    anything = trace.cover([*moved, *worked, *waited])
+    """Waiting for data counts where it is not hidden behind what a GPU does meanwhile."""
+    moved, worked = _inside(communicated, window), _inside(computed, window)
+    busy = trace.cover([*moved, *worked])
+    waited = trace.without(_inside(loaded, window), busy)
+    took = window[1] - window[0]
     return Step(
         number=number,
-        at=span.ts - begin,
-        duration=span.dur,
+        at=window[0] - begin,
+        duration=took,
         computation=trace.length(worked),
         communication=trace.length(moved),
-        exposed=trace.length(exposed),
+        exposed=trace.length(trace.without(moved, worked)),
         loader=trace.length(waited),
-        idle=span.dur - trace.length(anything),
+        idle=max(took - trace.length(busy) - trace.length(waited), 0.0),
     )
 
 

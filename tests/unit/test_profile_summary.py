@@ -94,6 +94,30 @@ def test_communication_is_exposed_where_nothing_is_computed(tmp_path: Path) -> N
     ]
 
 
+def test_a_gpus_steps_are_where_its_kernels_ran_though_the_host_was_ahead(tmp_path: Path) -> None:
+    built = Trace()
+    for number in range(2):
+        built.step(number + 1, 100.0 * number, 90)  # the host is through in 200
+        begin = 500 + 1000.0 * number
+        for stream, start, end in ((7, begin, begin + 900), (20, begin + 400, begin + 990)):
+            built.add("gpu_user_annotation", f"ProfilerStep#{number + 1}", start, end - start, stream=stream)
+        built.kernel(GEMM, begin, 800)
+        built.kernel(ALL_REDUCE, begin + 400, 590, stream=20)
+    steps = summary_of(built, tmp_path).steps
+    assert [(step.at, step.duration) for step in steps] == [(0, 1000), (1000, 990)]
+    assert [(step.computation, step.communication, step.exposed) for step in steps] == [(800, 590, 190)] * 2
+    assert [step.idle for step in steps] == [10, 0]
+
+
+def test_a_loader_that_is_waited_for_while_the_gpu_works_costs_nothing(tmp_path: Path) -> None:
+    built = Trace()
+    built.step(1, 0, 1000)
+    built.kernel(GEMM, 0, 900)
+    built.add("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 800, 150)
+    (step,) = summary_of(built, tmp_path).steps
+    assert (step.loader, step.idle) == (50, 50)
+
+
 def test_a_step_that_was_not_finished_is_left_out(tmp_path: Path) -> None:
     built = Trace()
     for number in range(3):
