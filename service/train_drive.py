@@ -413,14 +413,12 @@ class Drive:
             limit, since = self._spec.timeout_seconds, self._progress.since
             self._over_time = bool(limit and since and time.time() - since > limit)
         until = time.monotonic() + _CANCEL_SECONDS
-        while time.monotonic() < until:
+        while time.monotonic() < until:  # again and again: a driver may be on its way
             try:
                 await self._parts.pool.train_cancel(self._id)
-                break
             except RelayError as error:
                 log.warning("train_not_cancelled", job=self._id, error=error.message)
-                await asyncio.sleep(_RETRY_SECONDS)
-        await asyncio.sleep(max(0.0, until - time.monotonic()))
+            await asyncio.sleep(_PERIOD_SECONDS)
 
     def _stopped(self) -> Turned:
         if self._over_time and not self.cancelled.is_set():

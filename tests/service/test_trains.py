@@ -226,6 +226,15 @@ def test_a_job_is_cancelled_in_its_capture(http: httpx2.Client, pool: TrainingPo
     assert pool.engine(name).begun == 0
 
 
+def test_a_job_is_cancelled_while_its_driver_is_made(http: httpx2.Client, pool: TrainingPool) -> None:
+    """Whoever is told to end before it is there does not hear it."""
+    pool.pace, pool.begin_seconds = 1.0, 2.0
+    name = begun(http, capture=False)
+    wait_until(lambda: bool(pool.orders), seconds=20)
+    assert http.post(f"/v1/trains/{name}/cancel").json()["state"] == "cancelled"
+    assert pool.engine(name).turns[0].stopped > 0
+
+
 def test_ranks_that_tell_nothing_of_a_cancel_lose_their_driver(
     http: httpx2.Client, pool: TrainingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

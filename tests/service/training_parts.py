@@ -100,6 +100,7 @@ class TrainingPool(ArtifactPool):
         self.capture_error = ""
         self.capture_seconds = 0.0
         self.captures = 0
+        self.begin_seconds = 0.0
         self.orders: list[TrainOrder] = []
         self.room = ""
         self.cancels = 0
@@ -120,6 +121,7 @@ class TrainingPool(ArtifactPool):
     async def train_begin(self, order: TrainOrder) -> None:
         engine = self.engine(order.job)
         self.orders.append(order)
+        await asyncio.sleep(self.begin_seconds)
         self._write(order.job, up=True)
         if engine.turns and engine.turns[-1].resumes == order.resumes:
             return
