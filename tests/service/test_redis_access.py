@@ -16,6 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 import redis
+import training_parts
 from certificates import Authority, Certificate
 from conftest import StartGateway
 from service_parts import (
@@ -31,6 +32,7 @@ from service_parts import (
     redis_binary,
 )
 from torchrelay.compiler.errors import CompileFailed, CompileKilled
+from training_parts import TrainingPool
 from tuning_parts import entries, entry, found, lookup
 
 DEPLOYED = Path(__file__).parents[2] / "deploy" / "redis-users.acl"
@@ -129,6 +131,18 @@ def test_the_deployed_user_may_do_all_that_a_gateway_does(
         for size in range(20, 24):  # some are evicted
             compiled(http, graph(size))
         assert http.get("/v1/stats").json()["entries"] < 4
+    assert refusals(guarded) == []
+
+
+def test_the_deployed_user_may_drive_training_jobs(
+    guarded: RedisServer, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    with start_gateway(TrainingPool(tmp_path), redis_url=guarded.url).http() as http:
+        name = training_parts.begun(http)
+        assert training_parts.ended(http, name)["state"] == "done"
+        assert training_parts.entries(http, name, "metrics")
+        assert http.put(f"/v1/trains/{name}/files/x", content=b"x").status_code == 200
+        assert len(http.get("/v1/trains").json()["jobs"]) == 1
     assert refusals(guarded) == []
 
 
