@@ -31,7 +31,7 @@ OFFER = "torchrelay_worker"
 CPU_SLOTS = "torchrelay_cpu"
 DRIVER_SHARE = 0.0001
 """Of OFFER, for an actor that may be on any node that offers slots."""
-_GPU_SLOTS_SHARE = 0.9
+_GPU_SLOTS_SHARE = 0.99
 """Of OFFER, for all GPU slots of a node: one pool's fill a node. Ray's own GPUs are left to training jobs."""
 NAMESPACE = "torchrelay"
 _NODE = "torchrelay-node-"
@@ -135,7 +135,7 @@ class Cluster:
         device: dict[str, Any]
         if settings.kind == "cuda":
             slots = node.gpus * self._settings.gpu_slots_per_gpu
-            device = {"resources": {OFFER: int(_GPU_SLOTS_SHARE / slots / DRIVER_SHARE) * DRIVER_SHARE}}
+            device = {"resources": {OFFER: round(_GPU_SLOTS_SHARE / slots - DRIVER_SHARE / 2, 4)}}
         else:
             device = {"resources": {CPU_SLOTS: 1}}
         options = {

@@ -8,6 +8,7 @@ import signal
 import textwrap
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import msgspec
@@ -196,6 +197,7 @@ def workers(rank: RankStarted) -> list[psutil.Process]:
     return [p for p in psutil.Process(rank.pid).parents() if "RayTrainWorker" in " ".join(p.cmdline())]
 
 
+@pytest.mark.slow
 def test_a_killed_rank_and_a_killed_worker_of_ray_and_all_ranks_start_again(site):
     job = site.begin(MEET + FIRST_WAITS, retries=2, environment={"WAITS": "2"})
     first = job.started()
@@ -305,6 +307,31 @@ def test_requirements_that_cannot_be_installed_fail_the_job_and_it_says_so(site)
     assert ended.detail.startswith("its requirements cannot be installed: ")
     assert not job.of(RankStarted)
     job.forget()
+
+
+@pytest.mark.slow
+def test_requirements_are_there_for_ranks_and_for_nobody_else(site, tmp_path):
+    pytest.importorskip("virtualenv", reason="Ray makes environments with it")
+    pytest.importorskip("pip", reason="Ray clones an environment, and wants its pip")
+    wheel = tmp_path / "of_this_test-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr("of_this_test.py", "VALUE = 41")
+        packed.writestr(
+            "of_this_test-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: of-this-test\nVersion: 1.0\n"
+        )
+        packed.writestr(
+            "of_this_test-1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        packed.writestr("of_this_test-1.0.dist-info/RECORD", "")
+    script = "import of_this_test; print('value', of_this_test.VALUE, flush=True)"
+    job = site.begin(script, workers=1, requirements=[str(wheel)], retries=0)
+    assert job.end(400).state == "done", job.news
+    assert job.lines() == ["value 41"]
+    job.forget()
+    without = site.begin(script, workers=1, retries=0)
+    assert "of_this_test" in without.end().detail
+    without.forget()
 
 
 CAPTURED = """
