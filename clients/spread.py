@@ -204,6 +204,7 @@ class _Spreading:
 
     def _come_in(self, node: torch.fx.Node, value: Any, last: torch.fx.Node) -> None:
         whole = self._whole(value)
+        self._even = self._even and _evenly(value)
         part = torch_internals_train.local_part(value).detach().requires_grad_(value.requires_grad)
         node.meta["example_value"] = part
         with self._graph.inserting_after(last):

@@ -28,6 +28,7 @@ from . import (
     members,
     search,
     torch_internals,
+    torch_internals_train,
     triton_store,
     tuning,
     verify,
@@ -120,7 +121,7 @@ def compile_request(
             request,
             compiled.run,
             settings.verify,
-            runnable=_why_not_runnable(request),
+            runnable=_why_not_runnable(request) or _why_not_pretended(request, compiled.bundle),
             halves=compiled.halves,
         )
         waited = (
@@ -218,6 +219,14 @@ def _why_not_runnable(request: wire.GraphRequest) -> str:
     missing = sorted(set(request.target.cpu) - set(local_target("cpu").cpu))
     vectors = targets.vector_sets(request.target.cpu)
     return f"this worker's CPU lacks {', '.join(missing)} ({vectors})" if missing else ""
+
+
+def _why_not_pretended(request: wire.GraphRequest, bundle: bytes) -> str:
+    """'' if what other ranks would bring can be pretended, so that two runs can be compared."""
+    if not request.meshes:
+        return ""
+    name = torch_internals_train.unpretended_collective(bundle)
+    return f"this torch cannot pretend {name}" if name else ""
 
 
 class _Clock:

@@ -64,10 +64,13 @@ def profiler_enabled() -> bool:
     return bool(torch._C._autograd._profiler_enabled())
 
 
-def pretends_all_collectives() -> bool:
-    """Whether the fake process group of this torch fills every collective's result, as it has since 2.13; before, a
-    reduce-scatter leaves memory as it was (torch.testing._internal.distributed.fake_pg)."""
-    return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+def unpretended_collective(generated: bytes) -> str:
+    """The first collective in generated code whose result this torch's fake process group leaves as memory was; '' for
+    none. Since 2.13 it fills them all (torch.testing._internal.distributed.fake_pg)."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13):
+        return ""
+    unfilled = ("reduce_scatter", "all_to_all", "alltoall")
+    return next((name for name in unfilled if name.encode() in generated), "")
 
 
 @functools.lru_cache(maxsize=1)

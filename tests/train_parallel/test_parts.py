@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torchrelay.compiler import torch_internals_train
+from torchrelay.clients.capture_script import Recorder
+from torchrelay.compiler import torch_internals_train, wire
 
 
 @pytest.fixture
@@ -47,8 +48,38 @@ def test_parts_and_their_gradients_are_those_of_to_local(mesh: Any, placement: A
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(("rows", "places"), [(8, [[0], [1]]), (7, [[0]])])
+def test_a_capture_asks_for_all_places_where_parts_are_alike(
+    mesh: Any, rows: int, places: list[list[int]]
+) -> None:
+    """Of seven rows, another rank has three: what is compiled for it cannot be told from here."""
+    whole = DTensor.from_local(
+        torch.ones(4, 3), mesh, [Shard(0)], run_check=False, shape=torch.Size((rows, 3)), stride=(3, 1)
+    )
+    torch._dynamo.reset()
+    recorder = Recorder("")
+    torch.compile(lambda x: (x * 2 + 1).to_local(), backend=recorder)(whole)
+    assert not recorder.skipped
+    requests = [wire.unpack_request(body) for body in recorder.found.values()]
+    assert [request.meshes[0].coordinate for request in requests] == places
+
+
 def test_a_part_shares_its_memory_with_the_whole_and_nothing_is_nothing(mesh: Any) -> None:
     whole = DTensor.from_local(torch.zeros(3), mesh, [Shard(0)], run_check=False)
     torch_internals_train.parts_of([whole])[0].fill_(2)
     assert whole.to_local().tolist() == [2, 2, 2]
     assert torch_internals_train.parts_of([]) == []
+
+
+def test_a_collective_that_is_compared_is_one_that_this_torch_pretends(mesh: Any) -> None:
+    group, collectives = mesh.get_group(0).group_name, torch.ops._c10d_functional
+    ones = torch.ones(4)
+    found = {
+        "all_reduce": collectives.all_reduce(ones, "sum", group),
+        "all_gather_into_tensor": collectives.all_gather_into_tensor(ones, 2, group),
+        "reduce_scatter_tensor": collectives.reduce_scatter_tensor(ones, "sum", 2, group),
+        "all_to_all_single": collectives.all_to_all_single(ones, [2, 2], [2, 2], group),
+    }
+    for name, value in found.items():
+        filled = bool((collectives.wait_tensor(value) == 1).all())
+        assert filled == (not torch_internals_train.unpretended_collective(f"x = {name}(y)".encode())), name
