@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.3)
     parser.add_argument("--full-disk", type=int, default=-1, help="rank whose files stay below 500 bytes")
     parser.add_argument("--optimizer", default="adam")
+    parser.add_argument("--place", help="of the checkpoints; a folder in FOLDER if not given")
     args = parser.parse_args()
 
     rank = 0
@@ -66,7 +67,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
     torch.manual_seed(100 + rank)
     batches = train.batches(data, 16, seed=3)
-    checkpoints = train.Checkpoints(args.folder / "checkpoints")
+    checkpoints = train.Checkpoints(args.place or args.folder / "checkpoints")
     found = checkpoints.restore(model, optimizer, scheduler=scheduler, loader=batches)
     begun_with = whole_weights(model)
     if rank == args.full_disk:

@@ -102,6 +102,20 @@ def test_a_full_disk_of_one_rank_fails_the_checkpoint_and_not_the_training(
 
 
 @pytest.mark.slow
+def test_ranks_without_a_common_folder_keep_theirs_in_a_store(
+    bucket: str, sharded: Path, tmp_path: Path
+) -> None:
+    common = ["--way", "fsdp", "--dropout", "0", "--place", bucket]
+    parted = start(STEADY, [str(tmp_path), *common, "--steps", "8"], ranks=2)
+    finish(parted)
+    assert kept(parted[0]) == ["step-4", "step-8"]
+    finish(start(STEADY, [str(tmp_path), *common], ranks=2))
+    for mine, theirs in zip(results(tmp_path, 2), results(sharded, 2), strict=True):
+        assert mine["found"] == 8
+        assert mine["weights"] == theirs["weights"]
+
+
+@pytest.mark.slow
 def test_zero_s_state_is_taken_up_by_another_number_of_ranks(tmp_path: Path) -> None:
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     common = ["--optimizer", "zero", "--dropout", "0"]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 import torch
-from moto.server import ThreadedMotoServer
 from torch import nn
 from torchrelay import train
 from torchrelay.clients.training import checkpoints as module
@@ -180,21 +178,6 @@ def test_the_capture_run_reads_and_writes_nothing(tmp_path: Path, monkeypatch: p
 
 
 # --- an object store -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    port = free_port()
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
-    server.start()
-    name = f"bucket-{port}"  # moto keeps its buckets in the process
-    assert httpx2.put(f"http://127.0.0.1:{port}/{name}").status_code == 200
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    yield f"s3://{name}/of/ours"
-    server.stop()
 
 
 def test_in_a_store_too_the_newest_whole_one_is_taken_up(bucket: str, heard: Heard) -> None:
