@@ -14,6 +14,7 @@ import pytest
 from torchrelay.clients.training import parallel
 from torchrelay.examples.private_service import PrivateService
 
+pytestmark = pytest.mark.timeout(1200)  # of which a loaded machine needs half for all cases together
 SCRIPT = Path(__file__).with_name("ranks.py")
 SAME = 1e-5
 """Of a loss around 1, in float32, between programs that add in another order."""
