@@ -1,4 +1,4 @@
-"""An elastic job on nodes that are lost and come: Ray's head and two nodes, each a process of its own."""
+"""Jobs whose nodes, or whose whole Ray, are lost and come: Ray's head and nodes are processes of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from test_pool import RAY_TOKEN
-from test_train_engine import MEET, Site
+from test_train_engine import FIRST_WAITS, MEET, Site, gone
 from torchrelay.compiler.errors import Unavailable
 from torchrelay.compiler.train_records import Log, RankEnded, RankStarted
 from torchrelay.workers.pool import PoolSettings, WorkerPool, node_resources, ray_environment, short_directory
@@ -153,3 +153,27 @@ def test_an_elastic_job_goes_on_with_fewer_ranks_and_takes_more_when_a_node_come
     finally:
         site.call(site.pool.close())
         site.loop.call_soon_threadsafe(site.loop.stop)
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_in_another_ray_when_its_own_has_ended(tmp_path):
+    site = Site(tmp_path)
+    site.call(site.pool.start())
+    job = site.begin(MEET + FIRST_WAITS)
+    first = job.started()
+    job.until(lambda job: len(job.lines()) == 2)
+    site.call(site.pool.close())
+    assert gone([rank.pid for rank in first.values()], 30)
+    job.site = Site(tmp_path)
+    try:
+        job.site.call(job.site.pool.start())
+        job.begin(environment={"FROM_ORDER": "a new token"})
+        assert job.end().state == "done"
+        assert [each.number for each in job.news] == list(range(1, len(job.news) + 1))
+        assert {event.attempt for event in job.of(RankStarted)} == {0, 1}
+        assert job.states() == ["starting", "running", "recovering", "running", "done"]
+        job.forget()
+    finally:
+        job.site.call(job.site.pool.close())
+        for each in (site, job.site):
+            each.loop.call_soon_threadsafe(each.loop.stop)
