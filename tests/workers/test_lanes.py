@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import uuid
 from pathlib import Path
 
 import engine
@@ -266,7 +267,7 @@ def test_a_lost_worker_is_told_apart_from_a_searcher_that_died(service):
 def test_nothing_is_measured_where_a_training_job_runs_and_compiles_go_on(service, tmp_path):
     (tmp_path / "script.py").write_text("import time; time.sleep(600)")
     order = TrainOrder(
-        job="f" * 16,
+        job=uuid.uuid4().hex[:16],
         namespace="default",
         spec=TrainSpec(name="test", script="script.py", cpus=0.5, compile="off"),
         package=train_package.pack(tmp_path, ["script.py"]),

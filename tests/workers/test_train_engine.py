@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import textwrap
 import threading
@@ -58,7 +59,6 @@ class Site:
         self.pool = WorkerPool(
             PoolSettings(cpu_slots=0, gpu_slots_per_gpu=0, engine="engine", ray_token=RAY_TOKEN)
         )
-        self.made = 0
 
     def call(self, coroutine, seconds=120):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(seconds)
@@ -67,8 +67,7 @@ class Site:
         return Job(self, self.order(script, files, **spec))
 
     def order(self, script: str, files: dict[str, str] | None = None, **spec) -> TrainOrder:
-        self.made += 1
-        name = f"{self.made:016x}"
+        name = secrets.token_hex(8)
         source = self.folder / f"source-{name}"
         source.mkdir()
         for file, text in {"script.py": script, **(files or {})}.items():
