@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -79,6 +80,7 @@ class Nodes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(family, timeout=30)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _below(process: psutil.Process) -> list[psutil.Process]:
