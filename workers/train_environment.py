@@ -6,7 +6,6 @@ these names go through: Ray's token and the service's settings are no business o
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +24,7 @@ from ..compiler.train_records import (
 _PASSED = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE"),
-        *("LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "CC", "CXX", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
+        *("PYTHONPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "CC", "CXX", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "http_proxy", "https_proxy", "no_proxy"),
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
         *("CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TRITON_PTXAS_PATH"),
@@ -52,15 +51,11 @@ class Place(Struct, frozen=True, kw_only=True):
 
 
 def node_environment(current: Mapping[str, str]) -> dict[str, str]:
-    """What of a node's environment its ranks get, and where they find this package."""
+    """What of a node's environment its ranks get. They find this package as the node's own Python does."""
     passed = {
         name: value for name, value in current.items() if name in _PASSED or name.startswith(_PASSED_GROUPS)
     }
-    home = str(Path(__file__).parents[2])
-    paths = [path for path in current.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if home not in paths and not home.endswith(("site-packages", "dist-packages")):
-        paths.append(home)
-    return {**passed, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {}), "PYTHONUNBUFFERED": "1"}
+    return {**passed, "PYTHONUNBUFFERED": "1"}
 
 
 def rank_environment(

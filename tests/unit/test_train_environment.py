@@ -66,6 +66,12 @@ def test_secrets_and_settings_of_the_node_are_not_handed_on() -> None:
     assert (seen["PATH"], seen["NCCL_SOCKET_IFNAME"]) == ("/bin", "eth0")
 
 
+def test_ranks_import_what_the_nodes_own_python_imports_and_nothing_beside_it() -> None:
+    assert "PYTHONPATH" not in rank_environment(order(), PLACE, Path("/jobs/0"), NODE)
+    given = NODE | {"PYTHONPATH": "/a:/b"}
+    assert rank_environment(order(), PLACE, Path("/jobs/0"), given)["PYTHONPATH"] == "/a:/b"
+
+
 @pytest.mark.parametrize(("cpus", "threads"), [(0.5, "1"), (1.0, "1"), (6.9, "6")])
 def test_threads_are_the_jobs_on_every_node_and_in_the_capture(cpus: float, threads: str) -> None:
     capture = Place(rank=0, world_size=4, local_rank=0, local_world_size=4, node_rank=0)
