@@ -69,6 +69,16 @@ Reader = Annotated[Grant, Depends(requires("read"))]
 Trainer = Annotated[Grant, Depends(requires("train"))]
 
 
+async def _putter(request: Request, grant: Reader) -> Grant:
+    """The job's own ranks, or who may begin jobs. Raises Forbidden."""
+    if not grant.allows("train") and grant.name != token_name(request.path_params["job"]):
+        raise Forbidden(f"the token of {grant.name!r} is neither this job's nor has the role 'train'")
+    return grant
+
+
+Putter = Annotated[Grant, Depends(_putter)]
+
+
 @router.post(
     "/v1/trains/packages",
     summary="Keep a packed working directory, so that a training job may name it",
@@ -250,10 +260,8 @@ async def file(job: Job, name: FileName, gateway: GatewayHere, reader: Reader) -
     openapi_extra={"requestBody": {"required": True, "content": {_BYTES: _BINARY}}},
 )
 async def put_file(
-    job: Job, name: FileName, request: Request, gateway: GatewayHere, grant: Reader
+    job: Job, name: FileName, request: Request, gateway: GatewayHere, grant: Putter
 ) -> Response:
-    if not grant.allows("train") and grant.name != token_name(job):
-        raise Forbidden(f"the token of {grant.name!r} is neither this job's nor has the role 'train'")
     tenant = await gateway.tenants.of(grant.namespace)
     await tenant.trains.job(job)
     data = await gateway.intake.read(request, gateway.settings.train_file_bytes)
