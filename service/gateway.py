@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 
 import structlog
@@ -190,10 +191,12 @@ async def drive_trains(gateway: Gateway) -> None:
     while not gateway.state.stopping:
         try:
             tenants = await gateway.tenants.every()
+            states: Counter[str] = Counter()
             for tenant in tenants:
                 await tenant.train_driver.look()
-                for state, count in (await tenant.trains.states()).items():
-                    gateway.metrics.trains.labels(tenant.namespace, state).set(count)
+                states.update(await tenant.trains.states())
+            for state, count in states.items():
+                gateway.metrics.trains.labels(state).set(count)
             gateway.metrics.trains_here.set(sum(tenant.train_driver.driven() for tenant in tenants))
         except (RedisError, Unavailable) as error:
             log.warning("trains_not_looked_at", error=str(error))

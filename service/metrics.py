@@ -70,8 +70,8 @@ class Metrics:
         )
         self.trains = Gauge(
             "torchrelay_trains",
-            "Training jobs that have not ended, by state; every gateway tells the same",
-            ["namespace", "state"],
+            "Training jobs that have not ended, of all namespaces, by state; every gateway tells the same",
+            ["state"],
             registry=self.registry,
         )
         self.trains_here = Gauge(

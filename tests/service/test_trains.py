@@ -361,7 +361,7 @@ def test_files_are_bounded_and_replaced(start_gateway: StartGateway, pool: Train
 def test_open_jobs_are_counted_by_state(http: httpx2.Client, pool: TrainingPool) -> None:
     pool.pace = 60
     begun(http, capture=False)
-    line = 'torchrelay_trains{namespace="default",state="starting"} 1.0'
+    line = 'torchrelay_trains{state="starting"} 1.0'
     wait_until(lambda: line in http.get("/metrics").text, seconds=20)
 
 
