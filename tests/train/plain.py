@@ -23,7 +23,7 @@ if __name__ == "__main__":
     queue = context.Queue()
     process = context.Process(target=child, args=(queue,))
     process.start()
-    print(queue.get(timeout=120))
+    print(queue.get(timeout=120), flush=True)  # an abort leaves the rest unwritten
     process.join()
     match sys.argv[1]:
         case "raise":
