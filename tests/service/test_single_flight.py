@@ -44,7 +44,8 @@ async def _fetch(http: httpx2.AsyncClient, body: bytes) -> bytes:
 
 
 def test_two_hundred_clients_of_two_gateways_share_one_compile(start_gateway: StartGateway) -> None:
-    gateways = [start_gateway(ArtifactPool(seconds=1.5)) for _ in range(2)]
+    # both gateways and all clients are one process: a lease must outlive its stalls
+    gateways = [start_gateway(ArtifactPool(seconds=1.5), lease_seconds=10.0) for _ in range(2)]
 
     async def everyone() -> list[bytes]:
         limits = httpx2.Limits(max_connections=200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -154,6 +155,15 @@ def gone(pids, seconds=10.0):
     return True
 
 
+def captures():
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # nor one that waits to be collected
+            if "capture_rank" in " ".join(process.cmdline()):
+                found.append(process.pid)
+    return found
+
+
 def test_ranks_meet_as_under_torchrun_and_their_news_are_numbered(site):
     job = site.begin(
         MEET
@@ -299,6 +309,7 @@ def test_a_job_waits_for_the_cores_of_another_and_can_be_cancelled_meanwhile(sit
         job.forget()
 
 
+@pytest.mark.slow
 def test_requirements_that_cannot_be_installed_fail_the_job_and_it_says_so(site):
     job = site.begin("print('ran')", workers=1, requirements=["/there/is/no/such-1.0-py3-none-any.whl"])
     ended = job.end()
@@ -356,7 +367,7 @@ def test_a_capture_runs_the_script_up_to_its_first_step_and_brings_its_graphs(si
     assert "nothing_of_this_name" in failed.ended + failed.log
     with pytest.raises(CompileTimeout):
         site.call(site.pool.train_capture(site.order("import time; time.sleep(600)"), seconds=8))
-    assert gone([p.pid for p in psutil.Process().children(recursive=True) if "capture_rank" in p.cmdline()])
+    assert gone(captures())
 
 
 @pytest.mark.slow
