@@ -14,6 +14,7 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,26 +77,26 @@ def search(
     one = counts[0]
     found: dict[str, Any] = {"runs": runs}
     result = Searched(found)
+    alone: Future[tuple[float, float]] | None = None
+    if "search" in parts and not args.upstream:
+        alone = stack.enter_context(ThreadPoolExecutor(1)).submit(_upstream, run)
+        if len(counts) < 2:
+            alone.result()
     with _share_of_processors(one), serving(one) as service:
         run(f"torchrelay {one}", service, MODE)
-        run(
-            "default", service, "default"
-        )  # after the search: it may find kernels, which makes searches look longer
+        # after the search: it may find kernels, which makes searches look longer
+        run("default", service, "default")
         if "known" in parts:
             found["known"] = _known(service, run, args.repeats, bar)
     if "search" not in parts:
         return result
+    upstream, plain = alone.result() if alone is not None else args.upstream
     for gpus in counts[1:]:
         with contextlib.ExitStack() as ends, _share_of_processors(gpus):
             service = (stack if gpus == counts[-1] else ends).enter_context(serving(gpus))
             run(f"torchrelay {gpus}", service, MODE)
             result.winners.append(entries(service))
             result.service = service
-    if args.upstream:
-        upstream, plain = args.upstream
-    else:
-        upstream = run("upstream", None, MODE)["first_step"]
-        plain = run("upstream default", None, "default")["first_step"]
     took = {gpus: runs[f"torchrelay {gpus}"]["first_step"] for gpus in counts}
     own = {gpus: took[gpus] - runs["default"]["first_step"] for gpus in counts}
     say(f"searches: upstream {upstream - plain:.1f} s; " + "; ".join(f"{n}: {own[n]:.1f} s" for n in counts))
@@ -109,6 +110,14 @@ def search(
             _draw(own, upstream - plain, args.out / "autotune_gpus.png")
     found |= {"upstream": {"tuned": upstream, "default": plain}, "seconds": own}
     return result
+
+
+def _upstream(run: Run) -> tuple[float, float]:
+    """PyTorch's own first steps, with max-autotune and mode default: on the second GPU where there are two, with the
+    second share of the processors."""
+    with _share_of_processors(1 if torch.cuda.device_count() > 1 else 0, number=1):
+        tuned, plain = run("upstream", None, MODE), run("upstream default", None, "default")
+    return tuned["first_step"], plain["first_step"]
 
 
 def _known(service: PrivateService, run: Run, repeats: int, bar: Bar) -> dict[str, Any]:
@@ -132,12 +141,14 @@ def _known(service: PrivateService, run: Run, repeats: int, bar: Bar) -> dict[st
 
 
 def train(root: Path, service: PrivateService | None, args: argparse.Namespace, mode: str) -> dict[str, Any]:
-    """One process on a new machine; without a service PyTorch compiles."""
+    """One process on a new machine; without a service PyTorch compiles, on the second GPU where there are two."""
     machine = FreshMachine(root)
     command = [sys.executable, str(HERE / "train_once.py"), "--model", MODEL[args.device], "--steps", "0"]
     command += ["--device", args.device, "--mode", mode, "--precision", "high"]
     command += ["--backend", "inductor" if service is None else "torchrelay"]
     client = {}
+    if service is None and args.device == "cuda" and torch.cuda.device_count() > 1:
+        client = {"CUDA_VISIBLE_DEVICES": "1"}
     if service is not None:  # without prefetch: it would fetch what other modes compiled
         client = {**service.environment, "TORCHRELAY_MODE": "require", "TORCHRELAY_PREFETCH": "0"}
     record = run_child(command, machine.environment(**client), args.child_timeout)
@@ -181,12 +192,14 @@ def _counts(args: argparse.Namespace) -> list[int]:
 
 
 @contextlib.contextmanager
-def _share_of_processors(gpus: int) -> Iterator[None]:
-    """Inside the block, what is started has as large a share of the host's processors as of its GPUs."""
+def _share_of_processors(gpus: int, number: int = 0) -> Iterator[None]:
+    """Inside the block, what this thread starts has as large a share of the host's processors as of its GPUs; `number`:
+    which share, counted from 0."""
     there = torch.cuda.device_count() if gpus else 0
     every = os.sched_getaffinity(0)
     if there > gpus:
-        os.sched_setaffinity(0, sorted(every)[: max(1, len(every) * gpus // there)])
+        share = max(1, len(every) * gpus // there)
+        os.sched_setaffinity(0, sorted(every)[number * share :][:share])
     try:
         yield
     finally:
