@@ -45,7 +45,7 @@ from .questions import Hear, Questions
 from .settings import ServiceSettings
 from .signing import Keyring
 from .tasks import end
-from .train_pool import TrainPool
+from .training.pool import TrainPool
 from .tunings import Tunings
 
 log = structlog.get_logger(__name__)

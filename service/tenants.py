@@ -32,11 +32,11 @@ from .scripts import DEFAULT, Keys, Scripts
 from .settings import ServiceSettings
 from .signing import Keyring
 from .stats import Stats
-from .train_compile import TrainCompiler
-from .train_drive import Parts, TrainDriver
-from .train_intake import TrainIntake
-from .train_store import TrainStore
-from .trains import Trains
+from .training.compile import TrainCompiler
+from .training.drive import Parts, TrainDriver
+from .training.intake import TrainIntake
+from .training.store import TrainStore
+from .training.trains import Trains
 from .tune_drive import Driver
 from .tune_intake import TuneIntake
 from .tunes import Tunes

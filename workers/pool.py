@@ -23,8 +23,8 @@ from .messages import Done, Event, Failed, Query, Ready, decode_answer
 from .processes import become_subreaper, descendants, die_with_parent, kill_below, reap
 from .settings import JobLimits, PoolSettings, SlotSettings
 from .slots import DevicesHeld, Kind, Lane, Slot, Slots
-from .train_driver import Held
-from .train_site import DriverLost, TrainSite, room
+from .training.driver import Held
+from .training.site import DriverLost, TrainSite, room
 
 __all__ = [  # all that service/ may use of workers/
     "DevicesHeld",

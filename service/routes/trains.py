@@ -32,8 +32,8 @@ from ..gateway import Gateway, gateway_of
 from ..json_body import decode_json
 from ..problems import documented
 from ..tenants import Tenant
-from ..train_drive import token_name
-from ..trains import What, wake_name
+from ..training.drive import token_name
+from ..training.trains import What, wake_name
 from .answers import json_answer, json_reply, json_request
 
 log = structlog.get_logger(__name__)

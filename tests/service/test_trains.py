@@ -12,8 +12,8 @@ import pytest
 from service_parts import Running, client_of, compiled, graph, wait_until
 from torchrelay.compiler.errors import CompileFailed
 from torchrelay.compiler.train_records import News, RankStarted
-from torchrelay.service import trains
-from torchrelay.service.train_progress import Progress
+from torchrelay.service.training import trains
+from torchrelay.service.training.progress import Progress
 from training_parts import (
     PACKAGE,
     STEPS,
@@ -238,7 +238,7 @@ def test_a_job_is_cancelled_while_its_driver_is_made(http: httpx2.Client, pool: 
 def test_ranks_that_tell_nothing_of_a_cancel_lose_their_driver(
     http: httpx2.Client, pool: TrainingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchrelay.service.train_drive._CANCEL_SECONDS", 1.0)
+    monkeypatch.setattr("torchrelay.service.training.drive._CANCEL_SECONDS", 1.0)
     pool.pace, pool.stubborn = 0.3, True
     name = begun(http, capture=False)
     wait_until(lambda: shown(http, name)["state"] == "running", seconds=20)

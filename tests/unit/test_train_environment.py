@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from torchrelay.compiler.train_records import SPEC_ENVIRONMENT, TrainOrder, TrainSpec
 from torchrelay.workers.environment import own_gpu
-from torchrelay.workers.train_environment import Place, rank_command, rank_environment
-from torchrelay.workers.train_site import room
+from torchrelay.workers.training.environment import Place, rank_command, rank_environment
+from torchrelay.workers.training.site import room
 
 PLACE = Place(
     rank=3,

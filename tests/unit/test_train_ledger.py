@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from torchrelay.compiler.train_records import Log, Metrics, Note, RankStarted, Turned
-from torchrelay.workers import train_ledger
-from torchrelay.workers.train_ledger import Ledger
+from torchrelay.workers.training import ledger as train_ledger
+from torchrelay.workers.training.ledger import Ledger
 
 
 def log(text: str) -> Log:

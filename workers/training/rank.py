@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ..compiler.errors import RelayError
-from ..compiler.train_records import ANSWER_ENVIRONMENT, RankEnded, RankStarted, TrainEvent, TrainOrder
-from .train_environment import Place, rank_command, rank_environment
-from .train_folder import WorkFolder
-from .train_keeper import Launch
-from .train_process import RankProcess
+from ...compiler.errors import RelayError
+from ...compiler.train_records import ANSWER_ENVIRONMENT, RankEnded, RankStarted, TrainEvent, TrainOrder
+from .environment import Place, rank_command, rank_environment
+from .folder import WorkFolder
+from .keeper import Launch
+from .process import RankProcess
 
 NAMESPACE = "torchrelay"
 _MEETING = "TORCHRELAY_TRAIN_MEETING"

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ..compiler.train_records import (
+from ...compiler.train_records import (
     Note,
     RankEnded,
     RankStarted,
@@ -27,8 +27,8 @@ from ..compiler.train_records import (
     TrainState,
     Turned,
 )
-from .train_ledger import Ledger
-from .train_rank import Job, Order, describe, driver_name
+from .ledger import Ledger
+from .rank import Job, Order, describe, driver_name
 
 log = logging.getLogger(__name__)
 
@@ -298,9 +298,9 @@ class TrainDriver:
         from ray.exceptions import RayActorError, RayError
         from ray.train import TrainingFailedError
 
-        from . import train_gang
+        from . import gang
 
-        train_gang.prepare()
+        gang.prepare()
         while True:
             self._clear()
             with self._lock:
@@ -309,7 +309,7 @@ class TrainDriver:
                 self._controller = None
             left = max(0, order.spec.retries - self._kept.failures)
             try:
-                train_gang.trainer(order.spec, self._job, self._storage(), left).fit()
+                gang.trainer(order.spec, self._job, self._storage(), left).fit()
             except TrainingFailedError as error:
                 return self._cancelled_as() if self._cancelled else ("failed", self._why(str(error)))
             except RayActorError:
@@ -331,7 +331,7 @@ class TrainDriver:
         """Free what the last controller left, if it was killed."""
         from ray.exceptions import RayError
 
-        from .train_groups import remove_groups_of
+        from .groups import remove_groups_of
 
         if self._kept.controller:
             try:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from ..compiler.errors import RelayError
-from ..compiler.train_records import Captured, TrainOrder
-from .train_environment import Place, capture_command, rank_environment
-from .train_folder import WorkFolder
-from .train_keeper import Launch
-from .train_process import RankProcess
-from .train_rank import describe
+from ...compiler.errors import RelayError
+from ...compiler.train_records import Captured, TrainOrder
+from .environment import Place, capture_command, rank_environment
+from .folder import WorkFolder
+from .keeper import Launch
+from .process import RankProcess
+from .rank import describe
 
 _LOOK_SECONDS = 0.2
 

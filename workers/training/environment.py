@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from ..compiler.train_records import (
+from ...compiler.train_records import (
     CHECKPOINTS_ENVIRONMENT,
     JOB_ENVIRONMENT,
     SPEC_ENVIRONMENT,

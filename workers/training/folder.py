@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..compiler import train_package
+from ...compiler import train_package
 
 _PREFIX = "torchrelay-train-"
 _UNPACKED = ".whole"

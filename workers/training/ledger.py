@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..compiler.train_records import (
+from ...compiler.train_records import (
     TRAIN_ENDED,
     Log,
     Metrics,

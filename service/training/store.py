@@ -11,8 +11,8 @@ from obstore.exceptions import BaseError as StoreError
 from obstore.exceptions import GenericError
 from obstore.store import ObjectStore
 
-from ..compiler.errors import Unavailable
-from .blobs import StoreDown, sha256
+from ...compiler.errors import Unavailable
+from ..blobs import StoreDown, sha256
 
 _FOLDER = "trains"
 _UNUSED = timedelta(days=1)

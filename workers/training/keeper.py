@@ -17,7 +17,7 @@ import sys
 import msgspec
 from msgspec import Struct
 
-from .processes import Survivors, become_subreaper, die_with_parent, kill_below
+from ..processes import Survivors, become_subreaper, die_with_parent, kill_below
 
 
 class Launch(Struct, frozen=True):

@@ -1,6 +1,6 @@
 """A namespace's training jobs, as Redis has them: what each is to run, how far it is, what it told; who drives it.
 
-A job belongs to no gateway. One at a time holds its lease and drives it (train_drive.py); every step is a script that
+A job belongs to no gateway. One at a time holds its lease and drives it (drive.py); every step is a script that
 refuses who does not hold it. All gateways answer for all jobs. Metrics and logs that have grown long go on to the
 blob store, in order, so that Redis holds the latest of each alone.
 """
@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from ..compiler import wire
-from ..compiler.errors import LimitExceeded, NotFound, Overloaded
-from ..compiler.train_records import (
+from ...compiler import wire
+from ...compiler.errors import LimitExceeded, NotFound, Overloaded
+from ...compiler.train_records import (
     TRAIN_ENDED,
     Log,
     Metrics,
@@ -27,9 +27,9 @@ from ..compiler.train_records import (
     TrainState,
     Turned,
 )
-from .scripts import Keys, Scripts
-from .train_progress import Progress
-from .train_store import TrainStore
+from ..scripts import Keys, Scripts
+from .progress import Progress
+from .store import TrainStore
 
 MOST = 200
 """Jobs of a namespace; past it the oldest that have ended are forgotten."""

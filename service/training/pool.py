@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..compiler.train_records import Captured, News, TrainOrder, TrainSpec
+from ...compiler.train_records import Captured, News, TrainOrder, TrainSpec
 
 
 class TrainPool(Protocol):

@@ -8,13 +8,13 @@ from typing import TypeVar
 
 import structlog
 
-from ..compiler import wire
-from ..compiler.errors import Overloaded, OverQuota, RelayError, from_code
-from .cache import Cache
-from .dispatch import OUTAGES, Dispatcher
-from .intake import Ask, Intake
-from .kept_requests import KeptRequests
-from .watch import Watches
+from ...compiler import wire
+from ...compiler.errors import Overloaded, OverQuota, RelayError, from_code
+from ..cache import Cache
+from ..dispatch import OUTAGES, Dispatcher
+from ..intake import Ask, Intake
+from ..kept_requests import KeptRequests
+from ..watch import Watches
 
 log = structlog.get_logger(__name__)
 

@@ -20,8 +20,8 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from ..compiler.errors import NotFound, Overloaded, RelayError, Unavailable
-from ..compiler.train_records import (
+from ...compiler.errors import NotFound, Overloaded, RelayError, Unavailable
+from ...compiler.train_records import (
     TRAIN_ENDED,
     Log,
     News,
@@ -31,17 +31,17 @@ from ..compiler.train_records import (
     TrainState,
     Turned,
 )
-from ..compiler.trust import key_text
-from ..workers.pool import WorkerLost
-from .auth import Grant, Issued, Tokens
-from .events import WakeUps
-from .settings import ServiceSettings
-from .signing import Keyring
-from .tasks import end
-from .train_compile import TrainCompiler, patiently
-from .train_pool import TrainPool
-from .train_progress import Progress
-from .train_store import TrainStore
+from ...compiler.trust import key_text
+from ...workers.pool import WorkerLost
+from ..auth import Grant, Issued, Tokens
+from ..events import WakeUps
+from ..settings import ServiceSettings
+from ..signing import Keyring
+from ..tasks import end
+from .compile import TrainCompiler, patiently
+from .pool import TrainPool
+from .progress import Progress
+from .store import TrainStore
 from .trains import SHELF, Held, Loaded, Trains, wake_name
 
 log = structlog.get_logger(__name__)

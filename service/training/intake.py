@@ -8,12 +8,12 @@ import time
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
-from ..compiler.errors import BadTrainJob
-from ..compiler.train_records import TrainJob, TrainRequest, TrainSpec
-from .auth import Grant
-from .train_pool import TrainPool
-from .train_progress import Progress
-from .train_store import TrainStore
+from ...compiler.errors import BadTrainJob
+from ...compiler.train_records import TrainJob, TrainRequest, TrainSpec
+from ..auth import Grant
+from .pool import TrainPool
+from .progress import Progress
+from .store import TrainStore
 from .trains import Loaded
 
 STORES = ("s3", "gs", "az", "file")

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from ..compiler.errors import CompileKilled, CompileTimeout, Unavailable
-from ..compiler.train_records import Captured, News, TrainOrder, TrainSpec
-from .cluster import DRIVER_SHARE, NAMESPACE, OFFER, Cluster
-from .train_capture import Capture
-from .train_driver import Held, TrainDriver
-from .train_rank import driver_name
+from ...compiler.errors import CompileKilled, CompileTimeout, Unavailable
+from ...compiler.train_records import Captured, News, TrainOrder, TrainSpec
+from ..cluster import DRIVER_SHARE, NAMESPACE, OFFER, Cluster
+from .capture import Capture
+from .driver import Held, TrainDriver
+from .rank import driver_name
 
 log = logging.getLogger(__name__)
 

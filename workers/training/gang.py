@@ -17,9 +17,9 @@ from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.execution.callback import ControllerCallback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from ..compiler.train_records import TrainSpec
-from . import train_rank
-from .train_rank import NAMESPACE, Job, Meeting
+from ...compiler.train_records import TrainSpec
+from . import rank
+from .rank import NAMESPACE, Job, Meeting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,8 +66,8 @@ class RankBackend(Backend):
         driver = ray.get_actor(backend_config.driver, namespace=NAMESPACE)
         held = [(worker.metadata.node_id, ",".join(map(str, worker.metadata.gpu_ids))) for worker in workers]
         attempt = ray.get(driver.attempt.remote(len(workers), held))
-        port = worker_group.execute_single(0, train_rank.host_store, address, len(workers))
-        worker_group.execute(train_rank.meet, Meeting(attempt, address, port))
+        port = worker_group.execute_single(0, rank.host_store, address, len(workers))
+        worker_group.execute(rank.meet, Meeting(attempt, address, port))
 
 
 class ToldDriver(ControllerCallback):
@@ -117,7 +117,7 @@ def trainer(spec: TrainSpec, job: Job, storage: Path, retries: int) -> DataParal
     """Ready to `fit`. retries: that are left. storage: where Ray Train keeps its own."""
     elastic = 0 < spec.min_workers < spec.workers
     return _Trainer(
-        lambda: train_rank.run_rank(job),
+        lambda: rank.run_rank(job),
         backend_config=RankBackendConfig(driver=job.driver),
         scaling_config=ScalingConfig(
             num_workers=(spec.min_workers, spec.workers) if elastic else spec.workers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from ..compiler.train_records import (
+from ...compiler.train_records import (
     TRAIN_ENDED,
     Checkpoint,
     Compiles,

@@ -16,7 +16,7 @@ from collections import deque
 
 import msgspec
 
-from ..compiler.train_records import (
+from ...compiler.train_records import (
     Checkpoint,
     FirstStep,
     Log,
@@ -26,8 +26,8 @@ from ..compiler.train_records import (
     RankMessage,
     TrainEvent,
 )
-from .train_environment import node_environment
-from .train_keeper import Launch
+from .environment import node_environment
+from .keeper import Launch
 
 _MOST_LINE = 16 << 10
 """Bytes of a line; a longer one is cut into several."""
@@ -70,7 +70,7 @@ class RankProcess:
         try:
             self._keeper = subprocess.Popen(
                 [
-                    *(sys.executable, "-P", "-m", "torchrelay.workers.train_keeper"),
+                    *(sys.executable, "-P", "-m", "torchrelay.workers.training.keeper"),
                     *(str(os.getpid()), str(theirs["pid"])),
                 ],
                 stdin=subprocess.PIPE,
