@@ -116,6 +116,9 @@ def compile_request(
             # Measuring runs a kernel many times on the memory that it may change: not while results are compared.
             clock.enter("autotune", "")
             verify.exercise(request, compiled.run, settings.verify)
+        if triton.descending():
+            clock.enter("autotune", "coordinate descents")
+            triton.descend(lambda: verify.exercise(request, compiled.run, settings.verify))
         clock.enter("verify", "")
         verification = verify.verify(
             request,

@@ -28,7 +28,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +43,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from . import triton_store, tuning
 from .ahead import Copy
 from .configurations import Configuration, configuration_of
+from .descents import Descents, PutOff
 from .errors import Unsupported
 from .kernel_store import Exchange
 from .triton_store import Winner
@@ -1000,6 +1001,10 @@ class TritonKernels:
         self.reused = 0
         self.live: dict[str, Any] = {}
         """Bundle key -> CachingAutotuner."""
+        self.sources: dict[str, str] = {}
+        """By bundle key."""
+        self.descents: Descents | None = None
+        """While coordinate descents take turns."""
         self.late: dict[int, list[Any]] = {}
         self.timings: dict[int, Winner] = {}
 
@@ -1009,6 +1014,49 @@ class TritonKernels:
             len(kernel.launchers) > 1 or (kernel.launchers and _descends(kernel, kernel.launchers[0].config))
             for kernel in self.live.values()
         )
+
+    def descending(self) -> bool:
+        """Whether any kernel's coordinate descent is still to come."""
+        return any(
+            kernel.launchers and _descends(kernel, kernel.launchers[0].config)
+            for kernel in self.live.values()
+        )
+
+    def descend(self, run: Callable[[], None]) -> None:
+        """Have all coordinate descents of the kernels in `run` go on together (descents.py), where Inductor has
+        processes that compile."""
+        from torch._inductor.async_compile import AsyncCompile
+        from torch._inductor.runtime.runtime_utils import triton_config_to_hashable
+
+        compilers: Any = AsyncCompile
+        if not self.descending() or not compilers.use_process_pool():
+            return
+        pool = compilers.process_pool()
+        caches = {name: os.environ[name] for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+
+        def build(key: str, config: Any) -> Future[Any]:
+            name = self.live[key].fn.__name__
+            return pool.submit(_build_configuration, name, self.sources[key], config, caches)  # type: ignore[no-any-return]
+
+        self.descents = Descents(build, triton_config_to_hashable)
+        try:
+            self.descents.settle(run)
+        finally:
+            self.descents = None
+
+
+def _build_configuration(name: str, source: str, config: Any, caches: Mapping[str, str]) -> None:
+    """In a process of Inductor's pool: into Triton's cache (torch._inductor.runtime.compile_tasks)."""
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+
+    _set_triton_ptxas_path()
+    os.environ.update(caches)
+    kernel = getattr(PyCodeCache.load(source), name)
+    if kernel.fn.fn is None:  # it was sent away from here (prepare_for_pickle)
+        PyCodeCache.cache_clear()
+        kernel = getattr(PyCodeCache.load(source), name)
+    kernel._precompile_config(config)
 
 
 def _descends(kernel: Any, config: Any) -> bool:
@@ -1041,6 +1089,11 @@ def recording_kernels(exchange: Exchange | None = None) -> Iterator[TritonKernel
     put = TritonBundler.put_static_autotuner
     precompile = CachingAutotuner._precompile_config
     benchmark = CachingAutotuner.benchmark_all_configs
+
+    def key_of(source: str) -> str:
+        key = kernel_key(source)
+        kernels.sources[key] = source
+        return key
 
     def put_static_autotuner(cls: Any, key: str, kernel: Any) -> None:
         kernels.live[key] = kernel
@@ -1080,7 +1133,15 @@ def recording_kernels(exchange: Exchange | None = None) -> Iterator[TritonKernel
         if config is not None:
             with _replaced(self.coordesc_tuner, "autotune", lambda *given, **named: config):
                 return descend(self, launcher, *args, **kwargs)
-        winner = descend(self, launcher, *args, **kwargs)
+        if kernels.descents is None:
+            winner = descend(self, launcher, *args, **kwargs)
+        else:
+            tune = kernels.descents.of(source, self.coordesc_tuner.autotune)
+            try:
+                with _replaced(self.coordesc_tuner, "autotune", tune):
+                    winner = descend(self, launcher, *args, **kwargs)
+            except PutOff:
+                return launcher
         timed = kernels.timings.get(id(self))
         triton_store.keep_winner(
             exchange,
@@ -1092,7 +1153,7 @@ def recording_kernels(exchange: Exchange | None = None) -> Iterator[TritonKernel
     with (
         _recording_modules(kernels.modules),
         _replaced(CachingAutotuner, "_coordinate_descent_tuning", coordinate_descent_tuning),
-        _replaced(CompiledTritonKernels, "key", staticmethod(kernel_key)),
+        _replaced(CompiledTritonKernels, "key", staticmethod(key_of)),
         _replaced(TritonBundler, "put_static_autotuner", classmethod(put_static_autotuner)),
         _replaced(CachingAutotuner, "_precompile_config", precompile_config),
         _replaced(CachingAutotuner, "benchmark_all_configs", benchmark_all_configs),

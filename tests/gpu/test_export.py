@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchrelay
 from torch.utils import cpp_extension
 from torchrelay.clients.training.export import export
 from torchrelay.clients.training.export_records import ExportOptions, read_dynamic
 
-CPP = Path(torchrelay.__file__).parent / "examples" / "cpp_inference" / "infer.cpp"
+CPP = Path(__file__).resolve().parents[2] / "examples" / "cpp_inference" / "infer.cpp"
 sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-import torchrelay
 from torchrelay.examples.machines import FreshMachine
 from torchrelay.examples.private_service import PrivateService
 
-SCRIPT = Path(torchrelay.__file__).parent / "benchmarks" / "train_ranks.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "train_ranks.py"
 STEPS = 5
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")

@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-import torchrelay
 from torchrelay.clients.training.checkpoints import Checkpoints
 from torchrelay.clients.training.export import export
 from torchrelay.clients.training.export_records import Exported, ExportOptions, read_dynamic
@@ -23,7 +22,7 @@ from torchrelay.compiler.errors import ExportFailed, SettingsError
 from torchrelay.compiler.toolchain import local_target
 
 HERE = Path(__file__).parent
-CPP = Path(torchrelay.__file__).parent / "examples" / "cpp_inference"
+CPP = Path(__file__).resolve().parents[2] / "examples" / "cpp_inference"
 sys.path.append(str(HERE))
 
 import exporting  # noqa: E402
