@@ -23,12 +23,13 @@ from ..compiler.errors import ClientError, RelayError, SettingsError
 from .capture import Mode, capture
 from .graphs_file import MOST
 from .lift import lift
+from .redirect import DEFAULT, compile_with
 from .spread import spread
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 IDLE_CALLS = 1000
 """Calls of graphs in a row without a new one, after which there will be none."""
-BACKENDS = ("torchrelay", "inductor")
+BACKENDS = ("torchrelay", DEFAULT)
 
 
 class Captured(Struct, frozen=True):
@@ -122,7 +123,7 @@ def recorded(program: Callable[[], object], recorder: Recorder, *, unnamed: bool
         raise Enough("at the first optimizer step")
 
     hook = register_optimizer_step_pre_hook(stop)
-    torch.compile = _compile_with(recorder, BACKENDS if unnamed else BACKENDS[:1])
+    torch.compile = compile_with(recorder, BACKENDS if unnamed else BACKENDS[:1])
     GradScaler.step = stop  # type: ignore[method-assign]  # its optimizer may be left out, for an overflow
     try:
         program()
@@ -136,17 +137,3 @@ def recorded(program: Callable[[], object], recorder: Recorder, *, unnamed: bool
     finally:
         hook.remove()
         torch.compile, GradScaler.step = before  # type: ignore[method-assign]
-
-
-def _compile_with(recorder: Recorder, backends: Sequence[str]) -> Callable[..., Any]:
-    """torch.compile, with `recorder` in the place of these back ends."""
-    original = torch.compile
-
-    def compile(model: Any = None, **options: Any) -> Any:
-        if (options.get("backend") or "inductor") in backends:
-            options["backend"] = recorder
-        if model is None:
-            return lambda function: original(function, **options)
-        return original(model, **options)
-
-    return compile

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -39,27 +37,11 @@ TUNED_MODE: Literal["max-autotune-no-cudagraphs"] = "max-autotune-no-cudagraphs"
 
 
 def compile_through_service(*, tune: bool = False) -> None:
-    """Make torchrelay the back end of every torch.compile in this process that names none. tune: and TUNED_MODE the
-    mode of those that name none."""
+    """Make torchrelay the back end of every torch.compile in this process that names none, or PyTorch's default. tune:
+    and TUNED_MODE the mode of those that name none."""
     from ..backend import enable, torchrelay
+    from ..redirect import DEFAULT, compile_with
 
-    if not tune:
-        with contextlib.suppress(Unsupported):  # before torch 2.13
-            enable()
-            return
-    torch.compile = _compile_with(torch.compile, torchrelay, TUNED_MODE if tune else None)
-
-
-def _compile_with(
-    original: Callable[..., Any], backend: Callable[..., Any], mode: str | None
-) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def compile(model: Any = None, **options: Any) -> Any:
-        named = options.setdefault("backend", backend)
-        if mode is not None and named in (backend, "torchrelay") and not options.get("options"):
-            options["mode"] = options.get("mode") or mode
-        if model is None:
-            return lambda function: original(function, **options)
-        return original(model, **options)
-
-    return compile
+    with contextlib.suppress(Unsupported):  # before torch 2.13
+        enable()
+    torch.compile = compile_with(torchrelay, ("torchrelay", DEFAULT), mode=TUNED_MODE if tune else None)

@@ -79,6 +79,34 @@ optimizer.step()
     assert len(half.told(FirstStep)) == len(plain.told(FirstStep)) == 1
 
 
+def test_who_names_pytorch_s_default_back_end_has_torchrelay_too(tmp_path: Path) -> None:
+    """As Hugging Face's Trainer does. Another back end is the script's own."""
+    script = tmp_path / "names.py"
+    script.write_text(
+        """
+import torch
+@torch.compile(backend="inductor", dynamic=False)
+def product(x, y):
+    return x @ y
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x).relu()
+model = Model(4, 2)
+model.compile(backend="inductor")
+torch.compile(lambda x: x.sin(), backend="eager")(product(torch.ones(2, 2), model(torch.ones(4, 4)).T))
+weight = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([weight])
+optimizer.step()
+"""
+    )
+    environment = {"TORCHRELAY_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "ignore"}
+    specs = [TrainSpec(name="a"), TrainSpec(name="a", tune=True), TrainSpec(name="a", compile="off")]
+    ranks = [start(script, spec=spec, environment=environment)[0] for spec in specs]
+    finish(ranks)
+    # No gateway: what went through torchrelay is compiled here, and counted as that.
+    assert [[each.fallbacks for each in rank.told(RankCompiles)] for rank in ranks] == [[2], [2], []]
+
+
 def test_a_missing_script_is_named() -> None:
     (rank,) = start(Path("nowhere.py"))
     assert rank.wait() == 1
