@@ -191,7 +191,7 @@ def _compiled(
                     keep_halves=verify.draws_random_numbers(program.gm),
                 )
         except torch_internals.Scouted:
-            winners.wait(lambda detail: clock.enter("autotune", detail))
+            winners.wait(lambda detail: clock.enter("search", detail))
         except CompileFailed as error:
             if winners.scouting:
                 winners.give_up_scouting()

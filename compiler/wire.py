@@ -400,7 +400,8 @@ class Measurement(_Wire, frozen=True):
 
 
 class Manifest(_Wire, frozen=True):
-    """What is signed. `stages` are (stage, seconds) in order: aot, inductor, autotune, verify, publish."""
+    """What is signed. `stages` are (stage, seconds) in order: aot, inductor, search (the wait for what others search),
+    autotune, verify, publish."""
 
     schema: int
     key: str
@@ -433,7 +434,7 @@ class Manifest(_Wire, frozen=True):
 
 # --- progress and status (JSON on the HTTP side) ------------------------------------------------------------
 
-Stage = Literal["queued", "aot", "inductor", "autotune", "verify", "publish", "done", "failed"]
+Stage = Literal["queued", "aot", "inductor", "search", "autotune", "verify", "publish", "done", "failed"]
 
 
 class Progress(_Wire, frozen=True):
