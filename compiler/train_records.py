@@ -288,6 +288,11 @@ class TrainOrder(Struct, frozen=True, kw_only=True):
     resumes: int = 0
 
 
+def at_nodes(namespace: str, job: str) -> str:
+    """What nodes call a job: they run those of all namespaces, and who begins one may choose its id."""
+    return job if namespace == "default" else f"{namespace}.{job}"
+
+
 class Captured(Struct, frozen=True, kw_only=True):
     """bodies: of wire.pack_request, of every graph of rank 0's first step. ended: how the script ended."""
 

@@ -137,7 +137,7 @@ class ServiceSettings(BaseSettings):
     """A request's head must have arrived after this, and then its body."""
     compile_deadline_seconds: Seconds = 840
     train_capture_seconds: Seconds = 1800
-    """A training job's script has so long for its first step before ranks are placed; after it they start cold."""
+    """A training job's script has so long for its first step, once a worker has room; then ranks start cold."""
     lease_seconds: Seconds = 10
     """A compile's holder renews every third of this; a dead one is replaced within two periods."""
     abandon_seconds: Seconds = 10
@@ -199,6 +199,10 @@ class ServiceSettings(BaseSettings):
     @property
     def train_location(self) -> str:
         return str((self.train_dir or self.state_dir / "trains").absolute())
+
+    def train_folder(self, namespace: str) -> str:
+        """Where the jobs of a namespace have their folders; no job's id is like it."""
+        return self.train_location if namespace == "default" else f"{self.train_location}/of-{namespace}"
 
     @property
     def rank_url(self) -> str:

@@ -7,6 +7,7 @@ jobs for them. It imports neither torch nor, before `start`, Ray.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
 import uuid
@@ -49,6 +50,8 @@ OnQuery = Callable[[bytes], Awaitable[bytes]]
 
 _LOOK_SECONDS = 2.0
 """Between two looks at the cluster's nodes."""
+_FREE_LOOKS = 3
+"""One in so many of them is also for what dead training jobs hold."""
 _BACKOFF_SECONDS = (1.0, 30.0)
 """First and longest wait before a slot that failed is tried again."""
 _GRACE_SECONDS = 20.0
@@ -195,12 +198,16 @@ class WorkerPool:
 
         A driver starts by itself again on another node. Its job goes on from the last checkpoint, and its news from the
         last number that `order.folder` knows. A job that had ended runs again only with another `order.resumes`.
-        Raises Unavailable.
+        Raises Unavailable; WorkerLost if the driver is lost meanwhile.
         """
-        await self._site().begin(order)
+        try:
+            await self._site().begin(order)
+        except DriverLost as error:
+            raise WorkerLost(error.message, hint=error.advice) from None
 
     async def train_news(self, job: str, after: int, *, seconds: float) -> list[News]:
-        """What the job's driver knows past number `after`, at most 1000; waits up to `seconds` for the first.
+        """What the job's driver knows past number `after`, at most 1000; waits up to `seconds` for the first. `job`,
+        here and below: as train_records.at_nodes has it.
 
         All up to `after` it may forget. The last one of all is a Turned to done, failed or cancelled. Raises WorkerLost
         where the job has no driver (any more): `train_begin` makes one; Unavailable where it does not answer, as while
@@ -219,14 +226,22 @@ class WorkerPool:
         """End the job's driver, and its ranks if there are any. Nothing happens where there is none."""
         await self._site().forget(job)
 
-    async def train_capture(self, order: TrainOrder, *, seconds: float) -> Captured:
+    async def train_capture(
+        self,
+        order: TrainOrder,
+        *,
+        world: int = 0,
+        seconds: float,
+        placed: Callable[[], Awaitable[None]] | None = None,
+    ) -> Captured:
         """Run the job's script on one worker as rank 0 of a pretended world, up to its first optimizer step.
 
-        `ended` says what went wrong in the script. Cancelling the caller kills it. Raises CompileTimeout after
-        `seconds`, waiting for a worker included; WorkerLost, Unavailable.
+        world: its ranks, if they are not those that the job asks for. placed: called when a worker has room, for which
+        it waits as long as it takes. `ended` says what went wrong in the script. Cancelling the caller kills it.
+        Raises CompileTimeout if the script takes longer than `seconds`; WorkerLost, Unavailable.
         """
         try:
-            return await self._site().capture(order, seconds)
+            return await self._site().capture(order, world or order.spec.workers, seconds, placed)
         except DriverLost as error:
             raise WorkerLost(error.message, hint=error.advice) from None
 
@@ -368,11 +383,13 @@ class WorkerPool:
             log.info("the cancelled job on worker %s ended: %s", slot.worker, error)
 
     async def _follow_nodes(self, cluster: Cluster) -> None:
-        while True:
+        for look in itertools.count(1):
             await asyncio.sleep(_LOOK_SECONDS)
             try:
                 self._settle(cluster, await cluster.nodes())
                 self._hold(await self._site().held())
+                if look % _FREE_LOOKS == 0:
+                    await self._site().free()
             except Unavailable as error:
                 log.error("%s", error)  # slots stay as they are; their own calls fail if it lasts
 

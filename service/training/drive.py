@@ -12,9 +12,9 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -25,11 +25,11 @@ from ...compiler.train_records import (
     TRAIN_ENDED,
     Log,
     News,
-    Note,
     TrainEvent,
     TrainOrder,
     TrainState,
     Turned,
+    at_nodes,
 )
 from ...compiler.trust import key_text
 from ...workers.pool import WorkerLost
@@ -40,6 +40,7 @@ from ..signing import Keyring
 from ..tasks import end
 from .compile import TrainCompiler, patiently
 from .pool import TrainPool
+from .prepare import RETRY_MOST_SECONDS, RETRY_SECONDS, Preparation, once_there
 from .progress import Progress
 from .store import TrainStore
 from .trains import SHELF, Held, Loaded, Trains, wake_name
@@ -48,11 +49,14 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-_RETRY_SECONDS = 0.5
-_RETRY_MOST_SECONDS = 15.0
 _POLL_SECONDS = 2.0
 _CANCEL_SECONDS = 20.0
 """Ranks that were told to end, and are killed after 5 s, have told of it by then; or their driver is ended."""
+_DEAF_SECONDS = 6.0
+"""So soon it is ended if it does not even hear."""
+_HANG_SECONDS = 3.0
+"""How long the nodes may take for an answer once the job is to end."""
+_PACKAGE_SECONDS = 600.0
 _LOST_TIMES = 8
 """A driver that is lost so often in a row, without any news, will not come."""
 _PERIOD_SECONDS = 1.0
@@ -188,6 +192,7 @@ class Drive:
         """It was asked for."""
         self._parts = parts
         self._id = loaded.job.id
+        self._there = at_nodes(parts.namespace, loaded.job.id)
         self._spec = loaded.job.spec
         self._progress: Progress = loaded.progress
         self._state: TrainState = loaded.job.state
@@ -197,6 +202,8 @@ class Drive:
         self._tellings = loaded.tellings
         self._events = loaded.events
         self._over_time = False
+        self._to_end = asyncio.Event()
+        """It was cancelled, or is over its time."""
         self._driverless = False
         self._unshelved = SHELF
         self._unshelved_bytes = 0
@@ -205,6 +212,11 @@ class Drive:
         self._made: TrainOrder | None = None
         self._issued: list[Issued] = []
         """Its ranks' tokens, as far as they were made here."""
+        self._aside: list[TrainEvent] = []
+        """For the next telling."""
+        self._beside: asyncio.Task[None] | None = None
+        if loaded.progress.begun != loaded.resumes:
+            loaded.progress.begin_anew()
 
     async def take(self) -> Held:
         """Keep the lease. Raises RedisError, Overloaded."""
@@ -239,7 +251,7 @@ class Drive:
         """The job to its end. Raises Lost."""
         try:
             if not self._progress.prepared and not self._progress.started:
-                await self._unless_cancelled(self._prepare())
+                await self._unless_cancelled(self._preparation().before())
             ended = await self._engine()
         except _Cancelled:
             ended = self._turned("cancelled", self._cancelled_by)
@@ -251,58 +263,19 @@ class Drive:
 
     # --- before ranks are placed ---------------------------------------------------------------------------
 
-    async def _prepare(self) -> None:
-        """Compile what the script's first step needs. Whatever fails here costs compiles later, and no job."""
-        spec, progress = self._spec, self._progress
-        if not spec.capture or spec.compile == "off" or spec.kind != "train":
-            progress.prepared = True
-            return
-        await self._tell([], state="capturing", detail="one worker runs the first step")
-        seconds = self._parts.settings.train_capture_seconds
-        order = await self._order()
-        try:
-            captured = await self._once_there(
-                lambda: self._parts.pool.train_capture(order, seconds=seconds), seconds
-            )
-        except RelayError as error:
-            await self._tell([_warning(f"the capture failed, ranks start cold: {error.message}")])
-            progress.prepared = True
-            return
-        notes: list[TrainEvent] = []
-        if captured.ended.startswith("failed"):
-            tail = f"\n{captured.log[-_LOG_TAIL:]}" if captured.log else ""
-            notes.append(_warning(f"the capture {captured.ended}{tail}"))
-        elif not captured.bodies:
-            notes.append(_warning("the capture found no graph: does the script use torch.compile?"))
-        progress.captured = len(captured.bodies)
-        for why in captured.skipped:
-            progress.skip(why)
-        await self._tell(notes, state="compiling", detail=f"{len(captured.bodies)} graphs")
-        done = 0
-
-        async def told(fresh: bool, failed: str) -> None:
-            nonlocal done
-            done += 1
-            progress.compiled += fresh
-            if failed:
-                progress.skip(failed)
-            await self._tell([], detail=f"{done} of {len(captured.bodies)} graphs")
-
-        progress.compiled = 0
-        await self._parts.compiler.compile(captured.bodies, source=self.loaded.source, told=told)
-        progress.prepared = True
-
-    async def _once_there(self, call: Callable[[], Awaitable[T]], seconds: float) -> T:
-        """What `call` returns, once there are workers. Raises what it raises; Unavailable after `seconds`."""
-        until, pause = time.monotonic() + seconds, _RETRY_SECONDS
-        while True:
-            try:
-                return await call()
-            except Unavailable:
-                if time.monotonic() + pause > until:
-                    raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _RETRY_MOST_SECONDS)
+    def _preparation(self) -> Preparation:
+        parts = self._parts
+        return Preparation(
+            self._spec,
+            self._progress,
+            pool=parts.pool,
+            compiler=parts.compiler,
+            order=self._order,
+            source=self.loaded.source,
+            seconds=parts.settings.train_capture_seconds,
+            tell=self._tell,
+            aside=self._aside.append,
+        )
 
     async def _unless_cancelled(self, work: Awaitable[None]) -> None:
         """Raises _Cancelled if that is asked for meanwhile, and what `work` raises."""
@@ -327,12 +300,11 @@ class Drive:
         try:
             return await self._follow(stopper)
         finally:
-            stopper.cancel()
-            await asyncio.gather(stopper, return_exceptions=True)
+            await end(stopper, *([self._beside] if self._beside else []))
 
     async def _follow(self, stopper: asyncio.Task[None]) -> Turned:
         pool, progress, resumes = self._parts.pool, self._progress, self.loaded.resumes
-        lost, pause = 0, _RETRY_SECONDS
+        lost, pause = 0, RETRY_SECONDS
         while True:
             if stopper.done() and not stopper.cancelled():
                 return self._stopped()
@@ -341,7 +313,9 @@ class Drive:
                     if self.cancelled.is_set():
                         raise _Cancelled
                     await self._begin()
-                news = await pool.train_news(self._id, self._told, seconds=_POLL_SECONDS)
+                news = await self._unless_it_hangs(
+                    pool.train_news(self._there, self._told, seconds=_POLL_SECONDS)
+                )
             except WorkerLost as error:
                 lost += 1
                 if self.cancelled.is_set():
@@ -355,7 +329,7 @@ class Drive:
             except (Unavailable, Overloaded) as error:
                 log.warning("train_driver_silent", job=self._id, error=error.message)
             else:
-                pause = _RETRY_SECONDS
+                pause = RETRY_SECONDS
                 if news:
                     lost = 0
                     if (last := await self._heard(news)) is not None:
@@ -363,8 +337,23 @@ class Drive:
                     if len(news) < _MANY:
                         await asyncio.sleep(_GATHER_SECONDS)
                 continue
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _RETRY_MOST_SECONDS)
+            with contextlib.suppress(TimeoutError):  # once the job is to end there is no more patience
+                async with asyncio.timeout(RETRY_SECONDS if self._to_end.is_set() else pause):
+                    await (asyncio.Event() if self._to_end.is_set() else self._to_end).wait()
+            pause = min(2 * pause, RETRY_MOST_SECONDS)
+
+    async def _unless_it_hangs(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` gives. Raises Unavailable if it goes on for long once the job is to end."""
+        task = asyncio.create_task(work)
+        asked = asyncio.create_task(self._to_end.wait())
+        try:
+            await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task}, timeout=_HANG_SECONDS)
+            if task.done():
+                return task.result()
+            raise Unavailable("the job is to end, and its nodes do not answer")
+        finally:
+            await end(task, asked)
 
     async def _begin(self) -> None:
         """Give the job to the nodes. Raises Unavailable, NotFound."""
@@ -374,13 +363,16 @@ class Drive:
             await self._tell([], state="recovering", detail="its driver was lost and starts again")
         else:
             await self._tell([], state="starting", detail="ranks are being placed")
-            if resumes:
-                await self._parts.pool.train_forget(self._id)
-        await self._parts.pool.train_begin(await self._order())
+        await self._unless_it_hangs(self._give(anew=resumes > 0 and progress.begun != resumes))
         self._made, self._driverless = None, False
         if progress.begun != resumes:
-            progress.begun, progress.since = resumes, 0.0
+            progress.begun = resumes
             await self._tell([])
+
+    async def _give(self, *, anew: bool) -> None:
+        if anew:
+            await self._parts.pool.train_forget(self._there)
+        await self._parts.pool.train_begin(await self._order())
 
     async def _heard(self, news: Sequence[News]) -> Turned | None:
         """Write down what is new. The Turned that ends the job is left for `_end`, and asked for again by whoever
@@ -400,25 +392,36 @@ class Drive:
                 state, detail = each.event.state, each.event.detail
         self._told = told
         if events:
+            events += self._taken_aside()
             await self._tell(events, state=state, detail=detail, quiet=True)
             await self._shelve(events)
+        if self._state == "running" and self._beside is None:
+            self._beside = asyncio.create_task(self._preparation().beside(), name=f"capture {self._id}")
         return last
 
     async def _stop_when_asked(self) -> None:
         """Once the job is cancelled, or over its time: tell its ranks, and return when they ought to have ended."""
-        while not self.cancelled.is_set() and not self._over_time:
+        while not self.cancelled.is_set() and not self._look_at_time():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PERIOD_SECONDS):
                     await self.cancelled.wait()
-            limit, since = self._spec.timeout_seconds, self._progress.since
-            self._over_time = bool(limit and since and time.time() - since > limit)
-        until = time.monotonic() + _CANCEL_SECONDS
-        while time.monotonic() < until:  # again and again: a driver may be on its way
-            try:
-                await self._parts.pool.train_cancel(self._id)
+        self._to_end.set()
+        began, heard = time.monotonic(), False
+        while time.monotonic() < began + (_CANCEL_SECONDS if heard else _DEAF_SECONDS):
+            try:  # again and again: a driver may be on its way
+                async with asyncio.timeout(_HANG_SECONDS):
+                    await self._parts.pool.train_cancel(self._there)
+                heard = True
+            except TimeoutError:
+                log.warning("train_not_cancelled", job=self._id, error="its driver does not answer")
             except RelayError as error:
                 log.warning("train_not_cancelled", job=self._id, error=error.message)
             await asyncio.sleep(_PERIOD_SECONDS)
+
+    def _look_at_time(self) -> bool:
+        limit, since = self._spec.timeout_seconds, self._progress.since
+        self._over_time = bool(limit and since and time.time() - since > limit)
+        return self._over_time
 
     def _stopped(self) -> Turned:
         if self._over_time and not self.cancelled.is_set():
@@ -432,15 +435,15 @@ class Drive:
         if self._over_time and ended.state == "cancelled" and not self.cancelled.is_set():
             ended = self._turned("failed", _over_time(self._spec.timeout_seconds))
         self._progress.hear(ended)
-        await self._tell([])
+        await self._tell(self._taken_aside())
         await patiently(self._revoke)
         for _ in range(3):
             try:
-                await self._parts.pool.train_forget(self._id)
+                await self._parts.pool.train_forget(self._there)
                 break
             except RelayError as error:
                 log.warning("train_not_forgotten", job=self._id, error=error.message)
-                await asyncio.sleep(_RETRY_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
         with contextlib.suppress(Unavailable, RedisError):  # Redis has them then
             await self._parts.trains.shelve(self._id, all_of_it=True)
         detail = (self._cancelled_by if ended.state == "cancelled" else "") or ended.detail
@@ -517,6 +520,11 @@ class Drive:
                 "train_not_shelved", job=self._id, error=str(error)
             )  # Redis has it; the next tries again
 
+    def _taken_aside(self) -> list[TrainEvent]:
+        events = self._aside.copy()
+        self._aside.clear()
+        return events
+
     def _turned(self, state: TrainState, detail: str) -> Turned:
         return Turned(state=state, at=time.time(), detail=detail, restarts=self._progress.restarts)
 
@@ -528,7 +536,7 @@ class Drive:
             return self._made
         parts, package = self._parts, b""
         if self._spec.package:
-            found = await self._once_there(lambda: parts.store.package(self._spec.package), 600)
+            found = await once_there(lambda: parts.store.package(self._spec.package), _PACKAGE_SECONDS)
             if found is None:
                 raise NotFound("the job's packed working directory is gone", hint="Begin the job again")
             package = found
@@ -554,7 +562,7 @@ class Drive:
                 "TORCHRELAY_PUBLIC_KEYS": keys,
                 "TORCHRELAY_NAMESPACE": parts.namespace,
             },
-            folder=parts.settings.train_location,
+            folder=parts.settings.train_folder(parts.namespace),
             resumes=self.loaded.resumes,
         )
         return self._made
@@ -565,10 +573,6 @@ class Drive:
 
 class _Cancelled(Exception):
     """The job was cancelled before it had ranks."""
-
-
-def _warning(text: str) -> Note:
-    return Note(level="warning", text=text)
 
 
 def _over_time(seconds: float) -> str:

@@ -28,7 +28,8 @@ class Progress(Struct, kw_only=True, omit_defaults=True):
 
     prepared: its graphs are compiled, or it goes without. begun: for which `resumes` a driver was last started, -1: for
     none. since: when its ranks ran first, this time. attempt, world, there, stepped: of the ranks that run now; counts:
-    hits, misses and fallbacks of each of them.
+    hits, misses and fallbacks of each of them. sizes: of an elastic job, the numbers of ranks for which it was captured
+    while it ran.
     """
 
     prepared: bool = False
@@ -49,6 +50,12 @@ class Progress(Struct, kw_only=True, omit_defaults=True):
     there: dict[int, float] = {}
     stepped: dict[int, float] = {}
     counts: dict[int, tuple[int, int, int]] = {}
+    sizes: list[int] = []
+
+    def begin_anew(self) -> None:
+        """The job was resumed: its time begins again, and what is known of its last ranks is past."""
+        self.since, self.ranks, self.attempt, self.world = 0.0, 0, -1, 0
+        self.there, self.stepped, self.counts = {}, {}, {}
 
     def hear(self, event: TrainEvent) -> None:
         """Take an event in."""

@@ -134,7 +134,9 @@ class ArtifactPool:
     async def train_forget(self, job: str) -> None:
         return
 
-    async def train_capture(self, order: TrainOrder, *, seconds: float) -> Captured:
+    async def train_capture(
+        self, order: TrainOrder, *, world: int, seconds: float, placed: Callable[[], Awaitable[None]]
+    ) -> Captured:
         raise Unavailable("no node here trains")
 
     async def compile(

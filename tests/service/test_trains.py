@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ import httpx2
 import msgspec
 import pytest
 from service_parts import Running, client_of, compiled, graph, wait_until
-from torchrelay.compiler.errors import CompileFailed
+from torchrelay.compiler.errors import CompileFailed, Unavailable
 from torchrelay.compiler.train_records import News, RankStarted
 from torchrelay.service.training import trains
 from torchrelay.service.training.progress import Progress
+from torchrelay.service.training.store import TrainStore
 from training_parts import (
     PACKAGE,
     STEPS,
@@ -153,6 +155,33 @@ def test_a_capture_that_fails_costs_compiles_and_no_job(http: httpx2.Client, poo
     assert note["text"] == "the capture failed, ranks start cold: no module named nothing"
 
 
+def test_an_elastic_jobs_graphs_are_compiled_for_all_numbers_of_ranks(
+    http: httpx2.Client, pool: TrainingPool
+) -> None:
+    """Most and least before ranks are placed, what is between while they run."""
+    pool.pace = 0.1
+    name = begun(http, workers=5, min_workers=2)
+    wait_until(lambda: shown(http, name)["state"] == "starting", seconds=20)
+    assert pool.worlds == [5, 2]
+    told = ended(http, name)
+    assert pool.worlds == [5, 2, 4, 3]
+    assert told["compiles"]["captured"] == told["compiles"]["compiled"] == 4
+    assert len(pool.calls) == 6
+    details = [data.get("detail", "") for _, kind, data in events(http, name) if kind == "state"]
+    assert "one worker runs the first step of 5 ranks" in details
+
+
+def test_a_number_of_ranks_whose_capture_fails_is_told_and_the_job_goes_on(
+    http: httpx2.Client, pool: TrainingPool
+) -> None:
+    pool.pace, pool.sick_worlds = 0.05, [3]
+    name = begun(http, workers=4, min_workers=2)
+    assert ended(http, name)["state"] == "done"
+    assert [data["text"] for _, kind, data in events(http, name) if kind == "note"] == [
+        "the capture of 3 ranks failed: ValueError: 8 is no multiple of 3"
+    ]
+
+
 def test_a_graph_that_does_not_compile_is_named_and_the_others_are_compiled(
     http: httpx2.Client, pool: TrainingPool
 ) -> None:
@@ -226,6 +255,16 @@ def test_a_job_is_cancelled_in_its_capture(http: httpx2.Client, pool: TrainingPo
     assert pool.engine(name).begun == 0
 
 
+def test_a_job_is_cancelled_while_it_waits_for_room_for_its_capture(
+    http: httpx2.Client, pool: TrainingPool
+) -> None:
+    pool.room_seconds = 100
+    name = begun(http)
+    wait_until(lambda: pool.captures == 1, seconds=20)
+    assert shown(http, name)["state"] == "waiting"
+    assert http.post(f"/v1/trains/{name}/cancel").json()["state"] == "cancelled"
+
+
 def test_a_job_is_cancelled_while_its_driver_is_made(http: httpx2.Client, pool: TrainingPool) -> None:
     """Whoever is told to end before it is there does not hear it."""
     pool.pace, pool.begin_seconds = 1.0, 2.0
@@ -250,6 +289,50 @@ def test_a_job_that_runs_for_too_long_fails(http: httpx2.Client, pool: TrainingP
     pool.pace = 0.2
     told = ended(http, begun(http, capture=False, timeout_seconds=0.5))
     assert (told["state"], told["detail"]) == ("failed", "it ran for longer than its timeout of 0.5 s")
+
+
+def test_a_job_that_ran_for_too_long_has_its_whole_time_again_when_it_is_resumed(
+    http: httpx2.Client, pool: TrainingPool
+) -> None:
+    pool.pace, pool.at = 0.5, time.time()
+    name = begun(http, capture=False, timeout_seconds=4)
+    assert ended(http, name)["state"] == "failed"
+    pool.pace, pool.at = 0.05, time.time() + 2
+    pool.begin_seconds = 2.0  # more than it takes to see that a job is over its time
+    http.post(f"/v1/trains/{name}/resume")
+    assert ended(http, name)["state"] == "done"
+
+
+def test_a_job_whose_driver_is_not_to_be_had_is_cancelled(http: httpx2.Client, pool: TrainingPool) -> None:
+    pool.begin_seconds = 60
+    name = begun(http, capture=False)
+    wait_until(lambda: bool(pool.orders), seconds=20)
+    http.post(f"/v1/trains/{name}/cancel")
+    assert ended(http, name, seconds=20)["state"] == "cancelled"
+
+
+def test_a_job_whose_driver_does_not_answer_is_cancelled(http: httpx2.Client, pool: TrainingPool) -> None:
+    pool.pace = 0.2
+    name = begun(http, capture=False)
+    wait_until(lambda: shown(http, name)["state"] == "running", seconds=20)
+    pool.silent = True
+    http.post(f"/v1/trains/{name}/cancel")
+    assert ended(http, name, seconds=20)["state"] == "cancelled"
+    assert pool.engine(name).forgotten == 1
+
+
+def test_a_job_whose_package_cannot_be_read_now_is_cancelled(
+    start_gateway: StartGateway, pool: TrainingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(self: TrainStore, digest: str) -> bytes | None:
+        raise Unavailable("the blob store cannot be read")
+
+    monkeypatch.setattr(TrainStore, "package", away)
+    with start_gateway(pool).http() as http:
+        name = begun(http, capture=False)
+        wait_until(lambda: shown(http, name)["state"] == "starting", seconds=20)
+        http.post(f"/v1/trains/{name}/cancel")
+        assert ended(http, name, seconds=20)["state"] == "cancelled"
 
 
 def test_a_failed_job_says_why_and_is_resumed(http: httpx2.Client, pool: TrainingPool) -> None:
@@ -327,6 +410,22 @@ def test_who_lacks_the_role_reads_and_begins_nothing(http: httpx2.Client, gatewa
         ended(eve, begun(eve, capture=False))
     audit = [each["action"] for each in http.get("/v1/audit").json()["entries"]]
     assert audit.count("train_begun") == 2
+
+
+def test_a_job_is_its_namespaces_also_where_another_has_one_of_that_id(
+    http: httpx2.Client, gateway: Running, pool: TrainingPool
+) -> None:
+    """Who begins a job may choose its id, and nodes know jobs of all namespaces."""
+    pool.pace = 0.1
+    name = begun(http, id="0123456789abcdef", capture=False)
+    with client_of(gateway.url, token(http, "train", namespace="other")) as eve:
+        assert begun(eve, id=name, capture=False) == name
+        wait_until(lambda: shown(eve, name)["state"] == "running", seconds=20)
+        eve.post(f"/v1/trains/{name}/cancel")
+        assert ended(eve, name)["state"] == "cancelled"
+        folders = {order.namespace: order.folder for order in pool.orders}
+        assert folders["other"] != folders["default"]
+    assert ended(http, name)["state"] == "done"
 
 
 def test_so_many_jobs_may_be_open(start_gateway: StartGateway, pool: TrainingPool) -> None:

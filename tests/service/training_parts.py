@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import httpx2
 import msgspec
 from msgspec import Struct
 from service_parts import ArtifactPool, GatewayProcess, graph, wait_until
-from torchrelay.compiler.errors import CompileFailed
+from torchrelay.compiler.errors import CompileFailed, Unavailable
 from torchrelay.compiler.train_records import (
     Captured,
     Checkpoint,
@@ -33,6 +33,7 @@ from torchrelay.compiler.train_records import (
     TrainRequest,
     TrainSpec,
     Turned,
+    at_nodes,
 )
 from torchrelay.service.app import create_server
 from torchrelay.service.settings import ServiceSettings
@@ -43,9 +44,10 @@ RANKS = 2
 PACKAGE = b"a packed working directory"
 
 
-def story(attempt: int, *, first: int = 0, ends: str = "done", steps: int = STEPS) -> list[TrainEvent]:
-    """What a job's driver tells of `steps` steps of two ranks."""
-    at = 1000.0
+def story(
+    attempt: int, *, first: int = 0, ends: str = "done", steps: int = STEPS, at: float = 1000.0
+) -> list[TrainEvent]:
+    """What a job's driver tells of `steps` steps of two ranks, which begins at `at`."""
     told: list[TrainEvent] = [Turned(state="starting", at=at)]
     told += [
         RankStarted(rank=n, world_size=RANKS, pid=n + 1, host="a", attempt=attempt, at=at + n)
@@ -94,43 +96,64 @@ class TrainingPool(ArtifactPool):
         self.pace = pace
         self.ends = "done"
         self.steps = STEPS
+        self.at = 1000.0
         self.says: list[str] = []
         """Its last log."""
         self.captured: list[bytes] = [graph(24), graph(32)]
         self.capture_error = ""
         self.capture_seconds = 0.0
         self.captures = 0
+        self.worlds: list[int] = []
+        """Of its captures."""
+        self.sick_worlds: list[int] = []
+        """Of these the script fails."""
+        self.room_seconds = 0.0
+        """Until a worker has room for a capture."""
         self.begin_seconds = 0.0
         self.orders: list[TrainOrder] = []
         self.room = ""
         self.cancels = 0
         self.stubborn = False
         """It tells nothing of a cancel."""
+        self.silent = False
+        """Its drivers do not answer."""
 
     async def train_room(self, spec: TrainSpec) -> str:
         return self.room
 
-    async def train_capture(self, order: TrainOrder, *, seconds: float) -> Captured:
+    async def train_capture(
+        self, order: TrainOrder, *, world: int, seconds: float, placed: Callable[[], Awaitable[None]]
+    ) -> Captured:
         self.captures += 1
+        self.worlds.append(world)
         self.orders.append(order)
+        await asyncio.sleep(self.room_seconds)
+        await placed()
         await asyncio.sleep(self.capture_seconds)
         if self.capture_error:
             raise CompileFailed(self.capture_error)
-        return Captured(bodies=self.captured, skipped=["graph 3: a tensor subclass"])
+        if world in self.sick_worlds:
+            return Captured(bodies=[], ended=f"failed: ValueError: 8 is no multiple of {world}")
+        bodies = [*self.captured, *([graph(24 + world)] if order.spec.min_workers else [])]
+        return Captured(bodies=bodies, skipped=["graph 3: a tensor subclass"])
 
     async def train_begin(self, order: TrainOrder) -> None:
-        engine = self.engine(order.job)
+        job = at_nodes(order.namespace, order.job)
         self.orders.append(order)
         await asyncio.sleep(self.begin_seconds)
-        self._write(order.job, up=True)
+        engine = self.engine(job)
+        self._write(job, up=True)
         if engine.turns and engine.turns[-1].resumes == order.resumes:
             return
         engine.turns.append(Turn(order.resumes, time.time(), self.pace, self.ends, self.steps))
         engine.begun += 1
         engine.tokens.append(order.environment["TORCHRELAY_TOKEN"])
-        self._keep(order.job, engine)
+        self._keep(job, engine)
 
     async def train_news(self, job: str, after: int, *, seconds: float) -> list[News]:
+        if self.silent:
+            await asyncio.sleep(30)
+            raise Unavailable("the job's driver does not answer")
         if not self._up(job).exists():
             raise WorkerLost("there is no driver")
         until = time.monotonic() + min(seconds, 0.2)
@@ -141,7 +164,7 @@ class TrainingPool(ArtifactPool):
     def _told(self, job: str) -> list[TrainEvent]:
         told: list[TrainEvent] = []
         for attempt, turn in enumerate(self.engine(job).turns):
-            events = story(attempt, first=attempt * STEPS, ends=turn.ends, steps=turn.steps)
+            events = story(attempt, first=attempt * STEPS, ends=turn.ends, steps=turn.steps, at=self.at)
             if self.says:
                 events.insert(-1, Log(rank=0, stream="stdout", lines=self.says))
             end = turn.stopped or time.time()
@@ -154,6 +177,9 @@ class TrainingPool(ArtifactPool):
 
     async def train_cancel(self, job: str) -> None:
         self.cancels += 1
+        if self.silent:
+            await asyncio.sleep(30)
+            raise Unavailable("the job's driver does not answer")
         engine = self.engine(job)
         if engine.turns:
             engine.turns[-1].stopped = engine.turns[-1].stopped or time.time()

@@ -155,6 +155,11 @@ def gone(pids, seconds=10.0):
     return True
 
 
+def drivers():
+    """Processes of the drivers that there are."""
+    return [p for p in psutil.Process().children(recursive=True) if "TrainDriver" in " ".join(p.cmdline())]
+
+
 def captures():
     found = []
     for process in psutil.Process().children(recursive=True):
@@ -278,6 +283,18 @@ def test_a_cancelled_job_frees_everything_within_ten_seconds(site):
     assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob(f"torchrelay-train-*{job.order.job}"))
 
 
+def test_what_a_driver_held_that_does_not_answer_any_more_is_free_again(site):
+    cores = float(os.cpu_count() or 1)
+    job = site.begin("import time; time.sleep(600)", workers=1, cpus=cores)
+    job.started(ranks=1)
+    (driver,) = drivers()
+    driver.suspend()
+    job.forget()
+    job.begin(resumes=1)
+    job.until(lambda job: job.of(RankStarted)[-1].attempt == 1)
+    job.forget()
+
+
 def test_a_job_that_no_node_can_hold_is_told_from_one_that_waits(site):
     def room(**spec):
         return site.call(site.pool.train_room(TrainSpec(name="test", script="s.py", **spec)))
@@ -371,13 +388,32 @@ def test_a_capture_runs_the_script_up_to_its_first_step_and_brings_its_graphs(si
 
 
 @pytest.mark.slow
+def test_a_capture_waits_for_room_and_its_time_begins_when_it_has_some(site):
+    holds = site.begin("import time; time.sleep(600)", workers=1, cpus=float(os.cpu_count() or 1))
+    holds.started(ranks=1)
+    placed = threading.Event()
+
+    async def tell() -> None:
+        placed.set()
+
+    order = site.order(CAPTURED, compile="torchrelay")
+    capture = asyncio.run_coroutine_threadsafe(
+        site.pool.train_capture(order, world=3, seconds=100, placed=tell), site.loop
+    )
+    assert not placed.wait(5)
+    holds.forget()
+    captured = capture.result(120)
+    assert placed.is_set()
+    assert captured.bodies
+    assert "rank 0 of 3" in captured.log
+
+
+@pytest.mark.slow
 def test_a_killed_driver_goes_on_where_it_was(site):
     job = site.begin(MEET + FIRST_WAITS)
     first = job.started()
     job.until(lambda job: len(job.lines()) == 2)
-    (driver,) = [
-        p for p in psutil.Process().children(recursive=True) if "TrainDriver" in " ".join(p.cmdline())
-    ]
+    (driver,) = drivers()
     driver.kill()
     end = time.monotonic() + 120
     while "done" not in job.states():

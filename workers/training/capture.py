@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ...compiler.errors import RelayError
-from ...compiler.train_records import Captured, TrainOrder
+from ...compiler.train_records import Captured, TrainOrder, at_nodes
 from .environment import Place, capture_command, rank_environment
 from .folder import WorkFolder
 from .keeper import Launch
@@ -23,27 +23,29 @@ _LOOK_SECONDS = 0.2
 class Capture:
     """One run; killing it kills the script."""
 
-    def run(self, order: bytes, seconds: float) -> bytes:
-        """A Captured, encoded. `order`: a TrainOrder."""
+    def placed(self) -> None:
+        """Answers once it is somewhere."""
+
+    def run(self, order: bytes, world: int, seconds: float) -> bytes:
+        """A Captured, encoded, of rank 0 of `world`. `order`: a TrainOrder."""
         given = msgspec.msgpack.decode(order, type=TrainOrder)
-        return msgspec.msgpack.encode(_capture(given, time.monotonic() + seconds))
+        return msgspec.msgpack.encode(_capture(given, world, time.monotonic() + seconds))
 
 
-def _capture(order: TrainOrder, until: float) -> Captured:
+def _capture(order: TrainOrder, world: int, until: float) -> Captured:
     try:
-        work = WorkFolder.open(order.job, lambda: order.package)
+        work = WorkFolder.open(at_nodes(order.namespace, order.job), lambda: order.package)
     except (OSError, RelayError) as error:
         return Captured(bodies=[], ended=f"failed: no working directory: {error}")
     try:
         with tempfile.TemporaryDirectory(prefix="torchrelay-capture-") as folder:
-            return _run(order, work.path, Path(folder) / "captured", until)
+            return _run(order, world, work.path, Path(folder) / "captured", until)
     finally:
         work.close()
 
 
-def _run(order: TrainOrder, work: Path, output: Path, until: float) -> Captured:
-    workers = order.spec.workers
-    place = Place(rank=0, world_size=workers, local_rank=0, local_world_size=workers, node_rank=0)
+def _run(order: TrainOrder, world: int, work: Path, output: Path, until: float) -> Captured:
+    place = Place(rank=0, world_size=world, local_rank=0, local_world_size=world, node_rank=0)
     environment = rank_environment(order, place, output.parent, os.environ)
     process = RankProcess(Launch(capture_command(order.spec, output), str(work), environment), 0, 0)
     while process.look(_LOOK_SECONDS):

@@ -28,7 +28,7 @@ from ...compiler.train_records import (
     Turned,
 )
 from .ledger import Ledger
-from .rank import Job, Order, describe, driver_name
+from .rank import Job, Order, describe
 
 log = logging.getLogger(__name__)
 
@@ -74,9 +74,10 @@ class Held(Struct, frozen=True):
 class TrainDriver:
     """One job's. Everything that crosses Ray is bytes or a plain value."""
 
-    def __init__(self, job: str, folder: str) -> None:
-        self._job = Job(driver_name(job), str(Path(folder) / job))
-        self._folder = Path(folder) / job
+    def __init__(self, name: str, folder: str) -> None:
+        """name: the actor's own. folder: of the job."""
+        self._job = Job(name, folder)
+        self._folder = Path(folder)
         self._ledger = Ledger(self._folder)
         self._lock = threading.Condition()
         self._order: TrainOrder | None = None

@@ -7,9 +7,23 @@ functions do not; tried with Ray 2.60.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 
 def remove_groups_of(actor_id: str) -> int:
     """Remove the groups that the actor made; how many there were. `actor_id`: in hexadecimal."""
+    return _remove(lambda group: group.creator_actor_id.hex() == actor_id)
+
+
+def remove_groups_of_the_dead(namespace: str) -> int:
+    """Remove the groups whose creators, actors of this Ray namespace, have died; how many there were."""
+    return _remove(
+        lambda group: group.creator_actor_dead and not group.is_detached and group.ray_namespace == namespace
+    )
+
+
+def _remove(which: Callable[[Any], bool]) -> int:
     from ray import PlacementGroupID
     from ray._private.state import state
     from ray.core.generated.gcs_pb2 import PlacementGroupTableData
@@ -18,8 +32,7 @@ def remove_groups_of(actor_id: str) -> int:
     removed = 0
     for data in state._connect_and_get_accessor().get_placement_group_table():
         group = PlacementGroupTableData.FromString(data)
-        gone = group.state == PlacementGroupTableData.REMOVED
-        if group.creator_actor_id.hex() == actor_id and not gone:
+        if group.state != PlacementGroupTableData.REMOVED and which(group):
             remove_placement_group(PlacementGroup(PlacementGroupID(group.placement_group_id)))
             removed += 1
     return removed

@@ -17,7 +17,14 @@ import msgspec
 from msgspec import Struct
 
 from ...compiler.errors import RelayError
-from ...compiler.train_records import ANSWER_ENVIRONMENT, RankEnded, RankStarted, TrainEvent, TrainOrder
+from ...compiler.train_records import (
+    ANSWER_ENVIRONMENT,
+    RankEnded,
+    RankStarted,
+    TrainEvent,
+    TrainOrder,
+    at_nodes,
+)
 from .environment import Place, rank_command, rank_environment
 from .folder import WorkFolder
 from .keeper import Launch
@@ -59,6 +66,7 @@ class Order(Struct, frozen=True):
 
 
 def driver_name(job: str) -> str:
+    """Of the driver's actor; `job`: as nodes call it (train_records.at_nodes)."""
     return f"train-{job}"
 
 
@@ -108,7 +116,8 @@ def run_rank(job: Job) -> None:
     driver = ray.get_actor(job.driver, namespace=NAMESPACE)
     order = msgspec.msgpack.decode(ray.get(driver.brief.remote()), type=TrainOrder)
     try:
-        work = WorkFolder.open(order.job, lambda: ray.get(driver.package.remote()))
+        name = at_nodes(order.namespace, order.job)
+        work = WorkFolder.open(name, lambda: ray.get(driver.package.remote()))
     except (OSError, RelayError) as error:
         raise RankFailed(
             f"rank {place.rank} has no working directory on {socket.gethostname()}: {error}"

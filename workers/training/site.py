@@ -5,22 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
 from ...compiler.errors import CompileKilled, CompileTimeout, Unavailable
-from ...compiler.train_records import Captured, News, TrainOrder, TrainSpec
+from ...compiler.train_records import Captured, News, TrainOrder, TrainSpec, at_nodes
 from ..cluster import DRIVER_SHARE, NAMESPACE, OFFER, Cluster
 from .capture import Capture
 from .driver import Held, TrainDriver
+from .groups import remove_groups_of_the_dead
 from .rank import driver_name
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _ANSWER_SECONDS = 30.0
 """A driver that is being started again answers later; the caller tries again then."""
+_CLOSE_SECONDS = 3.0
+"""A driver that does not close by itself is killed; what it held is freed all the same."""
 
 
 class DriverLost(CompileKilled):
@@ -34,8 +40,8 @@ class TrainSite:
         self._cluster = cluster
 
     async def begin(self, order: TrainOrder) -> None:
-        """Raises Unavailable."""
-        driver = await self._cluster.call(lambda: _make(order))
+        """Raises Unavailable, DriverLost."""
+        driver = await self._call(lambda: _make(order))
         await self._answer(driver.begin.remote(msgspec.msgpack.encode(order)))
 
     async def news(self, job: str, after: int, seconds: float) -> list[News]:
@@ -60,19 +66,31 @@ class TrainSite:
         if driver is None:
             return
         try:
-            await self._answer(driver.close.remote())
-        finally:
-            await self._cluster.call(lambda: Cluster.remove(driver))
+            await self._answer(driver.close.remote(), _CLOSE_SECONDS)
+        except (Unavailable, DriverLost) as error:
+            log.warning("the driver of job %s did not close: %s", job, error.message)
+        await self._call(lambda: Cluster.remove(driver))
+        until = time.monotonic() + _CLOSE_SECONDS
+        while await self._find(job) is not None and time.monotonic() < until:
+            await asyncio.sleep(0.05)  # whoever begins it again is not to find the old one
 
-    async def capture(self, order: TrainOrder, seconds: float) -> Captured:
-        """Raises CompileTimeout, DriverLost."""
+    async def capture(
+        self,
+        order: TrainOrder,
+        world: int,
+        seconds: float,
+        placed: Callable[[], Awaitable[None]] | None,
+    ) -> Captured:
+        """Raises CompileTimeout, DriverLost, Unavailable, and what `placed` raises."""
         from ray.exceptions import RayError
 
-        until = time.monotonic() + seconds
-        actor = await self._cluster.call(lambda: _make_capture(order.spec))
+        actor = await self._call(lambda: _make_capture(order.spec))
         try:
+            await actor.placed.remote()
+            if placed is not None:
+                await placed()
             async with asyncio.timeout(seconds):
-                data = await actor.run.remote(msgspec.msgpack.encode(order), until - time.monotonic())
+                data = await actor.run.remote(msgspec.msgpack.encode(order), world, seconds)
         except TimeoutError:
             raise CompileTimeout(f"the script's first step did not end within {seconds:g} s") from None
         except RayError as error:
@@ -83,16 +101,32 @@ class TrainSite:
 
     async def held(self) -> list[Held]:
         """What all jobs' ranks hold. Raises Unavailable."""
-        held: list[Held] = []
-        for driver in await self._cluster.call(_drivers):
+
+        async def of(driver: Any) -> list[Held]:
             try:
-                held += msgspec.msgpack.decode(await self._answer(driver.held.remote(), 5.0), type=list[Held])
+                return msgspec.msgpack.decode(await self._answer(driver.held.remote(), 5.0), type=list[Held])
             except (Unavailable, DriverLost):
-                continue
-        return held
+                return []
+
+        drivers = await self._call(_drivers)
+        return [each for held in await asyncio.gather(*map(of, drivers)) for each in held]
+
+    async def free(self) -> None:
+        """Give back what dead jobs left taken. Raises Unavailable."""
+        if freed := await self._call(lambda: remove_groups_of_the_dead(NAMESPACE)):
+            log.warning("%d placement groups of dead controllers were removed", freed)
 
     async def _find(self, job: str) -> Any:
-        return await self._cluster.call(lambda: _get(driver_name(job)))
+        return await self._call(lambda: _get(driver_name(job)))
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        """`function`, which calls Ray. Raises Unavailable where Ray does not answer."""
+        from ray.exceptions import RayError
+
+        try:
+            return await self._cluster.call(function)
+        except (RayError, ConnectionError, RuntimeError) as error:
+            raise Unavailable(f"Ray does not answer: {_first_line(error)}") from None
 
     @staticmethod
     async def _answer(reference: Any, seconds: float = _ANSWER_SECONDS) -> Any:
@@ -139,11 +173,12 @@ def room(spec: TrainSpec, nodes: Sequence[Mapping[str, float]]) -> str:
 def _make(order: TrainOrder) -> Any:
     import ray
 
-    existing = _get(driver_name(order.job))
+    name = driver_name(at_nodes(order.namespace, order.job))
+    existing = _get(name)
     if existing is not None:
         return existing
     options: dict[str, Any] = {
-        "name": driver_name(order.job),
+        "name": name,
         "namespace": NAMESPACE,
         "lifetime": "detached",
         "get_if_exists": True,
@@ -152,7 +187,8 @@ def _make(order: TrainOrder) -> Any:
         "num_cpus": 0,
         "resources": {OFFER: DRIVER_SHARE},
     }
-    return ray.remote(TrainDriver).options(**options).remote(order.job, order.folder)
+    folder = str(Path(order.folder) / order.job)
+    return ray.remote(TrainDriver).options(**options).remote(name, folder)
 
 
 def _make_capture(spec: TrainSpec) -> Any:
