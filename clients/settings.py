@@ -108,14 +108,13 @@ class Launch(Struct, frozen=True, kw_only=True):
 class Rank(Struct, frozen=True, kw_only=True):
     """What a training job told this process, one of its ranks; its defaults are a process on its own.
 
-    spec: None outside a job. checkpoints: where they go; '' where nothing was said. channel: file descriptor for
-    RankMessages; -1: nobody listens. capture: this is the run that only finds graphs. attempt: 0 at first.
+    spec: None outside a job. checkpoints: where they go; '' where nothing was said. capture: this is the run that only
+    finds graphs. attempt: 0 at first.
     """
 
     spec: TrainSpec | None = None
     job: str = ""
     checkpoints: str = ""
-    channel: int = -1
     capture: bool = False
     rank: int = 0
     local_rank: int = 0
@@ -202,20 +201,27 @@ def load_rank() -> Rank:
     try:
         text = found(train_records.SPEC_ENVIRONMENT, "")
         spec = msgspec.json.decode(text, type=train_records.TrainSpec) if text else None
-        channel = int(found(train_records.ANSWER_ENVIRONMENT) or -1)
     except (ValueError, msgspec.MsgspecError) as error:
         raise SettingsError(f"what the training job told this rank cannot be read: {error}") from None
     return Rank(
         spec=spec,
         job=found(train_records.JOB_ENVIRONMENT, ""),
         checkpoints=found(train_records.CHECKPOINTS_ENVIRONMENT, ""),
-        channel=channel,
         capture=found(train_records.CAPTURE_ENVIRONMENT) == "1",
         rank=launch.rank if launch else 0,
         local_rank=launch.local_rank if launch else 0,
         world_size=launch.world_size if launch else 1,
         attempt=launch.restart if launch else 0,
     )
+
+
+def take_channel() -> int:
+    """The file descriptor on which this rank tells its job RankMessages; -1: nobody listens. Taken once, and so not
+    seen by the processes that a rank starts: to them the number means nothing, or another file."""
+    from ..compiler.train_records import ANSWER_ENVIRONMENT
+
+    text = os.environ.pop(ANSWER_ENVIRONMENT, "")
+    return int(text) if text.isdecimal() else -1
 
 
 def begin_capture() -> None:

@@ -16,7 +16,7 @@ from collections import deque
 import msgspec
 
 from ...compiler.train_records import Metrics, Note, RankMessage
-from ..settings import load_rank
+from ..settings import load_rank, take_channel
 
 _WAITING = 10_000
 """Metrics that wait at most."""
@@ -106,11 +106,11 @@ class Channel:
 @functools.cache
 def process_channel() -> Channel:
     """This process' way to its worker. Programs that it starts do not inherit the descriptor."""
-    rank = load_rank()
-    if rank.capture or rank.channel < 0:
+    descriptor = take_channel()
+    if load_rank().capture or descriptor < 0:
         return Channel(-1)
     try:
-        os.set_inheritable(rank.channel, False)
-    except OSError:  # inherited by name only, by a process that a rank started
+        os.set_inheritable(descriptor, False)
+    except OSError:  # it was not handed on
         return Channel(-1)
-    return Channel(rank.channel)
+    return Channel(descriptor)

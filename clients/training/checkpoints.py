@@ -36,6 +36,7 @@ from torch.optim.optimizer import Optimizer
 from ...compiler.errors import CheckpointError, SettingsError
 from ...compiler.train_records import Checkpoint
 from ..settings import load_rank
+from ..whole_file import write_whole
 from .metrics import process_telling
 from .places import File, Place, Whole, damage, file_of, place_of, step_of
 from .steps import process_steps
@@ -86,6 +87,7 @@ class Checkpoints:
         self._ready: tuple[Place, _Group] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torchrelay-checkpoint")
         self._pending: Future[None] | None = None
+        self._cleared = False
         self.latest = ""
         """Name of the last one that was made whole or restored."""
         _all().add(self)
@@ -124,6 +126,9 @@ class Checkpoints:
         self.wait()
         begun = time.perf_counter()
         place, group = self._begin()
+        if not self._cleared:  # now: who only restores may read beside who writes
+            self._cleared = True
+            group.of_first(_tried(place.clear)[1] if group.rank == 0 else "")
         name = f"step-{step}"
         state, zero = _state_of(model, _list(optimizer))
         own = {
@@ -139,6 +144,7 @@ class Checkpoints:
         folder, problem = _tried(lambda: place.begin(name))
         problems = [text for text in group.gathered(problem) if text]
         if problems or folder is None:
+            _tried(lambda: place.abandon(name))
             self._told(step, begun, f"no folder for it: {problems[0]}")
             return
         writer = FileSystemWriter(folder)
@@ -171,7 +177,7 @@ class Checkpoints:
             place.done(name)
             self.latest = name
             if group.rank == 0:
-                self._prune(place)
+                self._prune(place, pending.step)
         self._told(
             pending.step,
             pending.begun,
@@ -182,7 +188,7 @@ class Checkpoints:
     def _keep_own(self, pending: _Pending, name: str, place: Place, group: _Group) -> list[File]:
         pending.model.result()
         own = pending.folder / f"rank-{group.rank}.pt"
-        own.write_bytes(pending.own)
+        write_whole(own, pending.own, mode=0o644, synced=True)
         names = [path.name for path in pending.folder.glob(f"__{group.rank}_*")] + [own.name]
         if group.rank == 0:
             names.append(".metadata")
@@ -190,9 +196,12 @@ class Checkpoints:
         place.keep(name, files)
         return files
 
-    def _prune(self, place: Place) -> None:
+    def _prune(self, place: Place, step: int) -> None:
+        """Of those up to `step`: beyond it are damaged ones, which would take the place of whole ones."""
+
         def old() -> None:
-            for name in place.names()[self._keep :]:
+            names = [name for name in place.names() if step_of(name) <= step]
+            for name in names[self._keep :]:
                 place.drop(name)
 
         _, problem = _tried(old)
@@ -299,9 +308,7 @@ class Checkpoints:
 
     def _begin(self) -> tuple[Place, _Group]:
         if self._ready is None:
-            place, group = place_of(self._location), _Group()
-            self._ready = place, group
-            group.of_first(_tried(place.clear)[1] if group.rank == 0 else "")
+            self._ready = place_of(self._location), _Group()
         return self._ready
 
 
@@ -428,11 +435,17 @@ def _raising(error: BaseException) -> Callable[[], None]:
 
 def _load_own(folder: Path, group: _Group) -> dict[str, Any]:
     """What this rank wrote, or rank 0 where there were fewer; whole optimizer states are rank 0's."""
-    first: dict[str, Any] = torch.load(folder / "rank-0.pt", weights_only=False)
+    first: dict[str, Any] = _read(folder / "rank-0.pt")
     mine = folder / f"rank-{group.rank}.pt"
     if group.rank == 0 or first["ranks"] != group.size or not mine.exists():
         return first
-    return {**torch.load(mine, weights_only=False), "zero": first["zero"]}
+    return {**_read(mine), "zero": first["zero"]}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """On the CPU: tensors of a GPU would all go to the one whose number they were saved with."""
+    read: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=False)
+    return read
 
 
 def _random_states() -> dict[str, Any]:

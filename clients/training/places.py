@@ -25,6 +25,7 @@ from ..whole_file import write_whole
 
 _WHOLE = "whole.json"
 _PARTIAL = ".partial"
+_REPLACED = ".replaced" + _PARTIAL
 _NAME = re.compile(r"step-([0-9]{1,16})")
 _BLOCK_BYTES = 1 << 20
 _SILENCE = timedelta(seconds=20)
@@ -53,7 +54,7 @@ class Place(Protocol):
     """Every rank has one. Raises OSError or CheckpointError."""
 
     def clear(self) -> None:
-        """Rank 0, before the first: delete what was begun and never finished."""
+        """Rank 0, before the first is begun: delete what was begun and never finished."""
 
     def begin(self, name: str) -> Path:
         """A folder for this rank's files, which may be the other ranks' too."""
@@ -153,9 +154,18 @@ class Folder:
     def publish(self, name: str, whole: Whole) -> None:
         partial, final = self._folder / (name + _PARTIAL), self._folder / name
         write_whole(partial / _WHOLE, msgspec.json.encode(whole), mode=0o644, synced=True)
-        if final.exists():  # of an earlier run that went further, or damaged
-            shutil.rmtree(final)
-        partial.rename(final)
+        if not final.exists():
+            partial.rename(final)
+            return
+        old = self._folder / (name + _REPLACED)  # of an earlier run that went further, or damaged
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+        try:
+            partial.rename(final)
+        except OSError:
+            old.rename(final)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
 
     def abandon(self, name: str) -> None:
         shutil.rmtree(self._folder / (name + _PARTIAL), ignore_errors=True)

@@ -77,7 +77,6 @@ def _prepare(rank: Rank) -> list[Callable[[], None]]:
             process_telling().note("warning", f"torchrelay is not the back end: {error}")
     if rank.spec.profile is not None and not rank.capture:
         from . import profile
-        from .channel import process_channel
 
         session = profile.start_from(
             rank.spec.profile,

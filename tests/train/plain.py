@@ -13,7 +13,7 @@ class Thing:
 
 
 def child(queue) -> None:  # type: ignore[no-untyped-def]
-    queue.put(("child", __name__, sys.argv, os.environ.get("TORCHRELAY_TRAIN_CHANNEL_OPEN")))
+    queue.put(("child", __name__, sys.argv, os.environ.get("TORCHRELAY_TRAIN_CHANNEL")))
 
 
 if __name__ == "__main__":

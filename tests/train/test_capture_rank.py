@@ -114,5 +114,5 @@ def test_a_script_that_fails_is_told_and_what_was_found_before_is_kept(
     assert len(found.bodies) == 2
     assert "stepped" not in printed
     if how == "fail":
-        assert found.log.startswith('Traceback (most recent call last):\n  File "own.py"')
+        assert found.log.startswith(f'Traceback (most recent call last):\n  File "{folder / "own.py"}"')
         assert found.log.rstrip().endswith("ValueError: boom")

@@ -134,12 +134,47 @@ def test_where_all_are_damaged_training_does_not_begin_anew_by_itself(tmp_path: 
         restored(tmp_path)
 
 
+def test_the_newest_is_kept_though_a_damaged_one_has_a_higher_number(tmp_path: Path, heard: Heard) -> None:
+    saved(tmp_path, 1, 8)
+    shorten(tmp_path / "step-8")
+    assert restored(tmp_path)[0] == 1
+    weights = saved(tmp_path, 2, 4, keep=1)
+    step, found = restored(tmp_path)
+    assert step == 4 and torch.equal(found, weights[4])
+    assert names(tmp_path) == ["step-4", "step-8"]
+
+
+def test_one_that_cannot_be_replaced_stays(
+    tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = saved(tmp_path, 1)
+
+    whole = Path.rename
+
+    def full(path: Path, to: Path) -> Path:
+        if path.name == "step-1.partial":
+            raise OSError(28, "No space left on device")
+        return whole(path, to)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", full)
+        saved(tmp_path, 1)
+    assert [each.kept for each in heard.checkpoints] == [True, False]
+    assert names(tmp_path) == ["step-1"]
+    assert torch.equal(restored(tmp_path)[1], weights[1])
+    weights = saved(tmp_path, 1)
+    assert names(tmp_path) == ["step-1"]
+    assert torch.equal(restored(tmp_path)[1], weights[1])
+
+
 def test_what_was_begun_and_never_finished_is_no_checkpoint(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     shutil.copytree(tmp_path / "step-1", tmp_path / "step-2.partial")
     shutil.copytree(tmp_path / "step-1", tmp_path / "step-3")
     (tmp_path / "step-3" / "whole.json").unlink()  # half deleted
     assert restored(tmp_path)[0] == 1
+    assert "step-2.partial" in names(tmp_path)  # who only reads leaves alone what another may be writing
+    saved(tmp_path, 4)
     assert "step-2.partial" not in names(tmp_path)
 
 
@@ -194,6 +229,8 @@ def test_in_a_store_too_the_newest_whole_one_is_taken_up(bucket: str, heard: Hea
     step, found = restored(bucket)
     assert step == 2 and torch.equal(found, weights[2])
     assert "step-3 is damaged" in heard.notes[0]
+    assert "step-4/__0_0.distcp" in paths(store)
+    saved(bucket, 5)
     assert not any(path.startswith("step-4/") for path in paths(store))
 
 

@@ -30,9 +30,41 @@ def test_output_traceback_and_exit_code_are_python_s_own(ending: str) -> None:
     assert rank.error == alone.stderr
 
 
+def test_a_script_named_from_its_folder_knows_its_whole_path(tmp_path: Path) -> None:
+    (tmp_path / "part.py").write_text("VALUE = 3")
+    (tmp_path / "mine.py").write_text(
+        """
+import inspect, os, sys
+import part
+print(__file__, sys.argv, sys.path[0], sorted(globals()), (lambda: 0).__code__.co_filename)
+os.chdir("/")
+def fails():
+    raise ValueError(part.VALUE)
+print(inspect.getsource(fails))
+fails()
+"""
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHRELAY_")}
+
+    def run(*command: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, *command, "mine.py", "-x"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    assert run("-m", "torchrelay.clients.training.rank", "--") == run()
+
+
 def test_a_function_of_the_working_directory_is_an_entry_point(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import sys\ndef begin():\n    print('begun', sys.argv)\n    return 3\n"
+        "def fails():\n    raise ValueError('as asked')\n"
+        "class Kept:\n    @staticmethod\n    def begin():\n        print('kept')\n"
     )
     command = [sys.executable, "-m", "torchrelay.clients.training.rank", "--function"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHRELAY_")}
@@ -44,6 +76,14 @@ def test_a_function_of_the_working_directory_is_an_entry_point(tmp_path: Path) -
 
     done = run("mine:begin")
     assert (done.returncode, done.stdout) == (0, "begun ['mine:begin', '-x']\n"), done.stderr
+    assert run("mine:Kept.begin").stdout == "kept\n"
+    failed = run("mine:fails")
+    assert failed.returncode == 1
+    assert (
+        failed.stderr.startswith("Traceback (most recent call last):\n  File ")
+        and failed.stderr.count("File") == 1
+    )
+    assert "mine.py" in failed.stderr and failed.stderr.endswith("ValueError: as asked\n")
     missing = run("mine:nothing")
     assert missing.returncode == 1 and "mine has no function 'nothing'" in missing.stderr
 
