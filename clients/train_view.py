@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from ..compiler.train_records import (
@@ -20,6 +21,8 @@ from ..compiler.train_records import (
 
 _UNITS = ("tokens", "samples")
 """What throughput is counted in: the first that a job tells of."""
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+"""What a terminal obeys and does not show (ECMA-48): CSI and OSC sequences, and escapes of one character."""
 
 
 class View:
@@ -122,7 +125,15 @@ class View:
 def log_lines(event: Log, *, named: bool) -> Iterator[str]:
     """named: each with its rank."""
     for line in event.lines:
-        yield f"rank {event.rank}: {line}" if named else line
+        shown = _on_a_terminal(line)
+        if shown or not line.strip():
+            yield f"rank {event.rank}: {shown}" if named else shown
+
+
+def _on_a_terminal(line: str) -> str:
+    """What is left to see of it: of a progress bar the last state; tabs as spaces, and no colors."""
+    states = _ESCAPES.sub("", line).split("\r")
+    return next((state for state in reversed(states) if state.strip()), "").expandtabs()
 
 
 def metrics_line(event: Metrics) -> str:

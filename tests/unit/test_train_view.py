@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchrelay.clients.train_view import View, compiles_text, short
+from torchrelay.clients.train_view import View, compiles_text, log_lines, short
 from torchrelay.compiler.train_records import (
     Checkpoint,
     Compiles,
@@ -91,3 +91,21 @@ def test_logs_are_rank_0s_or_everyones_by_name() -> None:
 def test_numbers_are_short() -> None:
     assert [short(n) for n in (0.5, 12.34, 18_200, 3.1e7)] == ["0.5", "12.3", "18.2 k", "31 M"]
     assert compiles_text(Compiles()) == "graphs: none"
+
+
+def test_a_rank_s_line_is_what_a_terminal_would_show_of_it() -> None:
+    log = Log(
+        rank=1,
+        stream="stderr",
+        lines=[
+            "\repoch 0:   0%|          | 0/8\repoch 0:  50%|#####     | 4/8\repoch 0: 100%|##########| 8/8",
+            "epoch\t0\tloss\t2.5",
+            "\x1b[32mgreen\x1b[0m and \x1b]8;;http://x\x07a link\x1b]8;;\x07",
+            "",
+            "\r                    \r\x1b[A",
+            "  a line that is indented",
+        ],
+    )
+    shown = ["epoch 0: 100%|##########| 8/8", "epoch   0       loss    2.5", "green and a link", ""]
+    assert list(log_lines(log, named=False)) == [*shown, "  a line that is indented"]
+    assert next(log_lines(log, named=True)) == f"rank 1: {shown[0]}"
