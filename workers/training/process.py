@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -35,6 +37,9 @@ _MOST_MESSAGE = 1 << 20
 _MOST_LINES = 500
 """In one Log."""
 _LAST_LINES = 20
+
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(?:: .*)?")
+"""How Python writes an error, after its traceback."""
 
 _decoder = msgspec.json.Decoder(RankMessage)
 
@@ -188,3 +193,11 @@ class RankProcess:
         """The events so far, which are the caller's now."""
         events, self.events, self.size = self.events, [], 0
         return events
+
+
+def error_line(lines: Sequence[str]) -> str:
+    """Of what a program wrote before it ended: the error after the last traceback's frames; else its last line."""
+    for number in range(len(lines) - 1, 0, -1):
+        if lines[number - 1].startswith("    ") and _ERROR.fullmatch(lines[number]):
+            return lines[number]
+    return next(reversed(lines), "")

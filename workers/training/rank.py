@@ -28,7 +28,7 @@ from ...compiler.train_records import (
 from .environment import Place, rank_command, rank_environment
 from .folder import WorkFolder
 from .keeper import Launch
-from .process import RankProcess
+from .process import RankProcess, error_line
 
 NAMESPACE = "torchrelay"
 _MEETING = "TORCHRELAY_TRAIN_MEETING"
@@ -147,7 +147,7 @@ def _run(driver: Any, order: TrainOrder, place: Place, work: Path, folder: Path)
             if stop >= 0:
                 process.stop(stop)
         code = process.wait()
-        detail = "" if code == 0 else next(reversed(process.last), "")
+        detail = "" if code == 0 else error_line(process.last)
         ended = RankEnded(
             rank=place.rank, code=code, at=time.time(), attempt=place.attempt, detail=detail[:2000]
         )

@@ -1,0 +1,47 @@
+"""What a rank's end is told as: the error that ended it, and not the last line that happened to be written."""
+
+from __future__ import annotations
+
+import pytest
+from torchrelay.workers.training.process import error_line
+
+TRACE = """Traceback (most recent call last):
+  File "/work/train.py", line 8, in <module>
+    inner(s)
+  File "/work/train.py", line 6, in inner
+    raise RuntimeError("bad batch")
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (TRACE + "RuntimeError: bad batch\n", "RuntimeError: bad batch"),
+        (TRACE + "ValueError\n", "ValueError"),
+        (
+            TRACE + "torch.AcceleratorError: CUDA error: device-side assert triggered\n"
+            "CUDA kernel errors might be asynchronously reported at some other API call.\n"
+            "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n\n",
+            "torch.AcceleratorError: CUDA error: device-side assert triggered",
+        ),
+        (
+            TRACE
+            + "KeyError: 1\n\nDuring handling of the above exception, another exception occurred:\n\n"
+            + TRACE
+            + "OSError: [Errno 28] No space left on device\nwandb: run ended\n",
+            "OSError: [Errno 28] No space left on device",
+        ),
+        (
+            '  File "train.py", line 3\n    def f(:\n          ^\nSyntaxError: invalid syntax\n',
+            "SyntaxError: invalid syntax",
+        ),
+        (
+            "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --x\n",
+            "train.py: error: unrecognized arguments: --x",
+        ),
+        ("Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  File 'a'\n", "  File 'a'"),
+        ("", ""),
+    ],
+)
+def test_the_error_is_named(written: str, told: str) -> None:
+    assert error_line([line for line in written.splitlines() if line.strip()]) == told
