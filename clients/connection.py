@@ -8,6 +8,7 @@ common) and warned about.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 import ssl
@@ -230,6 +231,7 @@ class Connection:
             return self._client
 
     def _new_client(self) -> httpx2.Client:
+        _quiet()
         headers = {"User-Agent": f"torchrelay/{__version__}", "Accept-Encoding": "identity"}
         if self._settings.token:
             headers["Authorization"] = f"Bearer {self._settings.token}"
@@ -320,3 +322,11 @@ def _retry_after(headers: Mapping[str, str]) -> float:
 def backoff(attempt: int) -> float:
     """Seconds before the next try: doubles from 0.1 to 2, with jitter so that clients do not keep step."""
     return min(0.1 * 2.0**attempt, 2.0) * random.uniform(0.5, 1.0)
+
+
+def _quiet() -> None:
+    """Requests are no news to a program that logs at INFO, unless it asks these loggers for theirs."""
+    for name in ("httpx2", "httpcore2"):
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.WARNING)
