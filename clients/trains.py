@@ -78,14 +78,16 @@ class Trains:
         return self._ask("GET", "/v1/trains", TrainsReply).jobs
 
     def find(self, text: str) -> TrainJob:
-        """A job by its id, the first digits of it, or its name (the newest of that name). Raises NotFound."""
+        """A job by its id, its name (the newest of that name), or the first digits of its id. Raises NotFound."""
         jobs = self.jobs()
+        for job in (
+            *(job for job in jobs if job.id == text),
+            *(job for job in jobs if job.spec.name == text),
+        ):
+            return job
         found = [job for job in jobs if job.id.startswith(text)] if text else []
-        named = [job for job in jobs if job.spec.name == text]
-        if len(found) == 1 or (found and found[0].id == text):
+        if len(found) == 1:
             return found[0]
-        if named:
-            return named[0]
         if found:
             raise NotFound(f"{text} begins the ids of {len(found)} jobs", hint="Give more digits")
         raise NotFound(f"there is no training job {text[:80]}", hint="`torchrelay train ls` lists them")
@@ -99,7 +101,7 @@ class Trains:
         return self._ask("POST", f"/v1/trains/{job}/cancel", TrainJob, seconds=_SLOW_SECONDS)
 
     def resume(self, job: str) -> TrainJob:
-        """Raises NotFound; BadTrainJob for one that is done or still runs."""
+        """One that still runs is left as it is. Raises NotFound; BadTrainJob for one that is done."""
         return self._ask("POST", f"/v1/trains/{job}/resume", TrainJob, seconds=_SLOW_SECONDS)
 
     # --- what it tells -------------------------------------------------------------------------------------

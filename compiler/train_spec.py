@@ -5,6 +5,7 @@ docs/training.md describes the fields. What is wrong is named by file and line.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -131,6 +132,7 @@ class _Reader(yaml_file.Reader):
             self.fail(
                 ("script",), f"script is {script[:80]!r}; it is relative to the working directory, and in it"
             )
+        script = posixpath.normpath(script) if script else ""
         word = r"[^\W\d]\w*"
         if function and not re.fullmatch(rf"{word}(\.{word})*:{word}(\.{word})*", function):
             self.fail(

@@ -125,7 +125,10 @@ def resume(
     """Go on with a training job that failed or was cancelled, from its last checkpoint."""
     with _trains(namespace) as trains:
         found = trains.find(job)
-        heard = 0 if detach else max((news.number for news in trains.follow(found.id)), default=0)
+        ended = found.state in TRAIN_ENDED  # what it told before is not shown again
+        heard = (
+            max((news.number for news in trains.follow(found.id)), default=0) if ended and not detach else 0
+        )
         resumed = trains.resume(found.id)
         if detach:
             print(f"{resumed.id} is {resumed.state}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -181,7 +181,8 @@ class _Shown(Protocol):
 def watch(trains: Trains, job: TrainJob, *, after: int = 0, json: bool = False) -> None:
     """Show a job until its end. Exits with 1 if it failed or was cancelled, 130 after Ctrl-C."""
     if not json:
-        print(f"job {job.id}: {output.shown(job.spec.name)}, {job.spec.workers} ranks", file=sys.stderr)
+        ranks = f"{job.spec.workers} rank{'s' * (job.spec.workers != 1)}"
+        print(f"job {job.id}: {output.shown(job.spec.name)}, {ranks}", file=sys.stderr)
     live = not json and sys.stderr.isatty()
     try:
         with _live(job) if live else _lines(job, quiet=json) as shown:
@@ -255,13 +256,15 @@ def _summary(job: TrainJob) -> str:
 
 
 class TrainGroup(typer.core.TyperGroup):
-    """`torchrelay train TARGET` is `torchrelay train run TARGET`."""
+    """`torchrelay train TARGET` is `torchrelay train run TARGET`, with options before or after the target."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if (
-            args
-            and args[0] not in self.commands
-            and (Path(args[0]).suffix in (".py", *_YAML) or ":" in args[0])
-        ):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        first = args[0] if args else ""
+        own = {name for option in self.get_params(ctx) for name in option.opts}
+        if (first.startswith("-") and first not in own) or _is_target(first, self.commands):
             args = ["run", *args]
-        return super().resolve_command(ctx, args)
+        return super().parse_args(ctx, args)
+
+
+def _is_target(word: str, commands: Container[str]) -> bool:
+    return word not in commands and (Path(word).suffix in (".py", *_YAML) or ":" in word)

@@ -187,6 +187,19 @@ def test_a_script_and_a_function_become_jobs_and_what_follows_dashes_is_theirs(
         assert (trains.job(other).spec.script, trains.job(other).spec.name) == ("train.py", "x")
 
 
+def test_options_may_come_before_the_script_as_torchrun_takes_them(gateway: Running, work: Path) -> None:
+    job = train(
+        gateway, work, "--workers", "2", "--detach", "./train.py", "--", "--layers", "3"
+    ).stdout.strip()
+    (work / "dot.yaml").write_text("script: ./sub//deep.py\n")
+    other = train(gateway, work, "--detach", "dot.yaml").stdout.strip()
+    with client(gateway) as trains:
+        spec = trains.job(job).spec
+        assert (spec.script, spec.workers, spec.arguments) == ("train.py", 2, ["--layers", "3"])
+        assert trains.job(other).spec.script == "sub/deep.py"
+    assert "Train on the cluster" in train(gateway, work, "--help").stdout
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -243,6 +256,18 @@ def test_a_job_is_listed_shown_read_and_its_files_are_fetched(gateway: Running, 
     train(gateway, work, "get", job, "profile/rank-0.json", "-o", "sub")
     assert (work / "rank-0.json").read_bytes() == (work / "sub" / "rank-0.json").read_bytes() == b"a trace"
     assert "there is no training job nothing" in train(gateway, work, "show", "nothing", status=1).stderr
+    named = train(gateway, work, "job.yaml", "--name", job[:4], "--detach").stdout.strip()
+    with client(gateway) as trains:
+        assert trains.find(job[:4]).id == named  # a whole name before the first digits of an id
+        assert trains.find(job).id == trains.find(job[:6]).id == job
+
+
+def test_a_program_that_logs_is_not_told_of_our_requests(
+    gateway: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("DEBUG"), client(gateway) as trains:
+        trains.jobs()
+    assert [record.name for record in caplog.records if record.name.startswith("http")] == []
 
 
 def test_a_job_is_cancelled_and_resumed_and_its_end_is_the_exit_status(
@@ -261,6 +286,13 @@ def test_a_job_is_cancelled_and_resumed_and_its_end_is_the_exit_status(
     failed = train(gateway, work, "job.yaml", status=1)
     assert "is failed: rank 0 ended with 1" in failed.stdout
     assert "`torchrelay train resume " in failed.stdout
+
+
+def test_to_resume_what_still_runs_is_to_watch_it(gateway: Running, pool: TrainingPool, work: Path) -> None:
+    pool.pace = 0.2
+    job = train(gateway, work, "job.yaml", "--detach", "--no-capture").stdout.strip()
+    assert "is done" in train(gateway, work, "resume", job).stdout
+    assert "is done: there is nothing to go on with" in train(gateway, work, "resume", job, status=2).stderr
 
 
 def test_a_gateway_that_goes_away_is_waited_for_and_nothing_is_told_twice(
