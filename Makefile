@@ -18,8 +18,9 @@ $(VENV)/.ready: pyproject.toml
 demo: $(VENV)/.ready  ## local, through the service, and as a second teammate without a compiler
 	$(BIN)/torchrelay demo
 
+# In two processes, which tests/conftest.py gives their shares; `pytest` without -n runs one after the other.
 test: $(VENV)/.ready  ## everything that needs no GPU
-	$(BIN)/python -m pytest tests --ignore=tests/gpu
+	$(BIN)/python -m pytest tests --ignore=tests/gpu -n 2
 
 test-slow: $(VENV)/.ready  ## faults at length: what takes over 20 s each
 	$(BIN)/python -m pytest tests --ignore=tests/gpu -m slow

@@ -33,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     known = [*tiny_architectures.ARCHITECTURES, *workloads.WORKLOADS]
     parser.add_argument("--model", required=True, choices=known)
+    parser.add_argument("--layers", type=int, default=tiny_architectures.LAYERS, help="of an architecture")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--deterministic", action="store_true")
     args = parser.parse_args()
@@ -41,7 +42,7 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cudnn.allow_tf32 = False  # it turns a difference in the last place into one of 1e-3
-    model, loss_of = build(args.model, device)
+    model, loss_of = build(args.model, device, args.layers)
     loss, gradients, again, seconds = {}, {}, {}, {}
     options = {"deterministic": True} if args.deterministic else None
     measured = 0
@@ -76,11 +77,13 @@ def main() -> None:
     print(json.dumps(record))
 
 
-def build(name: str, device: torch.device) -> tuple[nn.Module, Callable[[Callable[..., Any]], Tensor]]:
+def build(
+    name: str, device: torch.device, layers: int
+) -> tuple[nn.Module, Callable[[Callable[..., Any]], Tensor]]:
     if name in workloads.WORKLOADS:
         workload = workloads.build(name, device)
         return workload.model, workload.loss
-    model, inputs = tiny_architectures.build(name, device)
+    model, inputs = tiny_architectures.build(name, device, layers=layers)
     return model, lambda f: f(**inputs).loss
 
 

@@ -144,9 +144,12 @@ ARCHITECTURES: dict[str, tuple[Callable[[Any], nn.Module], Callable[[], Any], Ca
 """Name: (model from config, config, inputs)."""
 
 
-def build(name: str, device: torch.device, seed: int = 0) -> tuple[nn.Module, Inputs]:
-    """A model in training mode (its dropout on) and its batch."""
+def build(name: str, device: torch.device, seed: int = 0, layers: int = LAYERS) -> tuple[nn.Module, Inputs]:
+    """A model in training mode (its dropout on) and its batch; `layers` where the configuration counts them."""
     torch.manual_seed(seed)
     from_config, config, inputs = ARCHITECTURES[name]
-    model = from_config(config()).to(device).train()
+    shape = config()
+    if layers != LAYERS:
+        shape.num_hidden_layers = layers
+    model = from_config(shape).to(device).train()
     return model, {key: value.to(device) for key, value in inputs().items()}

@@ -1,7 +1,50 @@
-"""What every test starts from."""
+"""What every test starts from, and who runs which of them when two processes share the work (`-n 2`, make test)."""
+
+from __future__ import annotations
 
 import signal
+from collections import OrderedDict
+from typing import Any
+
+import pytest
 
 # A shell that runs pytest in the background makes it ignore Ctrl-C, and its children inherit that; some tests
 # send it to theirs.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+ONE_SERVICE = ("tests/compile/", "tests/e2e/", "tests/train_parallel/")
+"""Folders whose tests share one service: each folder goes to one process, as a whole."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What cannot be divided comes first, the small tests last: both processes then end at the same time."""
+    items.sort(
+        key=lambda item: (not item.nodeid.startswith(ONE_SERVICE), item.nodeid.startswith("tests/unit/"))
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling  # here: a machine without it runs one process
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+        """A file's tests run in one process, in their order, and so do those of a folder with one service."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            shared = [folder for folder in ONE_SERVICE if nodeid.startswith(folder)]
+            return shared[0] if shared else nodeid.partition("::")[0]
+
+        def remove_node(self, node: Any) -> str | None:
+            """The test that ended its process has failed, and is not tried again; the others of its are."""
+            crashed, left = None, OrderedDict[str, dict[str, bool]]()
+            for scope, tests in self.assigned_work.pop(node).items():
+                for name in [name for name, done in tests.items() if not done]:
+                    if crashed is None:
+                        crashed = name
+                    else:
+                        left.setdefault(scope, {})[name] = False
+            self.workqueue = OrderedDict([*left.items(), *self.workqueue.items()])
+            return crashed
+
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)

@@ -53,13 +53,13 @@ def x() -> torch.Tensor:
 
 
 def test_a_changed_layer_builds_only_its_own_kernels(remote: Relay, x: torch.Tensor) -> None:
-    first = compiled(remote, Layered([nn.GELU() for _ in range(4)]), x)
+    first = compiled(remote, Layered([nn.GELU() for _ in range(3)]), x)
     assert first.kernels_built == first.kernels > 2
     assert first.kernels_reused == 0
-    second = compiled(remote, Layered([nn.GELU(), nn.Tanh(), nn.GELU(), nn.GELU()]), x)
+    second = compiled(remote, Layered([nn.GELU(), nn.Tanh(), nn.GELU()]), x)
     assert 0 < second.kernels_built < second.kernels
     assert second.kernels_built + second.kernels_reused == second.kernels
-    third = compiled(remote, Layered([nn.GELU(), nn.GELU(), nn.Tanh(), nn.GELU()]), x)
+    third = compiled(remote, Layered([nn.GELU(), nn.GELU(), nn.Tanh()]), x)
     assert third.kernels_built < second.kernels_built
 
 

@@ -17,14 +17,14 @@ ROUNDING = 1e-5
 
 
 @pytest.mark.parametrize(
-    "architecture",
-    ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "vit"))],
+    ("architecture", "layers"),
+    [("bert", 1), *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("bert", "llama", "vit"))],
 )
 def test_gradients_are_those_of_local_compilation(
-    architecture: str, service: PrivateService, tmp_path: Path
+    architecture: str, layers: int, service: PrivateService, tmp_path: Path
 ) -> None:
     environment = FreshMachine(tmp_path).environment(**service.environment, TORCHRELAY_MODE="require")
-    command = [sys.executable, str(SCRIPT), "--model", architecture]
+    command = [sys.executable, str(SCRIPT), "--model", architecture, "--layers", str(layers)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads(done.stdout.splitlines()[-1])
