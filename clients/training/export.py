@@ -58,7 +58,9 @@ def export(options: ExportOptions, folder: Path, *, say: Say) -> Exported:
     """Into `folder`, which is there: all files, or none. Raises ExportFailed; what the submitter's function raises."""
     with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as draft:
         told = _export(options, Path(draft), say)
-        for path in Path(draft).iterdir():
+        for path in sorted(
+            Path(draft).iterdir(), key=lambda path: path.name == META_FILE
+        ):  # the list comes last
             path.replace(folder / path.name)
     return told
 

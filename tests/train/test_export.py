@@ -115,11 +115,12 @@ def test_a_cpp_program_loads_both_and_finds_eagers_outputs(folder: Path, tmp_pat
     for model in ("model-cpu-avx2.pt2", "model-cpu.torchscript.pt"):
         done = infer(folder / model, folder / "example.pt")
         assert done.returncode == 0 and "agrees with eager" in done.stdout, done.stdout + done.stderr
-        example = torch.load(folder / "example.pt")
-        example["outputs"][0] += 0.5
-        torch.save(example, tmp_path / "other.pt")
-        done = infer(folder / model, tmp_path / "other.pt")
-        assert done.returncode == 1 and "DIFFERS" in done.stdout, done.stdout + done.stderr
+        for wrong in (0.5, float("nan")):
+            example = torch.load(folder / "example.pt")
+            example["outputs"][0] += wrong
+            torch.save(example, tmp_path / "other.pt")
+            done = infer(folder / model, tmp_path / "other.pt")
+            assert done.returncode == 1 and "DIFFERS" in done.stdout, done.stdout + done.stderr
     assert infer(folder / "absent.pt2", folder / "example.pt").returncode == 1
     assert infer().returncode == 2
 
