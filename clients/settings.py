@@ -225,10 +225,10 @@ def take_channel() -> int:
 
 
 def begin_capture() -> None:
-    """From here on `load_rank` says that this process only finds graphs."""
+    """From here on `load_rank` says that this process only finds graphs; and Weights & Biases keeps no run of it."""
     from ..compiler.train_records import CAPTURE_ENVIRONMENT
 
-    os.environ[CAPTURE_ENVIRONMENT] = "1"
+    os.environ |= {CAPTURE_ENVIRONMENT: "1", "WANDB_MODE": "disabled"}
 
 
 def wants_prefetch() -> bool:

@@ -30,7 +30,7 @@ def test_what_is_captured_is_what_real_ranks_ask_for(
 
 
 SCRIPT = """
-import sys, torch
+import os, sys, torch
 from torch import nn
 from torchrelay import train
 
@@ -47,7 +47,7 @@ def main():
     loss.backward()
     train.report(step=0, loss=loss)
     kept.save(0, model=model, optimizer=optimizer)
-    print("argv", sys.argv[1:], torch.get_float32_matmul_precision(), flush=True)
+    print("argv", sys.argv[1:], torch.get_float32_matmul_precision(), os.environ["WANDB_MODE"], flush=True)
     if "fail" in sys.argv:
         raise ValueError("boom")
     if "leave" in sys.argv:
@@ -79,9 +79,11 @@ def requests(found: Captured) -> list[wire.GraphRequest]:
 
 def test_a_function_runs_as_the_ranks_run_it_and_no_checkpoint_is_kept(folder: Path, tmp_path: Path) -> None:
     spec = TrainSpec(name="a", function="own:main", workers=2, precision="tf32", tune=True)
-    found, printed = captured(tmp_path, "--function", "own:main", "--", "-x", "1", spec=spec, folder=folder)
+    more = {"WANDB_MODE": "online"}
+    target = ["--function", "own:main", "--", "-x", "1"]
+    found, printed = captured(tmp_path, *target, spec=spec, folder=folder, **more)
     assert (found.ended, found.skipped, found.log) == ("at the first optimizer step", [], "")
-    assert printed.splitlines() == ["argv ['-x', '1'] high"]
+    assert printed.splitlines() == ["argv ['-x', '1'] high disabled"]
     assert [request.mode for request in requests(found)] == ["max-autotune-no-cudagraphs"] * 2
     assert {request.ambient.matmul_precision for request in requests(found)} == {"high"}
     assert not (folder / "kept").exists()
