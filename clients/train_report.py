@@ -153,7 +153,7 @@ def report(
         first_steps=dict(first),
         compiles=dict(sorted(compiles.items())),
         advice=_advice(job, values, profiles, compiles),
-        profiles=sorted(profiles, key=lambda each: each.rank),
+        profiles=sorted((each for each in profiles if each.steps), key=lambda each: each.rank),
         traces=sorted(traces),
     )
 

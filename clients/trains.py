@@ -109,7 +109,7 @@ class Trains:
     def follow(
         self, job: str, *, after: int = 0, on_trouble: Callable[[RelayError], None] | None = None
     ) -> Iterator[News]:
-        """A job's events behind number `after`, to its end; the service keeps about the newest 20,000. A stream that
+        """A job's events behind number `after`, to its end; the service keeps about the newest 10,000. A stream that
         breaks is taken up where it broke; on_trouble hears why. Raises NotFound, GatewayUnreachable after two minutes
         without a gateway."""
 

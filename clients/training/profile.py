@@ -188,7 +188,7 @@ class Session:
         try:
             self._summarize(trace, facts)
         except (OSError, RelayError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
-            self._tell("warning", f"the profile of rank {self._rank} was not kept: {error}")
+            self._tell("warning", f"the profile was not kept: {error}")
 
     def _summarize(self, trace: Path, facts: Facts) -> None:
         summary = trace.with_name(f"rank-{self._rank}.summary.json")
@@ -208,16 +208,16 @@ class Session:
         trace.unlink()
         if done.returncode != 0:
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            self._tell("warning", f"the profile of rank {self._rank} has no summary: {''.join(last)}")
+            self._tell("warning", f"the profile has no summary: {''.join(last)}")
             self._upload(packed)
             return
         read = msgspec.json.decode(summary.read_bytes(), type=Summary)
         self._upload(summary)  # the small one first: a report can be made without the trace
         self._upload(packed)
         steps = f"steps {read.steps[0].number} to {read.steps[-1].number}"
-        self._tell("info", f"profiled {steps} of rank {self._rank}: {packed.stat().st_size:,} bytes of trace")
+        self._tell("info", f"profiled {steps}: {packed.stat().st_size:,} bytes of trace")
         for said in advice([read])[:_ADVICE]:
-            self._tell("info", f"profile of rank {self._rank}: {said.text}")
+            self._tell("info", f"profile: {said.text}")
 
     def _upload(self, path: Path) -> None:
         if self._keep is not None:
@@ -238,7 +238,7 @@ class Session:
 
     def _give_up(self, why: str) -> None:
         self._over = True
-        self._tell("warning", f"no profile of rank {self._rank}: {why}")
+        self._tell("warning", f"no profile: {why}")
 
     def _tell(self, level: Any, text: str) -> None:
         self._note(Note(level=level, text=text[:4000], rank=self._rank))

@@ -34,7 +34,7 @@ def test_an_example_is_profiled_and_reported(service: PrivateService, tmp_path: 
     options = ["--workers", "2", "--name", "gpt", "--profile", "steps=4:7", "--profile-ranks", "0,1"]
     script = ["--way", "ddp", "--steps", "10", "--batch", "4", "--layers", "1", "--checkpoint-every", "5"]
     told = command(service, EXAMPLES, "train_char_gpt.py", *options, "--", *script)
-    assert "profiled steps 4 to 6 of rank 0" in told
+    assert "rank 0: profiled steps 4 to 6:" in told
     files = {each["name"] for each in json.loads(command(service, tmp_path, "files", "gpt", "--json"))}
     assert files == {
         f"profile/rank-{rank}.{kind}" for rank in (0, 1) for kind in ("summary.json", "trace.json.gz")

@@ -115,7 +115,7 @@ def test_the_asked_steps_are_profiled_on_the_asked_ranks(ran: Ran) -> None:
         assert [step.number for step in each.steps] == [2, 3, 4]
         assert each.torch == torch.__version__
     notes = [m.text for m in ran.messages[0] if isinstance(m, records.Note)]
-    assert any(text.startswith("profiled steps 2 to 4 of rank 0") for text in notes)
+    assert any(text.startswith("profiled steps 2 to 4:") for text in notes)
 
 
 def test_the_trace_links_forward_and_backward_operators(ran: Ran) -> None:
@@ -245,7 +245,7 @@ def test_a_script_with_a_profiler_of_its_own_goes_on(tmp_path: Path) -> None:
     session.close()
     assert "SumBackward0" in {event.name for event in own.events() or []}
     assert [note.level for note in notes] == ["warning"]
-    assert "no profile of rank 0" in notes[0].text
+    assert notes[0].text.startswith("no profile: ")
 
 
 def test_files_that_cannot_be_kept_are_told_of(tmp_path: Path) -> None:

@@ -252,6 +252,12 @@ def test_the_page_loads_nothing_and_runs_nothing_whatever_users_wrote(summary: S
     assert "\u202e" not in page
 
 
+def test_a_profile_without_a_step_is_left_out(summary: Summary) -> None:
+    empty = msgspec.structs.replace(summary, steps=[])
+    text = read(train_report.report(JOB, [], [empty])).text
+    assert "Where a step's time goes" not in text
+
+
 def test_a_job_that_has_told_nothing_has_a_page() -> None:
     waiting = msgspec.structs.replace(JOB, state="waiting", ended=0.0, first_step_seconds=0.0)
     text = read(train_report.report(waiting, [])).text
