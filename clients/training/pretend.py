@@ -26,6 +26,7 @@ def pretended_world(rank: int, world_size: int) -> Iterator[None]:
         yield
         return
     start, group, barrier = dist.init_process_group, dist.new_group, dist.monitored_barrier
+    told: dict[Any, str] = {}
 
     def init_process_group(backend: Any = None, *_: Any, **given: Any) -> None:
         size, mine = given.get("world_size", -1), given.get("rank", -1)
@@ -34,15 +35,22 @@ def pretended_world(rank: int, world_size: int) -> Iterator[None]:
             torch_internals_train.pretend_process_group(
                 rank if mine < 0 else mine, world_size if size < 0 else size
             )
+        told[None] = told[dist.group.WORLD] = _name(backend)
 
     def new_group(ranks: Any = None, *_: Any, **given: Any) -> Any:
         kept = {name: given[name] for name in ("group_desc", "use_local_synchronization") if name in given}
-        return group(ranks, **kept)
+        made = group(ranks, **kept)
+        told[made] = _name(given["backend"]) if given.get("backend") else told.get(None, "")
+        return made
+
+    def get_backend(of: Any = None) -> str:
+        return told.get(of) or asked(of)
 
     with ExitStack() as stack:
         stack.enter_context(_in_place_of(start, init_process_group))
         stack.enter_context(_in_place_of(group, new_group))
         stack.enter_context(_in_place_of(barrier, lambda *_, **__: None))
+        asked = stack.enter_context(_as_the_script_sees(get_backend))
         stack.enter_context(_lone_ddp())
         stack.enter_context(_no_rpc())
         try:
@@ -50,6 +58,25 @@ def pretended_world(rank: int, world_size: int) -> Iterator[None]:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+
+
+def _name(backend: Any) -> str:
+    """As `get_backend` tells it; '' of one that this torch has not."""
+    name = dist.Backend.UNDEFINED if backend is None else dist.Backend(backend)
+    known = name == dist.Backend.UNDEFINED or ":" in name or dist.is_backend_available(name)
+    return name if known else ""
+
+
+@contextmanager
+def _as_the_script_sees(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """In torch.distributed alone, for scripts that choose a device by it: what PyTorch's modules ask each other stays
+    true. What was there before is given."""
+    before = getattr(dist, function.__name__)
+    setattr(dist, function.__name__, function)
+    try:
+        yield before
+    finally:
+        setattr(dist, function.__name__, before)
 
 
 @contextmanager

@@ -22,6 +22,20 @@ def test_any_back_end_makes_this_process_one_of_many(backend: str | None) -> Non
     assert not dist.is_initialized()
 
 
+def test_a_script_that_asks_for_the_back_end_hears_of_the_one_it_named() -> None:
+    """Scripts choose their device by it."""
+    with pretended_world(0, 2):
+        dist.init_process_group("gloo")
+        assert dist.get_backend() is dist.Backend.GLOO
+        assert dist.get_backend(dist.new_group([0])) == dist.get_backend(
+            dist.new_group([0, 1], backend="GLOO")
+        )
+    for backend, told in (("cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl"), (None, "undefined")):
+        with pretended_world(0, 2):
+            dist.init_process_group(backend)
+            assert dist.get_backend() == told  # as of a real one
+
+
 def test_what_a_script_says_of_its_rank_counts() -> None:
     with pretended_world(0, 2):
         dist.init_process_group("gloo", rank=3, world_size=8)
@@ -66,7 +80,13 @@ def test_ddp_trains_alone_and_a_hook_is_taken_and_not_called() -> None:
 def test_all_is_as_before_also_after_an_error() -> None:
     def held() -> tuple[object, ...]:
         ddp = DistributedDataParallel
-        functions = (dist.init_process_group, dist.new_group, dist.monitored_barrier, dist.rpc.init_rpc)
+        functions = (
+            dist.init_process_group,
+            dist.new_group,
+            dist.monitored_barrier,
+            dist.rpc.init_rpc,
+            dist.get_backend,
+        )
         return (*functions, ddp.__init__, ddp.register_comm_hook, dist.device_mesh.init_process_group)
 
     import torch.distributed.rpc  # noqa: F401
