@@ -32,7 +32,8 @@ class Descents:
         self._build = build
         self._identity = identity
         self._begun: dict[tuple[str, Hashable], Future[Any]] = {}
-        self._put_off = False
+        self.waiting = False
+        """Whether any descent was put off in the run before."""
 
     def of(self, source: str, tune: Tune) -> Tune:
         """`tune` for a kernel of this source, which raises PutOff where it has to wait. One that does not build in the
@@ -51,7 +52,7 @@ class Descents:
 
             found = tune(measured, configuration, *rest)
             if missing:
-                self._put_off = True
+                self.waiting = True
                 raise PutOff
             return found
 
@@ -60,12 +61,10 @@ class Descents:
     def settle(self, run: Callable[[], None]) -> None:
         """Run the kernels until no descent waits for anything."""
         for _ in range(_MOST_RUNS):
-            self._put_off = False
+            if not self.waiting or concurrent.futures.wait(self._begun.values(), timeout=_SECONDS).not_done:
+                return
+            self.waiting = False
             run()
-            if not self._put_off:
-                return
-            if concurrent.futures.wait(self._begun.values(), timeout=_SECONDS).not_done:
-                return
 
     def _built(self, source: str, configuration: Any) -> bool:
         key = source, self._identity(configuration)

@@ -116,27 +116,22 @@ def compile_request(
             # Measuring runs a kernel many times on the memory that it may change: not while results are compared.
             clock.enter("autotune", "")
             verify.exercise(request, compiled.run, settings.verify)
-        if triton.descending():
-            clock.enter("autotune", "coordinate descents")
-            triton.descend(lambda: verify.exercise(request, compiled.run, settings.verify))
         clock.enter("verify", "")
-        verification = verify.verify(
-            request,
-            compiled.run,
-            settings.verify,
-            runnable=_why_not_runnable(request) or _why_not_pretended(request, compiled.bundle),
-            halves=compiled.halves,
-        )
-        waited = (
-            compiled.building.waited
-        )  # the C++ compiler is the inductor stage's, whoever had to wait for it
-        verification = msgspec.structs.replace(verification, seconds=verification.seconds - waited)
-        clock.move(waited, "verify", "inductor")
-        if triton.undecided() and verification.status == "skipped":
-            verify.exercise(request, compiled.run, settings.verify)
+        with triton.descending_together() as descents:
+            verification = _verified(request, compiled, settings.verify, clock)
+            if triton.undecided() and verification.status == "skipped":
+                verify.exercise(request, compiled.run, settings.verify)
+            descended = descents is not None and descents.waiting
+            if descents is not None and descended:
+                clock.enter("autotune", "coordinate descents")
+                descents.settle(lambda: verify.exercise(request, compiled.run, settings.verify))
+        if descended:  # other code than was verified
+            clock.enter("verify", "")
+            verification = _verified(request, compiled, settings.verify, clock)
         clock.enter("autotune", "")
         bundle, measured = autotune.fix_winners(compiled.bundle, triton)
         clock.enter("publish", "")
+        waited = compiled.building.waited
         modules = {
             f"{members.TRITON}{name}": path.read_bytes() for name, path in sorted(triton.modules.items())
         }
@@ -163,6 +158,23 @@ def compile_request(
         worker=worker,
     )
     return artifact.pack(manifest, files)
+
+
+def _verified(
+    request: wire.GraphRequest, compiled: inductor.Compiled, settings: verify.VerifySettings, clock: _Clock
+) -> wire.Verification:
+    """The C++ compiler's time is the inductor stage's, whoever had to wait for it."""
+    before = compiled.building.waited
+    found = verify.verify(
+        request,
+        compiled.run,
+        settings,
+        runnable=_why_not_runnable(request) or _why_not_pretended(request, compiled.bundle),
+        halves=compiled.halves,
+    )
+    waited = compiled.building.waited - before
+    clock.move(waited, "verify", "inductor")
+    return msgspec.structs.replace(found, seconds=found.seconds - waited)
 
 
 def _compiled(

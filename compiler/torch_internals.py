@@ -953,14 +953,23 @@ def preload_compiler() -> None:
     select_decomp_table()
 
 
+MOST_COMPILERS = 24
+
+
 def start_kernel_processes(count: int) -> None:
-    """Fork Inductor's pool of Triton compilers now, before this process touches a GPU (AsyncCompile.warm_pool)."""
+    """Fork Inductor's pool of Triton compilers now, before this process touches a GPU (AsyncCompile.warm_pool).
+
+    They take the ptxas that torch brings, where it brings one, and this process must take the same: Triton's cache goes
+    by it (torch._inductor.runtime.compile_tasks). At most MOST_COMPILERS: each makes pages of its own of what this
+    process has imported, some 300 MB, and they count as the job's memory."""
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
 
+    _set_triton_ptxas_path()
     for name, value in STATIC_USER_KERNELS.items():  # what is set later does not reach the pool
         setattr(config, name, value)
-    config.compile_threads = count
+    config.compile_threads = min(count, MOST_COMPILERS)
     config.worker_start_method = "fork"
     AsyncCompile.process_pool.cache_clear()
     AsyncCompile.warm_pool()
@@ -1022,14 +1031,15 @@ class TritonKernels:
             for kernel in self.live.values()
         )
 
-    def descend(self, run: Callable[[], None]) -> None:
-        """Have all coordinate descents of the kernels in `run` go on together (descents.py), where Inductor has
-        processes that compile."""
+    @contextlib.contextmanager
+    def descending_together(self) -> Iterator[Descents | None]:
+        """Inside the block coordinate descents take turns (descents.py); None: there are none, or nobody who builds."""
         from torch._inductor.async_compile import AsyncCompile
         from torch._inductor.runtime.runtime_utils import triton_config_to_hashable
 
         compilers: Any = AsyncCompile
         if not self.descending() or not compilers.use_process_pool():
+            yield None
             return
         pool = compilers.process_pool()
         caches = {name: os.environ[name] for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
@@ -1040,7 +1050,7 @@ class TritonKernels:
 
         self.descents = Descents(build, triton_config_to_hashable)
         try:
-            self.descents.settle(run)
+            yield self.descents
         finally:
             self.descents = None
 
@@ -1048,9 +1058,7 @@ class TritonKernels:
 def _build_configuration(name: str, source: str, config: Any, caches: Mapping[str, str]) -> None:
     """In a process of Inductor's pool: into Triton's cache (torch._inductor.runtime.compile_tasks)."""
     from torch._inductor.codecache import PyCodeCache
-    from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
 
-    _set_triton_ptxas_path()
     os.environ.update(caches)
     kernel = getattr(PyCodeCache.load(source), name)
     if kernel.fn.fn is None:  # it was sent away from here (prepare_for_pickle)

@@ -89,6 +89,7 @@ def test_descents_end_where_each_would_have_ended_alone_in_few_runs() -> None:
         waited.append(sum(not future.done() for future in begun))
         built_at_once(begun)
 
+    step()
     descents.settle(step)
     for kernel in kernels:
         where, measured = kernel.alone()
@@ -110,6 +111,7 @@ def test_what_does_not_build_elsewhere_is_tried_where_it_is_measured() -> None:
     def run() -> None:
         kernel.ended = descents.of("k", kernel.tuner.autotune)(kernel.time, kernel.config, None)
 
+    run()
     descents.settle(run)
     assert triton_config_to_hashable(kernel.ended) == kernel.alone()[0]
 
