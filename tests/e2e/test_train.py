@@ -68,6 +68,33 @@ dist.destroy_process_group()
 
 STEPS = 4
 
+TINY = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.only = torch.nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.only(x).relu()
+
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+model = DistributedDataParallel(Net())
+compiled = torch.compile(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    compiled(torch.ones(8 // world, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(f"rank {rank} of {world} is done", flush=True)
+dist.destroy_process_group()
+"""
+
 
 def command(service: PrivateService, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -85,6 +112,23 @@ def shown(service: PrivateService, folder: Path, name: str) -> dict[str, Any]:
     done = command(service, folder, "train", "show", name, "--json")
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
+
+
+def compiles(job: dict[str, Any]) -> dict[str, int]:
+    """Without those that are 0."""
+    return dict(job["compiles"])
+
+
+def test_a_job_is_captured_and_compiled_and_then_its_ranks_compile_nothing(
+    service: PrivateService, tmp_path: Path
+) -> None:
+    (tmp_path / "tiny.py").write_text(TINY)
+    done = command(service, tmp_path, "train", "tiny.py", "--workers", "2", "--cpus", "0.5")
+    assert done.returncode == 0, done.stdout + done.stderr + service.log_tail()
+    assert "rank 0 of 2 is done" in done.stdout
+    job = shown(service, tmp_path, "tiny")
+    assert job["state"] == "done" and job["first_step_seconds"] > 0
+    assert compiles(job) == {"captured": 1, "compiled": 1, "hits": 2}, job
 
 
 @pytest.mark.slow
