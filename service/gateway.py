@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 from fastapi import Request
@@ -30,6 +31,7 @@ from .scripts import Keys, Scripts
 from .settings import ServiceSettings
 from .signing import Keyring
 from .tenants import Shared, Tenants
+from .training import folders
 
 log = structlog.get_logger(__name__)
 
@@ -162,7 +164,7 @@ async def start_pool(gateway: Gateway) -> None:
 
 
 async def sweep(gateway: Gateway) -> None:
-    """Now and then, delete what crashes left in the blob store. Runs until cancelled."""
+    """Now and then, delete what crashes left in the blob store, and old training jobs' folders. Runs until cancelled."""
     while True:
         try:
             for tenant in await gateway.tenants.every():
@@ -170,9 +172,28 @@ async def sweep(gateway: Gateway) -> None:
                     log.info("orphans_deleted", namespace=tenant.namespace, count=gone)
                 if gone := await tenant.trains.sweep():
                     log.info("train_files_deleted", namespace=tenant.namespace, count=gone)
+            await _tidy_trains(gateway)
         except (RedisError, Unavailable) as error:
             log.warning("blobs_not_swept", error=str(error))
         await asyncio.sleep(_SWEEP_SECONDS)
+
+
+async def _tidy_trains(gateway: Gateway) -> None:
+    """Remove the folders of training jobs that nobody can go on with. Raises RedisError, Unavailable."""
+    settings = gateway.settings
+    needed = {
+        Path(settings.train_folder(tenant.namespace)): folders.kept(await tenant.trains.jobs())
+        for tenant in await gateway.tenants.every()
+    }
+    gone = await asyncio.to_thread(
+        folders.tidy,
+        Path(settings.train_location),
+        needed,
+        seconds=settings.train_keep_seconds,
+        limit=settings.train_keep_bytes,
+    )
+    for folder in gone:
+        log.info("train_folder_removed", folder=str(folder))
 
 
 async def drive_tunes(gateway: Gateway) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +191,42 @@ def test_a_job_is_cancelled_though_the_gateway_that_drove_it_is_dead(
         http.post(f"/v1/trains/{job}/cancel")
         assert ended(http, job)["state"] == "cancelled"
     assert pool.engine(job).turns[0].stopped > 0
+
+
+def test_a_cancel_goes_on_when_the_gateway_that_heard_it_stops(
+    start_gateway: StartGateway, pool: TrainingPool
+) -> None:
+    pool.stubborn = True
+    one = start_gateway(pool)
+    with one.http() as http:
+        job = begun(http, capture=False)
+        wait_until(lambda: steps(http, job) >= 1, seconds=60)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(http.post, f"/v1/trains/{job}/cancel")
+            wait_until(lambda: pool.cancels > 0, seconds=20)
+            one.stop()
+    heeding = TrainingPool(pool.folder)
+    with start_gateway(heeding).http() as http:
+        assert ended(http, job)["state"] == "cancelled"
+        assert shown(http, job)["detail"] == "cancelled by owner"
+    assert pool.engine(job).begun == 1
+
+
+def test_a_jobs_time_goes_on_when_its_gateway_is_another(
+    start_gateway: StartGateway, pool: TrainingPool
+) -> None:
+    pool.pace, pool.at = 1.0, time.time()
+    one = start_gateway(pool)
+    with one.http() as http:
+        job = begun(http, capture=False, timeout_seconds=9)
+        wait_until(lambda: time.time() > pool.at + 7 and shown(http, job)["state"] == "running", seconds=60)
+    one.stop()
+    again = time.time()
+    with start_gateway(pool).http() as http:
+        told = ended(http, job)
+        assert (told["state"], told["detail"]) == ("failed", "it ran for longer than its timeout of 9 s")
+    (turn,) = pool.engine(job).turns
+    assert pool.at + 1 + 9 <= turn.stopped < again + 9
 
 
 def _answers(http: httpx2.Client, job: str) -> bool:

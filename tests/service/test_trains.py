@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +358,21 @@ def test_a_driver_that_is_lost_is_begun_again(http: httpx2.Client, pool: Trainin
     assert pool.engine(name).begun == 1
 
 
+def test_a_job_that_is_cancelled_is_not_begun_again_for_its_driver_is_lost(
+    http: httpx2.Client, pool: TrainingPool
+) -> None:
+    pool.pace, pool.stubborn = 0.3, True
+    name = begun(http, capture=False)
+    wait_until(lambda: shown(http, name)["state"] == "running", seconds=20)
+    with ThreadPoolExecutor(1) as other:
+        answer = other.submit(http.post, f"/v1/trains/{name}/cancel")
+        wait_until(lambda: pool.cancels > 0, seconds=20)
+        pool.lose(name)
+        assert answer.result().json()["state"] == "cancelled"
+    assert pool.engine(name).begun == 1
+    assert len(pool.orders) == 1
+
+
 # --- refusals --------------------------------------------------------------------------------------------
 
 
@@ -455,6 +472,32 @@ def test_files_are_bounded_and_replaced(start_gateway: StartGateway, pool: Train
         assert http.get(f"{url}/b").status_code == 404
         for wrong in ("%2E%2E/a", "a/%2E%2E/b", ".hidden", "a//b", "a b"):
             assert http.put(f"{url}/{wrong}", content=b"").status_code in (404, 422), wrong
+
+
+def test_folders_of_jobs_that_are_done_go_and_those_of_all_others_stay(
+    start_gateway: StartGateway, pool: TrainingPool, tmp_path: Path
+) -> None:
+    with start_gateway(pool).http() as http:
+        done = begun(http, capture=False)
+        ended(http, done)
+        used = begun(http, capture=False)
+        ended(http, used)
+        pool.ends = "failed"
+        failed = begun(http, capture=False, checkpoints=f"/somewhere/{used}/checkpoints")
+        ended(http, failed)
+        pool.pace = 60.0
+        runs = begun(http, capture=False)
+        roots = [tmp_path / "state" / "trains" / name for name in (done, used, failed, runs, "not-a-jobs")]
+        for root in roots:
+            (root / "checkpoints").mkdir(parents=True)
+            for path in (root / "checkpoints" / "data", root / "checkpoints", root):
+                path.touch()
+                os.utime(path, (1, 1))
+        wait_until(lambda: shown(http, runs)["state"] == "starting", seconds=20)
+        start_gateway(TrainingPool(pool.folder))  # it looks as it starts
+        wait_until(lambda: not roots[0].exists(), seconds=20)
+        assert all(root.exists() for root in roots[1:])
+        http.post(f"/v1/trains/{runs}/cancel")
 
 
 def test_open_jobs_are_counted_by_state(http: httpx2.Client, pool: TrainingPool) -> None:

@@ -241,7 +241,7 @@ def begin(http: httpx2.Client, asked: TrainRequest) -> httpx2.Response:
 
 def begun(http: httpx2.Client, **fields: Any) -> str:
     """The id of a job that was taken."""
-    answer = begin(http, request(sent_package(http), **fields))
+    answer = begin(http, request(fields.pop("package", None) or sent_package(http), **fields))
     assert answer.status_code == 202, answer.text
     return str(answer.json()["id"])
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from test_pool import RAY_TOKEN
 from torchrelay.compiler import train_package
-from torchrelay.compiler.errors import CompileTimeout
+from torchrelay.compiler.errors import CompileTimeout, Unavailable
 from torchrelay.compiler.train_records import (
     TRAIN_ENDED,
     Checkpoint,
@@ -426,6 +426,47 @@ def test_a_killed_driver_goes_on_where_it_was(site):
     assert [each.number for each in job.news] == list(range(1, len(job.news) + 1))
     assert gone([rank.pid for rank in first.values()])
     assert {event.attempt for event in job.of(RankStarted)} == {0, 1}
+    job.forget()
+
+
+def news_after(job, condition, seconds=120):
+    """As Job.until, with a driver that is away for a moment."""
+    end = time.monotonic() + seconds
+    while not (found := condition(job)):
+        assert time.monotonic() < end, job.news
+        with contextlib.suppress(Unavailable):
+            job.poll()
+        time.sleep(0.1)
+    return found
+
+
+def over(job):
+    return next((turned for turned in job.of(Turned) if turned.state in TRAIN_ENDED), None)
+
+
+@pytest.mark.slow
+def test_a_jobs_time_goes_on_when_its_driver_is_started_again(site):
+    job = site.begin("import time; time.sleep(600)", workers=1, timeout_seconds=30)
+    job.started(ranks=1)
+    (driver,) = drivers()
+    driver.kill()
+    ended = news_after(job, over)
+    first, second = [turned.at for turned in job.of(Turned) if turned.state == "running"]
+    assert (ended.state, ended.detail) == ("failed", "it ran longer than its 30 s")
+    assert 30 <= ended.at - first < 30 + (second - first)
+    job.forget()
+
+
+@pytest.mark.slow
+def test_a_cancel_outlives_the_driver_that_heard_it(site):
+    job = site.begin("import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)", workers=1)
+    (rank,) = job.started(ranks=1).values()
+    site.call(site.pool.train_cancel(job.order.job))
+    (driver,) = drivers()
+    driver.kill()
+    assert news_after(job, over).state == "cancelled"
+    assert {event.attempt for event in job.of(RankStarted)} == {0}
+    assert gone([rank.pid])
     job.forget()
 
 

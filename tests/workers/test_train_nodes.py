@@ -70,8 +70,8 @@ class Nodes:
             assert time.monotonic() < end, "Ray's head does not listen"
             time.sleep(0.2)
 
-    def add(self) -> psutil.Popen:
-        resources = json.dumps(node_resources(0))
+    def add(self, cpu_slots: int = 0) -> psutil.Popen:
+        resources = json.dumps(node_resources(cpu_slots))
         return self.start(f"--address={self.address}", "--num-cpus=1", f"--resources={resources}")
 
     def close(self) -> None:
@@ -152,6 +152,43 @@ def test_an_elastic_job_goes_on_with_fewer_ranks_and_takes_more_when_a_node_come
         assert [each.number for each in job.news] == list(range(1, len(job.news) + 1))
         assert first.is_running() and third.is_running()
         job.forget()
+    finally:
+        site.call(site.pool.close())
+        site.loop.call_soon_threadsafe(site.loop.stop)
+
+
+@pytest.mark.slow
+def test_who_tells_elastic_jobs_what_is_free_outlives_the_node_of_the_first_job(nodes, tmp_path):
+    """Ray Train's own is for all jobs, and is made by the first one's controller, on its node and no other."""
+    first = nodes.add()
+    site = Site(tmp_path)
+    site.pool = WorkerPool(
+        PoolSettings(ray_address=nodes.address, ray_token=RAY_TOKEN, cpu_slots=0, gpu_slots_per_gpu=0)
+    )
+    try:
+        site.call(site.pool.start())
+        end = time.monotonic() + 120
+        while site.call(site.pool.train_room(site.order("", workers=1).spec)):
+            assert time.monotonic() < end, "the node does not come"
+            time.sleep(0.5)
+        job = site.begin("print('ran')", workers=1)
+        assert job.end().state == "done"
+        job.forget()
+        import ray  # it reads its environment as it is imported
+
+        teller = ray.get_actor("AutoscalingCoordinator", namespace="AutoscalingCoordinator")
+        nodes.add()
+        (raylet,) = [p for p in first.children(recursive=True) if p.name() == "raylet"]
+        raylet.kill()
+        end = time.monotonic() + 120
+        while True:
+            try:
+                ray.get(teller.cancel_request.remote("nobody"), timeout=5)
+                return
+            except ray.exceptions.ActorDiedError as error:
+                raise AssertionError("it has gone with its node") from error
+            except ray.exceptions.RayError:
+                assert time.monotonic() < end, "it does not come back"
     finally:
         site.call(site.pool.close())
         site.loop.call_soon_threadsafe(site.loop.stop)

@@ -56,12 +56,15 @@ class _Attempt(Struct):
 
 class _Kept(Struct, frozen=True):
     """What a driver must know of the job besides its news: resumes of the order, failures since then, the id of Ray
-    Train's last controller, and whether it was cancelled."""
+    Train's last controller, whether it was cancelled, why it fails although it was (out of time), and when its ranks
+    first ran."""
 
     resumes: int = 0
     failures: int = 0
     controller: str = ""
     cancelled: bool = False
+    detail: str = ""
+    since: float = 0.0
 
 
 class Held(Struct, frozen=True):
@@ -95,9 +98,9 @@ class TrainDriver:
         self._kept = _Kept()
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             self._kept = msgspec.json.decode((self._folder / _STATE).read_bytes(), type=_Kept)
-            self._cancelled = self._kept.cancelled
+            self._cancelled, self._detail = self._kept.cancelled, self._kept.detail
         if _started_again():  # else a gateway is about to give the order, with a token that is good
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
+            with contextlib.suppress(OSError, msgspec.MsgspecError), self._lock:
                 self._take(msgspec.msgpack.decode((self._folder / _ORDER).read_bytes(), type=TrainOrder))
 
     # --- for gateways ----------------------------------------------------------------------------------
@@ -114,12 +117,13 @@ class TrainDriver:
                 self._ledger.turned_anew()
                 self._keep(_Kept(given.resumes, controller=self._kept.controller))
             self._cancelled, self._over = self._kept.cancelled, False
-            self._attempt, self._stop, self._detail, self._deadline = None, Order(), "", None
+            self._detail, self._unstarted = self._kept.detail, 0
+            self._attempt, self._stop, self._deadline = None, Order(), None
             if not _put(self._folder / _ORDER, order):
                 self._ledger.add(
                     [Note(level="warning", text="the job's folder takes no files: it cannot change its node")]
                 )
-        self._take(given)
+            self._take(given)
 
     def news(self, after: int, seconds: float) -> bytes | None:
         """News past `after`, encoded; None: this driver was never told its order, or has lost it."""
@@ -133,7 +137,7 @@ class TrainDriver:
             if self._cancelled or self._over or self._fitting is None:
                 return
             self._cancelled = True
-            self._keep(msgspec.structs.replace(self._kept, cancelled=True))
+            self._keep(msgspec.structs.replace(self._kept, cancelled=True, detail=self._detail))
             self._stop = Order(CANCEL_SECONDS)
             nobody = self._attempt is None or not self._attempt.running
         wait = 0.0 if nobody else CANCEL_SECONDS + _ABANDON_SECONDS
@@ -245,6 +249,7 @@ class TrainDriver:
                     current.started.add(rank)
                     current.running.add(rank)
                     complete = len(current.started) == current.world_size
+                    self._unstarted = 0
                 elif isinstance(event, RankEnded):
                     current.running.discard(rank)
                     if event.code != 0 and (current.failed is None or event.at < current.failed.at):
@@ -259,7 +264,7 @@ class TrainDriver:
     # --- its own thread --------------------------------------------------------------------------------
 
     def _take(self, order: TrainOrder) -> None:
-        """Go on with `order`, if there is anything to do."""
+        """Go on with `order`, if there is anything to do. Two gateways may give it at once: the lock is held."""
         self._order = order
         if self._ledger.ended is not None:
             return
@@ -356,12 +361,18 @@ class TrainDriver:
         return Path("/tmp")
 
     def _watch_time(self) -> None:
+        """All ranks are there: the job's time began when they first were."""
         assert self._order is not None
         seconds = self._order.spec.timeout_seconds
-        if seconds and self._deadline is None:
-            self._deadline = threading.Timer(seconds, self._out_of_time, [seconds])
-            self._deadline.daemon = True
-            self._deadline.start()
+        if not seconds or self._deadline is not None:
+            return
+        with self._lock:
+            if not self._kept.since:
+                self._keep(msgspec.structs.replace(self._kept, since=time.time()))
+        left = max(0.0, seconds - (time.time() - self._kept.since))
+        self._deadline = threading.Timer(left, self._out_of_time, [seconds])
+        self._deadline.daemon = True
+        self._deadline.start()
 
     def _out_of_time(self, seconds: float) -> None:
         self._detail = f"it ran longer than its {seconds:g} s"
