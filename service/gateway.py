@@ -164,7 +164,7 @@ async def start_pool(gateway: Gateway) -> None:
 
 
 async def sweep(gateway: Gateway) -> None:
-    """Now and then, delete what crashes left in the blob store, and old training jobs' folders. Runs until cancelled."""
+    """Now and then, delete what crashes left in the blob store, and what training jobs left. Runs until cancelled."""
     while True:
         try:
             for tenant in await gateway.tenants.every():

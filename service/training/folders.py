@@ -94,7 +94,7 @@ def _measured(path: Path) -> Folder:
     for folder, _, files in os.walk(path):
         for name in (".", *files):
             try:
-                status = os.lstat(os.path.join(folder, name))
+                status = Path(folder, name).lstat()
             except OSError:
                 continue  # it went meanwhile
             written = max(written, status.st_mtime)

@@ -1,4 +1,4 @@
-"""An elastic job through a whole service, on nodes that are lost and come: whatever the number of its ranks, they hit."""
+"""An elastic job through a whole service, on nodes that are lost and come: its ranks hit, in whatever number."""
 
 from __future__ import annotations
 

@@ -181,6 +181,9 @@ def test_who_tells_elastic_jobs_what_is_free_outlives_the_node_of_the_first_job(
         (raylet,) = [p for p in first.children(recursive=True) if p.name() == "raylet"]
         raylet.kill()
         end = time.monotonic() + 120
+        while all(node["Alive"] for node in ray.nodes()):
+            assert time.monotonic() < end, "the node is not missed"
+            time.sleep(0.2)
         while True:
             try:
                 ray.get(teller.cancel_request.remote("nobody"), timeout=5)

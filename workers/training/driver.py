@@ -55,13 +55,14 @@ class _Attempt(Struct):
 
 
 class _Kept(Struct, frozen=True):
-    """What a driver must know of the job besides its news: resumes of the order, failures since then, the id of Ray
-    Train's last controller, whether it was cancelled, why it fails although it was (out of time), and when its ranks
-    first ran."""
+    """What a driver must know of the job besides its news. resumes: of the order; failures: since then. controller,
+    run: ids of Ray Train's last one. cancelled; detail: why it has failed if it was cancelled for that. since: when all
+    of its ranks were there first."""
 
     resumes: int = 0
     failures: int = 0
     controller: str = ""
+    run: str = ""
     cancelled: bool = False
     detail: str = ""
     since: float = 0.0
@@ -115,7 +116,7 @@ class TrainDriver:
                 return
             if given.resumes != self._kept.resumes:
                 self._ledger.turned_anew()
-                self._keep(_Kept(given.resumes, controller=self._kept.controller))
+                self._keep(_Kept(given.resumes, controller=self._kept.controller, run=self._kept.run))
             self._cancelled, self._over = self._kept.cancelled, False
             self._detail, self._unstarted = self._kept.detail, 0
             self._attempt, self._stop, self._deadline = None, Order(), None
@@ -159,10 +160,10 @@ class TrainDriver:
 
     # --- for Ray Train's controller --------------------------------------------------------------------
 
-    def controller(self, handle: Any) -> None:
+    def controller(self, handle: Any, run: str) -> None:
         with self._lock:
             self._controller = handle
-            self._keep(msgspec.structs.replace(self._kept, controller=handle._actor_id.hex()))
+            self._keep(msgspec.structs.replace(self._kept, controller=handle._actor_id.hex(), run=run))
             cancelled = self._cancelled
         if cancelled:
             self._abandon()
@@ -307,6 +308,7 @@ class TrainDriver:
         from . import gang
 
         gang.prepare()
+        gang.coordinate()
         while True:
             self._clear()
             with self._lock:
@@ -335,15 +337,17 @@ class TrainDriver:
 
     def _clear(self) -> None:
         """Free what the last controller left, if it was killed."""
-        from ray.exceptions import RayError
-
-        from .groups import remove_groups_of
-
         if self._kept.controller:
+            from ray.exceptions import RayError
+
+            from . import gang
+            from .groups import remove_groups_of
+
             try:
                 remove_groups_of(self._kept.controller)
             except (RayError, RuntimeError, ConnectionError, AttributeError) as error:
                 log.warning("what a lost controller held may stay taken: %s", error)
+            gang.take_back(self._kept.run)
 
     def _cancelled_as(self) -> tuple[TrainState, str]:
         if self._detail:

@@ -6,6 +6,7 @@ elastic. Its backend here sets no process group up: that is the script's own aff
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +19,14 @@ from ray.train.v2._internal.execution.callback import ControllerCallback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from ...compiler.train_records import TrainSpec
+from ..cluster import DRIVER_SHARE, OFFER
 from . import rank
 from .rank import NAMESPACE, Job, Meeting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+log = logging.getLogger(__name__)
 
 SETTINGS = {
     # how soon a lost rank is noticed, in seconds; Ray's own is 2
@@ -39,7 +43,8 @@ SETTINGS = {
 """Ray Train's own, set in the driver before it is imported."""
 _RESIZE_SECONDS = 10.0
 """Between two looks for nodes that have come, where a job is elastic."""
-_HANDED = "TORCHRELAY_"
+_COORDINATOR = "AutoscalingCoordinator"
+_TAKE_BACK_SECONDS = 3.0
 
 
 @dataclass
@@ -77,7 +82,7 @@ class ToldDriver(ControllerCallback):
         self._driver = driver
 
     def after_controller_start(self, train_run_context: Any) -> None:
-        self._tell("controller", ray.get_runtime_context().current_actor)
+        self._tell("controller", ray.get_runtime_context().current_actor, train_run_context.run_id)
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
         name = type(current_state).__name__
@@ -139,6 +144,39 @@ def trainer(spec: TrainSpec, job: Job, storage: Path, retries: int) -> DataParal
 def runtime_environment(spec: TrainSpec) -> dict[str, Any]:
     """Ray's runtime environment of a job's workers: its requirements, if it has any."""
     return {"pip": list(spec.requirements)} if spec.requirements else {}
+
+
+def coordinate() -> None:
+    """Have the actor that tells all elastic jobs what is free, if there is none yet.
+
+    The first job's controller would make it, bound to its own node for ever: once that is lost, no elastic job starts
+    again. Who makes it first says where it may live; tried with Ray 2.60.
+    """
+    from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator as coordinator
+
+    make = ray.remote(coordinator._AutoscalingCoordinatorActor).options(
+        name=_COORDINATOR,
+        namespace=_COORDINATOR,
+        get_if_exists=True,
+        lifetime="detached",
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=-1,
+        resources={OFFER: DRIVER_SHARE},
+    )
+    try:
+        make.remote()
+    except ray.exceptions.RayError as error:
+        log.warning("Ray Train's coordinator was not made: %s", error)
+
+
+def take_back(run: str) -> None:
+    """Forget what a controller that was killed wanted; else elastic jobs count with it for three minutes more."""
+    try:
+        coordinator = ray.get_actor(_COORDINATOR, namespace=_COORDINATOR)
+        ray.get(coordinator.cancel_request.remote(f"train-{run}"), timeout=_TAKE_BACK_SECONDS)
+    except (ray.exceptions.RayError, ValueError) as error:
+        log.warning("what a lost controller wanted is kept free for a while: %s", error)
 
 
 def prepare(environment: Mapping[str, str] = SETTINGS) -> None:
