@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -63,18 +64,27 @@ class TensorBoard(Callback):
     def __init__(self, folder: str | Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(folder))
+        self._made: Any = None
+        self._make = functools.partial(SummaryWriter, str(folder))
+        self._lock = threading.Lock()
 
     def on_metrics(self, metrics: Metrics) -> None:
         for name, value in metrics.values.items():
-            self._writer.add_scalar(name, value, metrics.step, walltime=metrics.at)
+            self._writer().add_scalar(name, value, metrics.step, walltime=metrics.at)
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
         if checkpoint.kept:
-            self._writer.add_scalar("checkpoint_seconds", checkpoint.seconds, checkpoint.step)
+            self._writer().add_scalar("checkpoint_seconds", checkpoint.seconds, checkpoint.step)
 
     def on_end(self) -> None:
-        self._writer.close()
+        if self._made is not None:
+            self._made.close()
+
+    def _writer(self) -> Any:
+        """Made when there is something to write: who is told nothing leaves no empty file."""
+        with self._lock:
+            self._made = self._made or self._make()
+        return self._made
 
 
 class Telling:
@@ -132,7 +142,7 @@ class Telling:
             callback.on_end()
 
     def _heard(self) -> bool:
-        return self._channel.open or bool(self._callbacks)
+        return not self._rank.capture and (self._channel.open or bool(self._callbacks))
 
     def _stepped(self, optimizer: Optimizer) -> None:
         if not self._heard():

@@ -172,6 +172,16 @@ def test_a_forked_child_tells_nothing(pipe: tuple[int, int]) -> None:
     assert [each.text for each in read(pipe[0]) if isinstance(each, Note)] == ["from the parent"]
 
 
+def test_a_capture_run_tells_callbacks_nothing_and_begins_no_board(tmp_path: Path) -> None:
+    mine = Telling(Rank(capture=True), Channel(-1), Steps(), Waits())
+    mine.add_callback(train.MetricsFile(tmp_path / "metrics.jsonl"))
+    mine.add_callback(train.TensorBoard(tmp_path / "board"))
+    mine.report(step=0, loss=1.0)
+    mine.end()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b""
+    assert not (tmp_path / "board").exists()
+
+
 def test_metrics_go_into_files_and_tensorboard(tmp_path: Path) -> None:
     mine = telling(Channel(-1))
     mine.add_callback(train.MetricsFile(tmp_path / "metrics.jsonl"))
