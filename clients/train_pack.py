@@ -40,7 +40,7 @@ class Package(Struct, frozen=True):
 
 def packed(folder: Path, *, limit: int = PACKAGE_BYTES) -> Package:
     """Raises LimitExceeded, which names the largest files; SettingsError for what cannot be read or sent."""
-    names = list(_names(folder, _ignored(folder)))
+    names = list(names_of(folder))
     sizes = {name: (folder / name).lstat().st_size for name in names if (folder / name).is_file()}
     try:
         data = pack(folder, names, limit=limit)
@@ -60,6 +60,11 @@ def packed(folder: Path, *, limit: int = PACKAGE_BYTES) -> Package:
             hint=f"Name it in {IGNORE_FILE}, or see to its permissions",
         ) from None
     return Package(data, names, sum(sizes.values()))
+
+
+def names_of(folder: Path) -> Iterator[str]:
+    """What of `folder` would be sent. Raises SettingsError for what cannot be read."""
+    return _names(folder, _ignored(folder))
 
 
 def _ignored(folder: Path) -> GitIgnoreSpec | None:

@@ -138,7 +138,7 @@ def resume(
 
 @app.command()
 def files(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
-    """List the files that a training job made: traces, reports, exported models."""
+    """List the files that a training job made: what its script wrote, traces, exported models."""
     with _trains(namespace) as trains:
         found = trains.files(trains.find(job).id)
     if json:

@@ -30,21 +30,19 @@ from torch.profiler import profile as torch_profile
 from ...compiler import torch_internals_train
 from ...compiler.errors import RelayError
 from ...compiler.train_records import Note, Profile
-from ..connection import Clock, Connection
 from ..memory_timeline import Snapshot
 from ..profile_advice import advice
 from ..profile_summary import Facts, Summary
-from ..settings import child_environment, load_settings
+from ..settings import child_environment
+from .outputs import Keep
 from .steps import Steps, process_steps
 
 FOLDER = "profile"
 """Of a job's files: rank-N.trace.json.gz and rank-N.summary.json."""
 _SUMMARY_SECONDS = 600.0
-_UPLOAD_SECONDS = 300.0
 _CLOSE_SECONDS = 120.0
 _ADVICE = 8
 
-Keep = Callable[[str, Path], None]
 Tell = Callable[[Note], None]
 
 
@@ -371,22 +369,3 @@ def _nvdisasm() -> str:
         return ""
     path = Path(found.origin).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
     return str(path) if path.is_file() else ""
-
-
-def uploader(job: str) -> Keep:
-    """Keeps a file as the job's own: `PUT /v1/trains/{job}/files/{name}`, with this process' token."""
-
-    def keep(name: str, path: Path) -> None:
-        connection = Connection(load_settings())
-        try:
-            connection.request(
-                "PUT",
-                f"/v1/trains/{job}/files/{name}",
-                Clock(_UPLOAD_SECONDS),
-                content=path.read_bytes(),
-                headers={"Content-Type": "application/octet-stream"},
-            )
-        finally:
-            connection.close()
-
-    return keep

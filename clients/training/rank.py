@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from ..settings import Rank, load_rank
 from . import run_script, setup
 from .channel import process_channel
 from .metrics import process_telling
+from .outputs import keep_outputs, uploader
 from .stopping import process_stopping
 
 _USAGE = (
@@ -27,6 +30,8 @@ _USAGE = (
 _SAVE_SECONDS = 600.0
 """The longest that a checkpoint under way may take when the script has ended well; or badly:"""
 _SAVE_SECONDS_FAILED = 10.0
+_CLOCK_SECONDS = 0.1
+"""A file's time may lie so long before the clock's. The working directory is older: torch is imported in between."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,6 +74,8 @@ def _prepare(rank: Rank) -> list[Callable[[], None]]:
     process_telling().watch()
     if rank.spec is None:
         return closers
+    if rank.job and rank.rank == 0:
+        closers.append(functools.partial(_keep_outputs, rank.job, Path.cwd(), time.time() - _CLOCK_SECONDS))
     setup.set_precision(rank.spec.precision)
     if rank.spec.compile == "torchrelay":
         try:
@@ -84,11 +91,19 @@ def _prepare(rank: Rank) -> list[Callable[[], None]]:
             world_size=rank.world_size,
             folder=None if rank.job else Path(profile.FOLDER),
             note=process_channel().tell,
-            keep=profile.uploader(rank.job) if rank.job else None,
+            keep=uploader(rank.job) if rank.job else None,
         )
         if session is not None:
-            closers.append(session.close)
+            closers.insert(0, session.close)
     return closers
+
+
+def _keep_outputs(job: str, folder: Path, since: float) -> None:
+    kept, left = keep_outputs(folder, since, uploader(job))
+    if kept:
+        process_telling().note("info", kept)
+    if left:
+        process_telling().note("warning", left)
 
 
 def _end(closers: Sequence[Callable[[], None]], *, well: bool) -> None:

@@ -13,8 +13,9 @@ import pytest
 from service_parts import TOKEN, Running, wait_until
 from torchrelay.clients.profile_summary import Step, Summary
 from torchrelay.clients.settings import load_settings
-from torchrelay.clients.training.profile import uploader
+from torchrelay.clients.training.outputs import uploader
 from torchrelay.clients.trains import Trains
+from torchrelay.compiler.train_records import JOB_ENVIRONMENT, SPEC_ENVIRONMENT, TrainSpec
 from training_parts import STEPS, TrainingPool
 
 StartGateway = Callable[..., Running]
@@ -132,3 +133,29 @@ def test_a_job_that_still_runs_has_a_page_of_what_it_has_told(
         trains.cancel(job)
     page = (tmp_path / "out" / "index.html").read_text()
     assert "Loss" in page and "running" in page
+
+
+def test_what_a_rank_s_script_wrote_is_among_the_job_s_files(gateway: Running, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").write_text("print('hello')\n")
+    job = train(gateway, work, "train.py", "--detach").split()[-1]
+    (work / "train.py").write_text(
+        "import os, pathlib\npathlib.Path('out').mkdir()\npathlib.Path('out/a b.txt').touch()\n"
+        "pathlib.Path('out/model.pt').write_bytes(b'weights')\nos.chdir('/')\nraise SystemExit(4)\n"
+    )
+    os.utime(work / "train.py", (0, 0))
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("TORCHRELAY_")}
+    variables |= {
+        "TORCHRELAY_URL": gateway.url,
+        "TORCHRELAY_TOKEN": TOKEN,
+        "XDG_CONFIG_HOME": str(tmp_path / "none"),
+        JOB_ENVIRONMENT: job,
+        SPEC_ENVIRONMENT: msgspec.json.encode(TrainSpec(name="a")).decode(),
+    }
+    command = [sys.executable, "-m", "torchrelay.clients.training.rank", "--", "train.py"]
+    done = subprocess.run(command, env=variables, cwd=work, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 4, done.stderr
+    with Trains(load_settings(url=gateway.url, token=TOKEN)) as trains:
+        assert [file.name for file in trains.files(job)] == ["output/out/model.pt"]
+        assert trains.file(job, "output/out/model.pt") == b"weights"
