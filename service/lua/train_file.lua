@@ -1,5 +1,5 @@
--- Note a file of a training job, which the blob store has.
--- KEYS: job, files. ARGV: name, TrainFile JSON, bytes, most files, most bytes of all.
+-- Note a file of a training job, which the blob store has; or say whether it may have it.
+-- KEYS: job, files. ARGV: name, TrainFile JSON or '' to ask, bytes, most files, most bytes of all.
 -- Returns 'kept', 'gone' (no such job), 'many' or 'large'.
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return 'gone'
@@ -18,5 +18,7 @@ end
 if sum > tonumber(ARGV[5]) then
   return 'large'
 end
-redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+if ARGV[2] ~= '' then
+  redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+end
 return 'kept'

@@ -1,6 +1,9 @@
 -- The oldest entries of a job's metrics or logs have gone to the blob store: note where, and forget them here.
--- KEYS: entries, shelves. ARGV: 'metrics' or 'logs', number of the last one that went, first one's.
--- A shelf is noted as `<what>:<first>`, with the last one's number.
+-- KEYS: entries, shelves, lease. ARGV: 'metrics' or 'logs', number of the last one that went, first one's, owner.
+-- A shelf is noted as `<what>:<first>`, with the last one's number. Returns 1, or 0 (another drives the job).
+if redis.call('GET', KEYS[3]) ~= ARGV[4] then
+  return 0
+end
 redis.call('HSET', KEYS[2], ARGV[1] .. ':' .. ARGV[3], ARGV[2])
 redis.call('XTRIM', KEYS[1], 'MINID', (tonumber(ARGV[2]) + 1) .. '-0')
 return 1

@@ -23,7 +23,8 @@ T = TypeVar("T")
 _AT_ONCE = 16
 _RETRY_SECONDS = 0.5
 _PATIENCE = 60.0
-"""The longest pause before a compile that was refused for now is asked for again."""
+"""The longest pause before a compile that was refused for now is asked for again. What a quota refuses for longer is
+not asked for again."""
 
 Told = Callable[[bool, str], Awaitable[None]]
 """Of each graph: whether it was compiled now, and why it could not be ('': it could)."""
@@ -81,7 +82,10 @@ class TrainCompiler:
             try:
                 answer = await patiently(lambda: self._dispatcher.ask(ask, body, finish=True))
             except (Overloaded, OverQuota) as error:
-                await asyncio.sleep(max(1.0, min(error.retry_after or 5, _PATIENCE)))
+                pause = error.retry_after or 5
+                if isinstance(error, OverQuota) and pause > _PATIENCE:
+                    raise  # hours: ranks do as every client of this namespace does
+                await asyncio.sleep(max(1.0, min(pause, _PATIENCE)))
                 continue
             if answer == "start":
                 await self._kept.note(ask.key, body)

@@ -67,6 +67,8 @@ _MANY = 500
 _METRICS_BYTES = 200
 _UNSHELVED_BYTES = 4 << 20
 """Of metrics and logs that are left in Redis, about."""
+_MOST_UNSHELVED_BYTES = 64 << 20
+"""Past it, with the blob store away, the nodes keep what they have to tell: Redis is for all jobs."""
 
 
 class Lost(Exception):
@@ -313,6 +315,10 @@ class Drive:
                     if self.cancelled.is_set():
                         raise _Cancelled
                     await self._begin()
+                if self._unshelved_bytes > _MOST_UNSHELVED_BYTES and not self._to_end.is_set():
+                    await self._shelve([])
+                    if self._unshelved_bytes:
+                        raise Unavailable("the blob store takes no metrics and logs")
                 news = await self._unless_it_hangs(
                     pool.train_news(self._there, self._told, seconds=_POLL_SECONDS)
                 )
@@ -327,7 +333,7 @@ class Drive:
                 self._driverless = True
                 log.warning("train_driver_lost", job=self._id, error=error.message)
             except (Unavailable, Overloaded) as error:
-                log.warning("train_driver_silent", job=self._id, error=error.message)
+                log.warning("train_news_wait", job=self._id, error=error.message)
             else:
                 pause = RETRY_SECONDS
                 if news:
@@ -445,7 +451,7 @@ class Drive:
                 log.warning("train_not_forgotten", job=self._id, error=error.message)
                 await asyncio.sleep(RETRY_SECONDS)
         with contextlib.suppress(Unavailable, RedisError):  # Redis has them then
-            await self._parts.trains.shelve(self._id, all_of_it=True)
+            await self._parts.trains.shelve(self._id, self.owner, all_of_it=True)
         detail = (self._cancelled_by if ended.state == "cancelled" else "") or ended.detail
         ended = msgspec.structs.replace(ended, detail=detail[:_LOG_TAIL])
         trains, told = self._parts.trains, max(self._told, self._last)
@@ -513,7 +519,7 @@ class Drive:
         if not large and self._unshelved < SHELF:
             return
         try:
-            await self._parts.trains.shelve(self._id, all_of_it=large)
+            await self._parts.trains.shelve(self._id, self.owner, all_of_it=large)
             self._unshelved = self._unshelved_bytes = 0
         except (Unavailable, RedisError) as error:
             log.warning(

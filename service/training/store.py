@@ -16,7 +16,7 @@ from ..blobs import StoreDown, sha256
 
 _FOLDER = "trains"
 _UNUSED = timedelta(days=1)
-"""A package that no job names, and what a job that is forgotten has, live this long."""
+"""A package that no job names, a file that was replaced, and what a job that is forgotten has, live this long."""
 
 
 class TrainStore:
@@ -56,22 +56,22 @@ class TrainStore:
         data = await self._get(f"jobs/{job}/files/{digest}")
         return data if data is not None and await sha256(data) == digest else None
 
-    async def put_shelf(self, job: str, what: str, first: int, data: bytes) -> None:
-        """Metrics or logs from number `first` on."""
-        await self._put(f"jobs/{job}/{what}/{first}", data)
+    async def put_shelf(self, job: str, what: str, first: int, last: int, data: bytes) -> None:
+        """Metrics or logs from number `first` to `last`."""
+        await self._put(f"jobs/{job}/{what}/{first}-{last}", data)
 
-    async def shelf(self, job: str, what: str, first: int) -> bytes | None:
-        return await self._get(f"jobs/{job}/{what}/{first}")
+    async def shelf(self, job: str, what: str, first: int, last: int) -> bytes | None:
+        return await self._get(f"jobs/{job}/{what}/{first}-{last}")
 
-    async def sweep(self, jobs: set[str], packages: set[str]) -> int:
-        """Delete what belongs to none of `jobs`, and packages that are none of `packages`; how many went."""
+    async def sweep(self, jobs: dict[str, set[str]], packages: set[str]) -> int:
+        """Delete what belongs to none of `jobs`, files that are none of theirs, and packages that are none of
+        `packages`; how many went."""
         gone, before = 0, datetime.now(UTC) - _UNUSED
         try:
             async for batch in obstore.list(self._store, self._folder):
                 for entry in batch:
-                    what, _, rest = entry["path"].removeprefix(f"{self._folder}/").partition("/")
-                    known = packages if what == "packages" else jobs
-                    if entry["last_modified"] < before and rest.partition("/")[0] not in known:
+                    path = entry["path"].removeprefix(f"{self._folder}/").split("/")
+                    if entry["last_modified"] < before and not _known(path, jobs, packages):
                         await obstore.delete_async(self._store, entry["path"])
                         gone += 1
         except FileNotFoundError:
@@ -94,6 +94,17 @@ class TrainStore:
             return None
         except (StoreError, OSError) as error:
             _refuse("cannot be read", error)
+
+
+def _known(path: list[str], jobs: dict[str, set[str]], packages: set[str]) -> bool:
+    match path:
+        case ["packages", digest]:
+            return digest in packages
+        case ["jobs", job, "files", digest]:
+            return digest in jobs.get(job, ())
+        case ["jobs", job, *_]:
+            return job in jobs
+    return False
 
 
 def _refuse(what: str, error: Exception) -> NoReturn:

@@ -97,7 +97,8 @@ class Trains:
         self._files_bytes = files_bytes
 
     async def create(self, loaded: Loaded) -> None:
-        """Write a job down, from its beginning or as far as it is. What stands is left. Raises Overloaded."""
+        """Write a job down, from its beginning or, however many are open, as far as it is. What stands is left.
+        Raises Overloaded."""
         keys, job = self._keys, loaded.job
         told = b"" if loaded.events else encoded(Turned(state="waiting", at=job.created))
         fields: dict[str, bytes | str | int] = {
@@ -118,7 +119,7 @@ class Trains:
             args=[
                 job.id,
                 MOST,
-                self._most_open,
+                self._most_open if not loaded.events else 1 << 31,
                 keys.train_prefix,
                 f"{job.created * 1000:.0f}",
                 keys.wake,
@@ -294,12 +295,13 @@ class Trains:
         found: list[News] = []
         for first, last in sorted(await self._shelves(job, what)):
             if last > after and len(found) < limit:
-                found += [each for each in await self._taken(job, what, first) if each.number > after]
+                found += [each for each in await self._taken(job, what, first, last) if each.number > after]
         newest = found[-1].number if found else after
         return (found + [each for each in fresh if each.number > newest])[:limit]
 
-    async def shelve(self, job: str, *, all_of_it: bool = False) -> None:
-        """Take to the blob store what has grown long; once the job has ended, all. Raises Unavailable."""
+    async def shelve(self, job: str, owner: str, *, all_of_it: bool = False) -> None:
+        """Take to the blob store what has grown long; once the job has ended, all. Nothing happens where `owner` does
+        not drive it any more. Raises Unavailable."""
         keys = self._keys
         for what in WHATS:
             while True:
@@ -308,10 +310,13 @@ class Trains:
                     break
                 first, last = part[0].number, part[-1].number
                 packed = wire.compress(msgspec.json.encode(part))
-                await self._store.put_shelf(job, what, first, packed)
-                await self._scripts.train_shelve(
-                    keys=[keys.train_shelf(job, what), keys.train_shelves(job)], args=[what, last, first]
+                await self._store.put_shelf(job, what, first, last, packed)
+                kept = await self._scripts.train_shelve(
+                    keys=[keys.train_shelf(job, what), keys.train_shelves(job), keys.train_lease(job)],
+                    args=[what, last, first, owner],
                 )
+                if not kept:
+                    return
 
     async def _fresh(self, job: str, what: What, after: int, count: int) -> list[News]:
         found = await self._redis.xrange(
@@ -324,8 +329,8 @@ class Trains:
         names = [(name.decode().partition(":"), int(last)) for name, last in found.items()]
         return [(int(first), last) for (kind, _, first), last in names if kind == what]
 
-    async def _taken(self, job: str, what: What, first: int) -> list[News]:
-        data = await self._store.shelf(job, what, first)
+    async def _taken(self, job: str, what: What, first: int, last: int) -> list[News]:
+        data = await self._store.shelf(job, what, first, last)
         if data is None:
             return []
         return msgspec.json.decode(wire.decompress(data, _SHELF_BYTES), type=list[News])
@@ -354,11 +359,17 @@ class Trains:
 
     async def put_file(self, job: str, name: str, data: bytes) -> TrainFile:
         """Keep a file of a job, in place of one of that name. Raises NotFound, LimitExceeded, Unavailable."""
-        keys, digest = self._keys, await self._store.put_file(job, data)
-        file = TrainFile(name, len(data), digest)
+        await self._note_file(job, name, b"", len(data))
+        file = TrainFile(name, len(data), await self._store.put_file(job, data))
+        await self._note_file(job, name, msgspec.json.encode(file), len(data))
+        return file
+
+    async def _note_file(self, job: str, name: str, record: bytes, size: int) -> None:
+        """b'': only see whether it may be kept. Raises NotFound, LimitExceeded."""
+        keys = self._keys
         answer = await self._scripts.train_file(
             keys=[keys.train(job), keys.train_files(job)],
-            args=[name, msgspec.json.encode(file), len(data), MOST_FILES, self._files_bytes],
+            args=[name, record, size, MOST_FILES, self._files_bytes],
         )
         match answer:
             case b"gone":
@@ -369,13 +380,20 @@ class Trains:
                 raise LimitExceeded(
                     f"the files of training job {job} have more than {self._files_bytes} bytes"
                 )
-        return file
 
     async def sweep(self) -> int:
-        """Delete what forgotten jobs left in the blob store. Raises Unavailable."""
+        """Delete what forgotten jobs, and files that were replaced, left in the blob store. Raises Unavailable."""
         jobs = await self.jobs()
-        names = await self._redis.zrange(self._keys.trains, 0, -1)
-        return await self._store.sweep({n.decode() for n in names}, {job.spec.package for job in jobs})
+        names = [name.decode() for name in await self._redis.zrange(self._keys.trains, 0, -1)]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hvals(self._keys.train_files(name))
+            found = await pipe.execute()
+        files = {
+            name: {msgspec.json.decode(record, type=TrainFile).digest for record in records}
+            for name, records in zip(names, found, strict=True)
+        }
+        return await self._store.sweep(files, {job.spec.package for job in jobs})
 
 
 _EVENT = msgspec.json.Decoder(TrainEvent)

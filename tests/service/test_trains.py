@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -12,12 +13,16 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
-from service_parts import Running, client_of, compiled, graph, wait_until
+from obstore.store import LocalStore
+from redis.asyncio import Redis
+from service_parts import RedisServer, Running, client_of, compiled, graph, wait_until
 from torchrelay.compiler.errors import CompileFailed, Unavailable
 from torchrelay.compiler.train_records import News, RankStarted
+from torchrelay.service.scripts import Scripts
 from torchrelay.service.training import trains
 from torchrelay.service.training.progress import Progress
 from torchrelay.service.training.store import TrainStore
+from torchrelay.service.training.trains import Trains
 from training_parts import (
     PACKAGE,
     STEPS,
@@ -191,6 +196,17 @@ def test_a_graph_that_does_not_compile_is_named_and_the_others_are_compiled(
     told = ended(http, begun(http))
     assert told["compiles"]["compiled"] == 1
     assert told["skipped"] == ["graph 3: a tensor subclass", "no such kernel"]
+
+
+def test_a_graph_that_a_quota_refuses_for_long_holds_no_job_up(
+    start_gateway: StartGateway, pool: TrainingPool
+) -> None:
+    pool.seconds = 0.1
+    with start_gateway(pool, namespace_compile_seconds=0.01).http() as http:
+        compiled(http, graph(8))
+        told = ended(http, begun(http))
+        assert told["state"] == "done"
+        assert any("spent its quota" in why for why in told["skipped"])
 
 
 def test_events_go_on_after_the_last_that_is_known(http: httpx2.Client, pool: TrainingPool) -> None:
@@ -498,6 +514,83 @@ def test_folders_of_jobs_that_are_done_go_and_those_of_all_others_stay(
         wait_until(lambda: not roots[0].exists(), seconds=20)
         assert all(root.exists() for root in roots[1:])
         http.post(f"/v1/trains/{runs}/cancel")
+
+
+def test_files_that_are_refused_or_replaced_do_not_stay_in_the_blob_store(
+    start_gateway: StartGateway, pool: TrainingPool, tmp_path: Path
+) -> None:
+    with start_gateway(pool, train_files_bytes=15).http() as http:
+        name = begun(http, capture=False)
+        ended(http, name)
+        url = f"/v1/trains/{name}/files"
+        for data in (b"1" * 10, b"2" * 10, b"3" * 10):
+            assert http.put(f"{url}/a", content=data).status_code == 200
+        assert http.put(f"{url}/b", content=b"4" * 10).status_code == 413
+        (folder,) = tmp_path.rglob(f"{name}/files")
+        assert len(list(folder.iterdir())) == 3
+        for path in folder.iterdir():
+            os.utime(path, (1, 1))
+        start_gateway(TrainingPool(pool.folder))  # it looks as it starts
+        wait_until(lambda: len(list(folder.iterdir())) == 1, seconds=20)
+        assert http.get(f"{url}/a").content == b"3" * 10
+
+
+def test_a_job_that_redis_has_lost_is_written_again_though_as_many_as_may_are_open(
+    start_gateway: StartGateway, redis_server: RedisServer, pool: TrainingPool
+) -> None:
+    pool.pace = 60
+    with start_gateway(pool, train_open_jobs=1).http() as http, redis_server.client() as redis:
+        name = begun(http, capture=False)
+        wait_until(lambda: shown(http, name)["state"] == "starting", seconds=20)
+        redis.delete(f"torchrelay:train:{name}")
+        redis.zadd("torchrelay:trains_open", {"0" * 16: 1})
+        wait_until(lambda: http.get(f"/v1/trains/{name}").status_code == 200, seconds=20)
+        http.post(f"/v1/trains/{name}/cancel")
+
+
+def test_redis_does_not_fill_up_while_the_blob_store_is_away(
+    http: httpx2.Client, pool: TrainingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trains, "SHELF", 2)
+    for name, value in (("SHELF", 2), ("_UNSHELVED_BYTES", 100), ("_MOST_UNSHELVED_BYTES", 800)):
+        monkeypatch.setattr(f"torchrelay.service.training.drive.{name}", value)
+    sound = TrainStore.put_shelf
+
+    async def away(self: TrainStore, *_: object) -> None:
+        raise Unavailable("the blob store takes nothing")
+
+    monkeypatch.setattr(TrainStore, "put_shelf", away)
+    pool.pace = 0.1
+    name = begun(http, capture=False)
+    wait_until(lambda: shown(http, name).get("step", 0) >= 2, seconds=20)
+    time.sleep(STEPS * 2 * pool.pace + 2)  # its ranks have taken all steps
+    assert shown(http, name)["step"] < STEPS - 1
+    monkeypatch.setattr(TrainStore, "put_shelf", sound)
+    assert ended(http, name)["state"] == "done"
+    assert [each.event.step for each in entries(http, name, "metrics")] == list(range(STEPS))
+
+
+def test_who_does_not_drive_a_job_any_more_takes_nothing_of_it_to_the_blob_store(
+    gateway: Running, redis_server: RedisServer, pool: TrainingPool, tmp_path: Path
+) -> None:
+    pool.pace = 0.3
+    with gateway.http() as http:
+        name = begun(http, capture=False)
+        wait_until(lambda: shown(http, name).get("step", 0) >= 3, seconds=20)
+        tenant = gateway.app.state.gateway.tenants.default
+
+        async def shelve() -> None:
+            redis = Redis.from_url(redis_server.url)
+            store = TrainStore(LocalStore(tmp_path / "elsewhere", mkdir=True), "default")
+            stale = Trains(
+                redis, tenant.keys, Scripts(redis), store, lease_seconds=1, most_open=1, files_bytes=1
+            )
+            await stale.shelve(name, "another", all_of_it=True)
+            await redis.aclose()
+
+        asyncio.run(shelve())
+        assert ended(http, name)["state"] == "done"
+        assert [each.event.step for each in entries(http, name, "metrics")] == list(range(STEPS))
 
 
 def test_open_jobs_are_counted_by_state(http: httpx2.Client, pool: TrainingPool) -> None:
