@@ -14,8 +14,8 @@ import importlib.util
 import os
 import statistics
 import sys
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ OF_UPSTREAM, OF_ONE, OF_DEFAULT = 0.6, 0.55, 1.10
 
 Say = Callable[[str], None]
 Bar = Callable[[bool, str], None]
-Run = Callable[[str, PrivateService | None, str], dict[str, Any]]
 
 
 @dataclass
@@ -60,51 +59,64 @@ def search(
     compile again, its artifacts deleted and all its winners known, beside mode default's, by turns."""
     root.mkdir(exist_ok=True)
     runs: dict[str, dict[str, Any]] = {}
+    counts = _counts(args)
+    one = counts[0]
+    found: dict[str, Any] = {"runs": runs}
+    result = Searched(found)
 
-    def run(name: str, service: PrivateService | None, mode: str) -> dict[str, Any]:
+    def run(name: str, service: PrivateService | None, mode: str, gpus: Sequence[int]) -> dict[str, Any]:
         try:
-            runs[name] = train(root / name.replace(" ", "-"), service, args, mode)
+            runs[name] = train(root / name.replace(" ", "-"), service, args, mode, gpus)
         except ChildFailed:
             print("" if service is None else service.log_tail(), flush=True)
             raise
         say(f"{name}: {told(runs[name])}")
         return runs[name]
 
-    def serving(gpus: int) -> PrivateService:
-        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))} if gpus else {}
-        return PrivateService(root / f"service-{gpus}", environment=visible)
+    def serving(gpus: Sequence[int], name: str) -> PrivateService:
+        return PrivateService(root / f"service-{name}", environment=_visible(gpus))
 
-    counts = _counts(args)
-    one = counts[0]
-    found: dict[str, Any] = {"runs": runs}
-    result = Searched(found)
-    alone: Future[tuple[float, float]] | None = None
-    if "search" in parts and not args.upstream:
-        alone = stack.enter_context(ThreadPoolExecutor(1)).submit(_upstream, run)
-        if len(counts) < 2:
-            alone.result()
-    with _share_of_processors(one), serving(one) as service:
-        run(f"torchrelay {one}", service, MODE)
-        # after the search: it may find kernels, which makes searches look longer
-        run("default", service, "default")
-        if "known" in parts:
-            found["known"] = _known(service, run, args.repeats, bar)
+    def search_on(gpus: Sequence[int]) -> None:
+        with contextlib.ExitStack() as ends:
+            last = len(gpus) == counts[-1] > 1
+            service = (stack if last else ends).enter_context(serving(gpus, str(len(gpus))))
+            run(f"torchrelay {len(gpus)}", service, MODE, gpus)
+            if len(gpus) > 1:
+                result.winners.append(entries(service))
+            if last:
+                result.service = service
+
+    def default_on(gpus: Sequence[int]) -> None:
+        with serving(gpus, "default") as service:
+            run("default", service, "default", gpus)
+
+    def upstream_on(gpus: Sequence[int]) -> None:
+        run("upstream", None, MODE, gpus)
+        run("upstream default", None, "default", gpus)
+
+    if "known" in parts:
+        gpus = range(one)
+        with _share_of_processors(gpus), serving(gpus, "known") as service:
+            run(f"torchrelay {one}", service, MODE, gpus)
+            run("default", service, "default", gpus)
+            found["known"] = _known(
+                service, lambda name, mode: run(name, service, mode, gpus), args.repeats, bar
+            )
     if "search" not in parts:
         return result
-    upstream, plain = alone.result() if alone is not None else args.upstream
-    for gpus in counts[1:]:
-        with contextlib.ExitStack() as ends, _share_of_processors(gpus):
-            service = (stack if gpus == counts[-1] else ends).enter_context(serving(gpus))
-            run(f"torchrelay {gpus}", service, MODE)
-            result.winners.append(entries(service))
-            result.service = service
+    tasks = [(n, search_on) for n in counts if f"torchrelay {n}" not in runs]
+    tasks += [] if "default" in runs else [(one, default_on)]
+    tasks += [] if args.upstream else [(one, upstream_on)]
+    _side_by_side(tasks)
+    upstream, plain = args.upstream or (
+        runs["upstream"]["first_step"],
+        runs["upstream default"]["first_step"],
+    )
     took = {gpus: runs[f"torchrelay {gpus}"]["first_step"] for gpus in counts}
     own = {gpus: took[gpus] - runs["default"]["first_step"] for gpus in counts}
     waits = {gpus: runs[f"torchrelay {gpus}"]["stages"].get("search", 0.0) for gpus in counts}
-    say(
-        f"max-autotune beyond default: upstream {upstream - plain:.1f} s; "
-        + "; ".join(f"{n}: {own[n]:.1f} s" for n in counts)
-    )
+    adds = "; ".join(f"{n}: {own[n]:.1f} s" for n in counts)
+    say(f"max-autotune beyond default: upstream {upstream - plain:.1f} s; {adds}")
     say("waited for searches: " + "; ".join(f"{n}: {waits[n]:.1f} s" for n in counts))
     ratio, whole = own[one] / (upstream - plain), took[one] / upstream
     text = "a GPT-2's search through the service / max-autotune's own"
@@ -119,15 +131,35 @@ def search(
     return result
 
 
-def _upstream(run: Run) -> tuple[float, float]:
-    """PyTorch's own first steps, with max-autotune and mode default: on the second GPU where there are two, with the
-    second share of the processors."""
-    with _share_of_processors(1 if torch.cuda.device_count() > 1 else 0, number=1):
-        tuned, plain = run("upstream", None, MODE), run("upstream default", None, "default")
-    return tuned["first_step"], plain["first_step"]
+def _side_by_side(tasks: list[tuple[int, Callable[[Sequence[int]], None]]]) -> None:
+    """Run tasks, each on as many GPUs as it says and on the same share of the processors: as many at once as the host
+    has GPUs for; on a CPU one after the other. Raises what the first that failed raised, when all have ended."""
+    there = torch.cuda.device_count()
+    left = list(tasks)
+    failed: list[BaseException] = []
+    while left:
+        wave: list[tuple[range, Callable[[Sequence[int]], None]]] = []
+        free = 0
+        for count, task in list(left):
+            if free + count <= max(there, 1) and (count or not wave):
+                wave.append((range(free, free + count), task))
+                free += count or 1
+                left.remove((count, task))
+
+        def alone(gpus: range, task: Callable[[Sequence[int]], None]) -> None:
+            with _share_of_processors(gpus):
+                task(gpus)
+
+        with ThreadPoolExecutor(len(wave)) as pool:
+            begun = [pool.submit(alone, gpus, task) for gpus, task in wave]
+        failed += [error for each in begun if (error := each.exception()) is not None]
+    if failed:
+        raise failed[0]
 
 
-def _known(service: PrivateService, run: Run, repeats: int, bar: Bar) -> dict[str, Any]:
+def _known(
+    service: PrivateService, run: Callable[[str, str], dict[str, Any]], repeats: int, bar: Bar
+) -> dict[str, Any]:
     pairs = []
     for number in range(repeats):
         pair = []
@@ -135,7 +167,7 @@ def _known(service: PrivateService, run: Run, repeats: int, bar: Bar) -> dict[st
             with administration(service) as asked:
                 for entry in asked.cache_entries():
                     asked.remove(entry.key)
-            pair.append(run(f"{mode} again {number}", service, mode))
+            pair.append(run(f"{mode} again {number}", mode))
         pairs.append(pair)
     ratio = statistics.median(tuned["first_step"] / plain["first_step"] for plain, tuned in pairs)
     text = "first step with all problems known / mode default's"
@@ -147,17 +179,17 @@ def _known(service: PrivateService, run: Run, repeats: int, bar: Bar) -> dict[st
     return {"ratio": ratio, "searched": searched, "recalled": recalled}
 
 
-def train(root: Path, service: PrivateService | None, args: argparse.Namespace, mode: str) -> dict[str, Any]:
-    """One process on a new machine; without a service PyTorch compiles, on the second GPU where there are two."""
+def train(
+    root: Path, service: PrivateService | None, args: argparse.Namespace, mode: str, gpus: Sequence[int]
+) -> dict[str, Any]:
+    """One process on a new machine, on the first of these GPUs; without a service PyTorch compiles."""
     machine = FreshMachine(root)
     command = [sys.executable, str(HERE / "train_once.py"), "--model", MODEL[args.device], "--steps", "0"]
     command += ["--device", args.device, "--mode", mode, "--precision", "high"]
     command += ["--backend", "inductor" if service is None else "torchrelay"]
-    client = {}
-    if service is None and args.device == "cuda" and torch.cuda.device_count() > 1:
-        client = {"CUDA_VISIBLE_DEVICES": "1"}
+    client = _visible(gpus[:1])
     if service is not None:  # without prefetch: it would fetch what other modes compiled
-        client = {**service.environment, "TORCHRELAY_MODE": "require", "TORCHRELAY_PREFETCH": "0"}
+        client |= {**service.environment, "TORCHRELAY_MODE": "require", "TORCHRELAY_PREFETCH": "0"}
     record = run_child(command, machine.environment(**client), args.child_timeout)
     made = [artifact.read_manifest(path.read_bytes()) for path in _artifacts(root)]
     return record | {
@@ -198,15 +230,20 @@ def _counts(args: argparse.Namespace) -> list[int]:
     return [n for n in (1, 2, 4, 8) if n <= min(there, args.gpus or there)]
 
 
+def _visible(gpus: Sequence[int]) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
+
+
 @contextlib.contextmanager
-def _share_of_processors(gpus: int, number: int = 0) -> Iterator[None]:
-    """Inside the block, what this thread starts has as large a share of the host's processors as of its GPUs; `number`:
-    which share, counted from 0."""
+def _share_of_processors(gpus: Sequence[int]) -> Iterator[None]:
+    """Inside the block, what this thread starts has as large a share of the host's processors as of its GPUs, apart
+    from that of other GPUs."""
     there = torch.cuda.device_count() if gpus else 0
-    every = os.sched_getaffinity(0)
-    if there > gpus:
-        share = max(1, len(every) * gpus // there)
-        os.sched_setaffinity(0, sorted(every)[number * share :][:share])
+    every = sorted(os.sched_getaffinity(0))
+    if there > len(gpus):
+        each = max(1, len(every) // there)
+        first, count = gpus[0] * each, each * len(gpus)
+        os.sched_setaffinity(0, [every[i % len(every)] for i in range(first, first + count)])
     try:
         yield
     finally:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -98,3 +99,41 @@ def test_a_product_multiplies_what_its_name_says(autotune: ModuleType) -> None:
         assert (tuple(a.shape), tuple(b.shape)) == ((2, 3, 5), (2, 5, 7))
         assert [a.is_contiguous(), b.is_contiguous()] == [kept == "n" for kept in layout]
         products.torch.testing.assert_close(product.call()(a, b), a @ b)
+
+
+def test_searches_run_side_by_side_on_gpus_of_their_own(
+    autotune: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import searches
+
+    monkeypatch.setattr(searches.torch.cuda, "device_count", lambda: 8)
+    barrier = threading.Barrier(4)
+    seen: list[list[int]] = []
+
+    def beside(gpus: Sequence[int]) -> None:
+        seen.append(list(gpus))
+        barrier.wait(30)
+
+    def last(gpus: Sequence[int]) -> None:
+        assert len(seen) == 4, "it needs all"
+        seen.append(list(gpus))
+
+    searches._side_by_side([(1, beside), (2, beside), (8, last), (4, beside), (1, beside)])
+    assert sorted(seen[:4]) == [[0], [1, 2], [3, 4, 5, 6], [7]]
+    assert seen[4:] == [list(range(8))]
+
+
+def test_what_fails_beside_others_is_told_when_all_have_ended(
+    autotune: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import searches
+
+    monkeypatch.setattr(searches.torch.cuda, "device_count", lambda: 0)
+    ran: list[int] = []
+
+    def fails(gpus: Sequence[int]) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        searches._side_by_side([(0, fails), (0, lambda gpus: ran.append(len(gpus)))])
+    assert ran == [0]
