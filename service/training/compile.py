@@ -80,7 +80,7 @@ class TrainCompiler:
                     f"who began the job may not send source: the Triton kernel {ask.kernels[0]!r}"
                 )
             try:
-                answer = await patiently(lambda: self._dispatcher.ask(ask, body, finish=True))
+                answer = await patiently(lambda: self._dispatcher.ask(ask, body, finish=False))
             except (Overloaded, OverQuota) as error:
                 pause = error.retry_after or 5
                 if isinstance(error, OverQuota) and pause > _PATIENCE:

@@ -273,6 +273,19 @@ def test_a_job_is_cancelled_in_its_capture(http: httpx2.Client, pool: TrainingPo
     assert pool.engine(name).begun == 0
 
 
+def test_compiles_of_a_cancelled_job_for_which_nobody_else_waits_end(
+    start_gateway: StartGateway, pool: TrainingPool
+) -> None:
+    pool.seconds = 100
+    with start_gateway(pool, abandon_seconds=1.0).http() as http:
+        name = begun(http)
+        wait_until(lambda: len(pool.calls) == 2, seconds=20)
+        time.sleep(3)  # it waits itself
+        assert not pool.cancelled
+        assert http.post(f"/v1/trains/{name}/cancel").json()["state"] == "cancelled"
+        wait_until(lambda: sorted(pool.cancelled) == sorted(pool.calls), seconds=20)
+
+
 def test_a_job_is_cancelled_while_it_waits_for_room_for_its_capture(
     http: httpx2.Client, pool: TrainingPool
 ) -> None:

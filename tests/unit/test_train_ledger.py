@@ -153,3 +153,15 @@ def test_who_waits_is_woken(tmp_path: Path) -> None:
     began = time.monotonic()
     assert len(ledger.after(0, 60.0)) == 1
     assert time.monotonic() - began < 50
+
+
+def test_files_for_people_do_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_ledger, "_SHOWN_BYTES", 100)
+    ledger = Ledger(tmp_path)
+    for number in range(50):
+        ledger.add([log(f"line {number:04}")])
+    files = sorted((tmp_path / "logs").iterdir())
+    assert [file.name for file in files] == ["rank-0.log", "rank-0.log.1"]
+    lines = (files[1].read_text() + files[0].read_text()).splitlines()
+    assert lines == [f"line {number:04}" for number in range(50 - len(lines), 50)]
+    assert 10 <= len(lines) <= 22

@@ -295,6 +295,17 @@ def test_what_a_driver_held_that_does_not_answer_any_more_is_free_again(site):
     job.forget()
 
 
+@pytest.mark.slow
+def test_a_job_is_cancelled_between_two_starts_of_its_ranks_and_before_the_first(site):
+    for early in (False, True):
+        job = site.begin("raise SystemExit(1)", workers=1, cpus=float(os.cpu_count() or 1), retries=1000)
+        if not early:
+            job.until(lambda job: job.states().count("recovering") >= 2)
+        site.call(site.pool.train_cancel(job.order.job))
+        assert job.end(30).state == "cancelled"
+        job.forget()
+
+
 def test_a_job_that_no_node_can_hold_is_told_from_one_that_waits(site):
     def room(**spec):
         return site.call(site.pool.train_room(TrainSpec(name="test", script="s.py", **spec)))
@@ -323,6 +334,19 @@ def test_a_job_waits_for_the_cores_of_another_and_can_be_cancelled_meanwhile(sit
     assert after.end().state == "done"
     assert after.lines() == ["ran"]
     for job in (holds, waits, after):
+        job.forget()
+
+
+@pytest.mark.slow
+def test_jobs_that_each_need_all_cores_are_begun_together_and_all_get_them(site):
+    """None holds half of what another waits for."""
+    half = (os.cpu_count() or 1) / 2
+    script = "import time; time.sleep(2); print('ran', flush=True)"
+    jobs = [site.begin(script, workers=2, cpus=half) for _ in range(3)]
+    jobs.append(site.begin(script, workers=2, min_workers=1, cpus=half))
+    for job in jobs:
+        assert job.end(400).state == "done", job.news
+        assert set(job.lines()) == {"ran"}
         job.forget()
 
 

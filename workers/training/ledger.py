@@ -39,6 +39,9 @@ _DISK_BYTES = 1 << 30
 _COMPACT_BYTES = 4 << 20
 """A file of news that were all fetched starts anew from this size."""
 
+_SHOWN_BYTES = 256 << 20
+"""A file for people that has grown past it is put aside, in place of the one before: the service has all of it."""
+
 _decoder = msgspec.json.Decoder(News)
 
 
@@ -252,8 +255,11 @@ class Ledger:
                     file, text = self._folder / "events.jsonl", msgspec.json.encode(event)
             files.setdefault(file, []).append(text + b"\n")
         for file, texts in files.items():
-            with contextlib.suppress(OSError), file.open("ab") as opened:
-                opened.write(b"".join(texts))
+            with contextlib.suppress(OSError):
+                with file.open("ab") as opened:
+                    opened.write(b"".join(texts))
+                if file.stat().st_size > _SHOWN_BYTES:
+                    file.replace(file.with_name(f"{file.name}.1"))
 
 
 class _State(msgspec.Struct, frozen=True):
