@@ -132,6 +132,10 @@ class Trains:
             if isinstance(news.event, Log):
                 yield news.number, news.event
 
+    def history(self, job: str) -> Iterator[TrainEvent]:
+        """What became of it: all that it told so far that is neither a metric nor a log. Raises NotFound."""
+        return (news.event for news in self._pages(f"/v1/trains/{job}/history", 0))
+
     def _pages(self, path: str, after: int) -> Iterator[News]:
         """Lines of JSON, a News each; a page without any is the end."""
         mark = "&" if "?" in path else "?"

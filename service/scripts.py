@@ -190,11 +190,11 @@ class Keys:
         return f"{self.train_prefix}{job}:events"
 
     def train_shelf(self, job: str, what: str) -> str:
-        """Stream: `metrics` or `logs` alone, with the numbers that they have in events."""
+        """Stream: `metrics`, `logs` or `history` (the rest) alone, with the numbers that they have in events."""
         return f"{self.train_prefix}{job}:{what}"
 
     def train_shelves(self, job: str) -> str:
-        """Hash: what of metrics and logs went to the blob store, `<what>:<first number>` to the last number."""
+        """Hash: what of these streams went to the blob store, `<what>:<first number>` to the last number."""
         return f"{self.train_prefix}{job}:shelves"
 
     def train_files(self, job: str) -> str:

@@ -27,7 +27,7 @@ app = typer.Typer(
     "graphs are compiled before the ranks have their devices.",
 )
 JobName = Annotated[
-    str, typer.Argument(metavar="JOB", help="A job's id, its first digits, or the name of the newest.")
+    str, typer.Argument(metavar="JOB", help="A job's id, the name of the newest, or its id's first digits.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job's end.")]

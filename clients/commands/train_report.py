@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import msgspec
 import typer
 
-from ...compiler.errors import RelayError, SettingsError
-from ...compiler.train_records import TRAIN_ENDED, Log, Metrics, News, TrainEvent, TrainJob
+from ...compiler.errors import SettingsError
 from .. import train_report, train_report_page
 from ..profile_summary import Summary
 from ..settings import load_settings
@@ -22,14 +19,12 @@ from .output import Namespace
 
 PAGE = "index.html"
 _FOLDER = "profile/"
-_QUIET_SECONDS = 2.0
-"""A job that still runs has told all that it has to tell, if it says nothing for so long."""
-_ANSWER_SECONDS = 60.0
 
 
 def write_report(
     job: Annotated[
-        str, typer.Argument(metavar="JOB", help="A job's id, its first digits, or the name of the newest.")
+        str,
+        typer.Argument(metavar="JOB", help="A job's id, the name of the newest, or its id's first digits."),
     ],
     directory: Annotated[
         Path, typer.Option("--output", "-o", help="The folder to write to; made if it is not there.")
@@ -50,7 +45,8 @@ def write_report(
             if name.startswith(_FOLDER) and name.endswith(".summary.json")
             for summary in _summary(trains.file(found.id, name), name)
         ]
-        report = train_report.report(found, _events(trains, found), profiles, kept)
+        events = [*trains.history(found.id), *(event for _, event in trains.metrics(found.id))]
+        report = train_report.report(found, events, profiles, kept)
         files = {PAGE: train_report_page.page(report).encode()}
         if traces:
             files |= {PurePosixPath(name).name: trains.file(found.id, name) for name in kept}
@@ -76,38 +72,3 @@ def _summary(data: bytes, name: str) -> list[Summary]:
     except msgspec.MsgspecError as error:
         print(output.shown(f"{name} is no profile's summary: {error}"))
         return []
-
-
-def _events(trains: Trains, job: TrainJob) -> list[TrainEvent]:
-    """All metrics; of the rest the newest, as far as the service has them."""
-    metrics: list[TrainEvent] = [event for _, event in trains.metrics(job.id)]
-    rest = [event for event in _told(trains, job) if not isinstance(event, Log | Metrics)]
-    return [*rest, *metrics]
-
-
-def _told(trains: Trains, job: TrainJob) -> list[TrainEvent]:
-    """What a job has told so far. One that has not ended is listened to until it is quiet."""
-    if job.state in TRAIN_ENDED:
-        return [news.event for news in trains.follow(job.id)]
-    heard: queue.SimpleQueue[News | RelayError | None] = queue.SimpleQueue()
-
-    def listen() -> None:
-        try:
-            for news in trains.follow(job.id):
-                heard.put(news)
-            heard.put(None)
-        except RelayError as error:
-            heard.put(error)
-
-    threading.Thread(target=listen, name="torchrelay-report", daemon=True).start()
-    found: list[TrainEvent] = []
-    while True:
-        try:
-            news = heard.get(timeout=_QUIET_SECONDS if found else _ANSWER_SECONDS)
-        except queue.Empty:
-            return found
-        if isinstance(news, RelayError):
-            raise news
-        if news is None:
-            return found
-        found.append(news.event)

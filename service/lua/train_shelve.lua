@@ -1,5 +1,6 @@
--- The oldest entries of a job's metrics or logs have gone to the blob store: note where, and forget them here.
--- KEYS: entries, shelves, lease. ARGV: 'metrics' or 'logs', number of the last one that went, first one's, owner.
+-- The oldest entries of a job's metrics, logs or history have gone to the blob store: note where, and forget them here.
+-- KEYS: entries, shelves, lease. ARGV: 'metrics', 'logs' or 'history', number of the last one that went,
+-- first one's, owner.
 -- A shelf is noted as `<what>:<first>`, with the last one's number. Returns 1, or 0 (another drives the job).
 if redis.call('GET', KEYS[3]) ~= ARGV[4] then
   return 0

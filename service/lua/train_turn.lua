@@ -1,5 +1,5 @@
 -- End, cancel or resume a training job. Cancelling only asks: who drives the job ends it once its ranks have.
--- KEYS: job, lease, events, open, trains.
+-- KEYS: job, lease, events, open, trains, history.
 -- ARGV: id, 'end', 'cancel' or 'resume', owner (of who ends it), wake channel, detail, state that it ends with, event's
 --       data or '', most open ones, '1' if who resumes it may have source compiled, number of the
 --       driver's last news, how many events of a job that has ended are kept (of who ends it).
@@ -12,7 +12,9 @@ local ended = state == 'done' or state == 'failed' or state == 'cancelled'
 local time = redis.call('TIME')
 local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
 local function told()
-  redis.call('XADD', KEYS[3], redis.call('HINCRBY', KEYS[1], 'events', 1) .. '-0', 'event', 'state', 'data', ARGV[7])
+  local number = redis.call('HINCRBY', KEYS[1], 'events', 1) .. '-0'
+  redis.call('XADD', KEYS[3], number, 'event', 'state', 'data', ARGV[7])
+  redis.call('XADD', KEYS[6], number, 'data', ARGV[7])
   redis.call('PUBLISH', ARGV[4], 'train:' .. ARGV[1])
 end
 if ARGV[2] == 'end' and not ended and redis.call('GET', KEYS[2]) == ARGV[3] then

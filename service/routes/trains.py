@@ -204,6 +204,18 @@ async def logs(
     return await _entries(gateway, reader, job, "logs", after, limit, rank)
 
 
+@router.get(
+    "/v1/trains/{job}/history",
+    summary="What became of a training job, a page at a time: all that is neither a metric nor a log",
+    responses={**documented(), **_NEWS},
+    response_class=Response,
+)
+async def history(
+    job: Job, gateway: GatewayHere, reader: Reader, after: After = 0, limit: Limit = 1000
+) -> Response:
+    return await _entries(gateway, reader, job, "history", after, limit, -1)
+
+
 async def _entries(
     gateway: Gateway, reader: Grant, job: str, what: What, after: int, limit: int, rank: int
 ) -> Response:

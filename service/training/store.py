@@ -57,7 +57,7 @@ class TrainStore:
         return data if data is not None and await sha256(data) == digest else None
 
     async def put_shelf(self, job: str, what: str, first: int, last: int, data: bytes) -> None:
-        """Metrics or logs from number `first` to `last`."""
+        """Metrics, logs or history from number `first` to `last`."""
         await self._put(f"jobs/{job}/{what}/{first}-{last}", data)
 
     async def shelf(self, job: str, what: str, first: int, last: int) -> bytes | None:

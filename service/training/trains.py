@@ -34,7 +34,7 @@ from .store import TrainStore
 MOST = 200
 """Jobs of a namespace; past it the oldest that have ended are forgotten."""
 EVENTS = 10_000
-"""Of one job that are kept; of metrics and logs all are."""
+"""Of one job that are kept for who follows it; metrics, logs and history have all."""
 EVENTS_OF_ENDED = 5_000
 _LOG_BYTES = 8 << 10
 """Of one log's lines among the events; the logs have all."""
@@ -46,8 +46,9 @@ _NOWHERE = "`torchrelay train ls` lists them"
 
 Turn = Literal["end", "cancel", "resume"]
 Held = Literal["held", "taken", "ended", "gone"]
-What = Literal["metrics", "logs"]
-WHATS: tuple[What, What] = ("metrics", "logs")
+What = Literal["metrics", "logs", "history"]
+"""history: all that is neither."""
+WHATS: tuple[What, ...] = get_args(What)
 
 
 class Event(Struct, frozen=True):
@@ -115,7 +116,13 @@ class Trains:
             "source": "1" if loaded.source else "",
         }
         answer = await self._scripts.train_new(
-            keys=[keys.trains, keys.trains_open, keys.train(job.id), keys.train_events(job.id)],
+            keys=[
+                keys.trains,
+                keys.trains_open,
+                keys.train(job.id),
+                keys.train_events(job.id),
+                keys.train_shelf(job.id, "history"),
+            ],
             args=[
                 job.id,
                 MOST,
@@ -232,7 +239,7 @@ class Trains:
                 *(
                     part
                     for event in events
-                    for part in (_tag(event), encoded(_cut(event)), _shelf(event), _shelved(event))
+                    for part in (_tag(event), encoded(_cut(event)), _shelf(event), encoded(event))
                 ),
             ],
         )
@@ -259,6 +266,7 @@ class Trains:
                 keys.train_events(job),
                 keys.trains_open,
                 keys.trains,
+                keys.train_shelf(job, "history"),
             ],
             args=[
                 job,
@@ -287,7 +295,7 @@ class Trains:
         return [_event(name, fields) for name, fields in found]
 
     async def entries(self, job: str, what: What, after: int, limit: int) -> list[News]:
-        """At most `limit` metrics or logs past number `after`. Raises NotFound, Unavailable."""
+        """At most `limit` of them past number `after`. Raises NotFound, Unavailable."""
         await self.job(job)
         fresh = await self._fresh(
             job, what, after, limit
@@ -412,17 +420,13 @@ def _tag(event: TrainEvent) -> str:
     return str(type(event).__struct_config__.tag)
 
 
-def _shelf(event: TrainEvent) -> What | Literal[""]:
+def _shelf(event: TrainEvent) -> What:
     match event:
         case Metrics():
             return "metrics"
         case Log():
             return "logs"
-    return ""
-
-
-def _shelved(event: TrainEvent) -> bytes:
-    return encoded(event) if _shelf(event) else b""
+    return "history"
 
 
 def _cut(event: TrainEvent) -> TrainEvent:

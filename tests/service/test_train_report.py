@@ -15,7 +15,20 @@ from torchrelay.clients.profile_summary import Step, Summary
 from torchrelay.clients.settings import load_settings
 from torchrelay.clients.training.outputs import uploader
 from torchrelay.clients.trains import Trains
-from torchrelay.compiler.train_records import JOB_ENVIRONMENT, SPEC_ENVIRONMENT, TrainSpec
+from torchrelay.compiler.train_records import (
+    JOB_ENVIRONMENT,
+    SPEC_ENVIRONMENT,
+    Checkpoint,
+    FirstStep,
+    Log,
+    Metrics,
+    RankCompiles,
+    RankEnded,
+    RankStarted,
+    TrainSpec,
+    Turned,
+)
+from torchrelay.service.training import trains as trains_of_service
 from training_parts import STEPS, TrainingPool
 
 StartGateway = Callable[..., Running]
@@ -159,3 +172,25 @@ def test_what_a_rank_s_script_wrote_is_among_the_job_s_files(gateway: Running, t
     with Trains(load_settings(url=gateway.url, token=TOKEN)) as trains:
         assert [file.name for file in trains.files(job)] == ["output/out/model.pt"]
         assert trains.file(job, "output/out/model.pt") == b"weights"
+
+
+def test_what_became_of_a_long_job_is_told_from_its_beginning(
+    gateway: Running, pool: TrainingPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trains_of_service, "EVENTS", 10)
+    monkeypatch.setattr(trains_of_service, "EVENTS_OF_ENDED", 10)
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    pool.steps = 300
+    job = train(gateway, tmp_path, "train.py", "--workers", "2", "--detach").strip()
+    train(gateway, tmp_path, "logs", "-f", job)
+    with Trains(load_settings(url=gateway.url, token=TOKEN)) as trains:
+        followed = [type(news.event) for news in trains.follow(job)]
+        assert FirstStep not in followed and len(followed) < 300  # of two messages a step
+        told = list(trains.history(job))
+    assert [each.state for each in (told[0], told[-1]) if isinstance(each, Turned)] == ["waiting", "done"]
+    assert {Turned, RankStarted, FirstStep, RankCompiles, Checkpoint, RankEnded} <= {
+        type(each) for each in told
+    }
+    assert not any(isinstance(each, Metrics | Log) for each in told)
+    train(gateway, tmp_path, "report", job, "-o", "out")
+    assert "<td>first</td><td>2</td>" in (tmp_path / "out" / "index.html").read_text()  # ranks' first steps

@@ -565,7 +565,7 @@ def test_redis_does_not_fill_up_while_the_blob_store_is_away(
     http: httpx2.Client, pool: TrainingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trains, "SHELF", 2)
-    for name, value in (("SHELF", 2), ("_UNSHELVED_BYTES", 100), ("_MOST_UNSHELVED_BYTES", 800)):
+    for name, value in (("SHELF", 2), ("_UNSHELVED_BYTES", 100), ("_MOST_UNSHELVED_BYTES", 3000)):
         monkeypatch.setattr(f"torchrelay.service.training.drive.{name}", value)
     sound = TrainStore.put_shelf
 
