@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,28 @@ def test_files_for_people_do_not_grow_for_ever(tmp_path: Path, monkeypatch: pyte
     lines = (files[1].read_text() + files[0].read_text()).splitlines()
     assert lines == [f"line {number:04}" for number in range(50 - len(lines), 50)]
     assert 10 <= len(lines) <= 22
+
+
+def test_whoever_asks_for_much_that_is_on_disk_has_it_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_ledger, "MOST_NEWS", 10)
+    monkeypatch.setattr(train_ledger, "_REMEMBERED_BYTES", 1000)
+    ledger = Ledger(tmp_path)
+    for number in range(200):
+        ledger.add([log(f"line {number:04}")])
+    read = []
+    on_disk = Ledger._on_disk
+
+    def counted(self: Ledger, at: int) -> Iterator[tuple[int, bytes]]:
+        for each in on_disk(self, at):
+            read.append(each)
+            yield each
+
+    monkeypatch.setattr(Ledger, "_on_disk", counted)
+    found: list[int] = []
+    while more := numbers(ledger, len(found)):
+        found += more
+    assert found == list(range(1, 201))
+    assert len(read) <= 200
+    assert numbers(ledger, 50) == list(range(51, 61))  # another gateway, which is not as far

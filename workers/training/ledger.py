@@ -61,6 +61,8 @@ class Ledger:
         """Bytes of those after it."""
         self._size = 0
         """Bytes of the file that are whole lines."""
+        self._place = (0, 0)
+        """Number of the news that were not asked for yet, and where in the file they begin, past its first line."""
         self._fetched = self._loaded = 0
         self._trouble = ""
         self._losing = False
@@ -115,20 +117,27 @@ class Ledger:
         lines: list[bytes] = []
         size = 0
         source: Iterable[tuple[int, bytes]] = self._lines
-        if not self._lines or self._lines[0][0] > number:
-            source = self._on_disk()
+        known, place = self._place if self._place[0] == number else (0, 0)
+        on_disk = not self._lines or self._lines[0][0] > number
+        if on_disk:
+            source = self._on_disk(place)
         for each, line in source:
+            known, place = each + 1, place + len(line)
             if each >= number:
                 size += len(line)
                 lines.append(line)
                 if len(lines) == MOST_NEWS or size > _ANSWER_BYTES:
                     break
+        if on_disk:
+            self._place = known, place
         return lines
 
-    def _on_disk(self) -> Iterator[tuple[int, bytes]]:
-        """News of the file. A line that is none (cut by a crash) ends it."""
+    def _on_disk(self, place: int) -> Iterator[tuple[int, bytes]]:
+        """News of the file, whose lines begin at `place` past the first. A line that is none (cut by a crash) ends
+        it."""
         with contextlib.suppress(OSError), self._file.open("rb") as file:
             next(file, b"")
+            file.seek(place, os.SEEK_CUR)
             for line in file:
                 try:
                     yield _decoder.decode(line).number, line
@@ -149,7 +158,7 @@ class Ledger:
         self.last, self.attempts, self.restarts = state.last, state.attempts, state.restarts
         self.ended = state.ended
         self._size = len(first)
-        for number, line in self._on_disk():
+        for number, line in self._on_disk(0):
             self.last = number
             self._lines.append((number, line))
             self._bytes += len(line)
@@ -169,6 +178,7 @@ class Ledger:
         with contextlib.suppress(OSError):
             new.write_bytes(first)
             new.replace(self._file)
+            self._place = (0, 0)
             self._size, self._written = len(first), self.last
 
     def _compact(self) -> None:

@@ -96,7 +96,7 @@ class TrainSite:
         except RayError as error:
             raise DriverLost(f"the worker that ran the script was lost: {_first_line(error)}") from None
         finally:
-            await asyncio.shield(self._cluster.call(lambda: Cluster.remove(actor)))
+            await asyncio.shield(self._call(lambda: Cluster.remove(actor)))
         return msgspec.msgpack.decode(data, type=Captured)
 
     async def held(self) -> list[Held]:
