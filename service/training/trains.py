@@ -395,10 +395,10 @@ class Trains:
         names = [name.decode() for name in await self._redis.zrange(self._keys.trains, 0, -1)]
         async with self._redis.pipeline(transaction=False) as pipe:
             for name in names:
-                pipe.hvals(self._keys.train_files(name))
+                pipe.hgetall(self._keys.train_files(name))
             found = await pipe.execute()
         files = {
-            name: {msgspec.json.decode(record, type=TrainFile).digest for record in records}
+            name: {msgspec.json.decode(record, type=TrainFile).digest for record in records.values()}
             for name, records in zip(names, found, strict=True)
         }
         return await self._store.sweep(files, {job.spec.package for job in jobs})

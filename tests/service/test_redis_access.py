@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 import ssl
@@ -30,6 +31,7 @@ from service_parts import (
     graph,
     post,
     redis_binary,
+    wait_until,
 )
 from torchrelay.compiler.errors import CompileFailed, CompileKilled
 from training_parts import TrainingPool
@@ -143,6 +145,11 @@ def test_the_deployed_user_may_drive_training_jobs(
         assert training_parts.entries(http, name, "metrics")
         assert http.put(f"/v1/trains/{name}/files/x", content=b"x").status_code == 200
         assert len(http.get("/v1/trains").json()["jobs"]) == 1
+        folder = tmp_path / "state" / "trains" / name
+        folder.mkdir(parents=True)
+        os.utime(folder, (1, 1))
+        start_gateway(TrainingPool(tmp_path), redis_url=guarded.url)  # it tidies as it starts
+        wait_until(lambda: not folder.exists() or refusals(guarded) != [], seconds=20)
     assert refusals(guarded) == []
 
 

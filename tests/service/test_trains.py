@@ -573,7 +573,7 @@ def test_redis_does_not_fill_up_while_the_blob_store_is_away(
         raise Unavailable("the blob store takes nothing")
 
     monkeypatch.setattr(TrainStore, "put_shelf", away)
-    pool.pace = 0.1
+    pool.pace = 0.05
     name = begun(http, capture=False)
     wait_until(lambda: shown(http, name).get("step", 0) >= 2, seconds=20)
     time.sleep(STEPS * 2 * pool.pace + 2)  # its ranks have taken all steps
@@ -586,7 +586,7 @@ def test_redis_does_not_fill_up_while_the_blob_store_is_away(
 def test_who_does_not_drive_a_job_any_more_takes_nothing_of_it_to_the_blob_store(
     gateway: Running, redis_server: RedisServer, pool: TrainingPool, tmp_path: Path
 ) -> None:
-    pool.pace = 0.3
+    pool.pace = 0.1
     with gateway.http() as http:
         name = begun(http, capture=False)
         wait_until(lambda: shown(http, name).get("step", 0) >= 3, seconds=20)
