@@ -122,7 +122,14 @@ def recorded(program: Callable[[], object], recorder: Recorder, *, unnamed: bool
     def stop(*_: Any, **__: Any) -> None:
         raise Enough("at the first optimizer step")
 
-    hook = register_optimizer_step_pre_hook(stop)
+    def before_step(_: Any, args: Sequence[Any], given: Mapping[str, Any]) -> None:
+        closure = given.get("closure", args[1] if len(args) > 1 else None)
+        if closure is not None:  # the forward and backward passes are in it: Lightning's are, LBFGS'
+            with torch.enable_grad():
+                closure()
+        stop()
+
+    hook = register_optimizer_step_pre_hook(before_step)
     torch.compile = compile_with(recorder, BACKENDS if unnamed else BACKENDS[:1])
     GradScaler.step = stop  # type: ignore[method-assign]  # its optimizer may be left out, for an overflow
     try:

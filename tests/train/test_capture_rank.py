@@ -118,3 +118,30 @@ def test_a_script_that_fails_is_told_and_what_was_found_before_is_kept(
     if how == "fail":
         assert found.log.startswith(f'Traceback (most recent call last):\n  File "{folder / "own.py"}"')
         assert found.log.rstrip().endswith("ValueError: boom")
+
+
+CLOSURE = """
+import torch
+model = torch.nn.Linear(4, 1)
+compiled = torch.compile(model, backend="torchrelay", dynamic=False)
+optimizer = torch.optim.{optimizer}(model.parameters())
+def closure():
+    optimizer.zero_grad()
+    loss = compiled(torch.ones(2, 4)).sum()
+    loss.backward()
+    print("computed")
+    return loss
+optimizer.step({given})
+print("stepped")
+"""
+
+
+@pytest.mark.parametrize(("optimizer", "given"), [("Adam", "closure=closure"), ("LBFGS", "closure")])
+def test_a_step_that_computes_in_a_closure_is_run_up_to_there(
+    optimizer: str, given: str, folder: Path, tmp_path: Path
+) -> None:
+    """As Lightning's trainer does, with any optimizer."""
+    (folder / "own.py").write_text(CLOSURE.format(optimizer=optimizer, given=given))
+    found, printed = captured(tmp_path, "--", "own.py", folder=folder)
+    assert len(found.bodies) == 1
+    assert (found.ended, printed) == ("at the first optimizer step", "computed\n")
