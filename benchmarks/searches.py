@@ -107,7 +107,8 @@ def search(
     tasks = [(n, search_on) for n in counts if f"torchrelay {n}" not in runs]
     tasks += [] if "default" in runs else [(one, default_on)]
     tasks += [] if args.upstream else [(one, upstream_on)]
-    _side_by_side(tasks)
+    # the pool outlives its tasks: a service ends with the thread that has started it
+    _side_by_side(tasks, stack.enter_context(ThreadPoolExecutor(len(tasks))))
     upstream, plain = args.upstream or (
         runs["upstream"]["first_step"],
         runs["upstream default"]["first_step"],
@@ -120,7 +121,10 @@ def search(
     say("waited for searches: " + "; ".join(f"{n}: {waits[n]:.1f} s" for n in counts))
     ratio, whole = own[one] / (upstream - plain), took[one] / upstream
     text = "a GPT-2's search through the service / max-autotune's own"
-    bar(ratio <= OF_UPSTREAM, f"{ratio:.3f} (<= {OF_UPSTREAM})  {text} (the whole first step: {whole:.3f})")
+    bar(
+        0 < ratio <= OF_UPSTREAM,
+        f"{ratio:.3f} (<= {OF_UPSTREAM})  {text} (the whole first step: {whole:.3f})",
+    )
     if 2 in own:
         ratio, whole = waits[2] / waits[one], own[2] / own[one]
         text = f"the same search on two GPUs / on one (all that max-autotune adds: {whole:.3f})"
@@ -131,7 +135,7 @@ def search(
     return result
 
 
-def _side_by_side(tasks: list[tuple[int, Callable[[Sequence[int]], None]]]) -> None:
+def _side_by_side(tasks: list[tuple[int, Callable[[Sequence[int]], None]]], pool: ThreadPoolExecutor) -> None:
     """Run tasks, each on as many GPUs as it says and on the same share of the processors: as many at once as the host
     has GPUs for; on a CPU one after the other. Raises what the first that failed raised, when all have ended."""
     there = torch.cuda.device_count()
@@ -150,8 +154,7 @@ def _side_by_side(tasks: list[tuple[int, Callable[[Sequence[int]], None]]]) -> N
             with _share_of_processors(gpus):
                 task(gpus)
 
-        with ThreadPoolExecutor(len(wave)) as pool:
-            begun = [pool.submit(alone, gpus, task) for gpus, task in wave]
+        begun = [pool.submit(alone, gpus, task) for gpus, task in wave]
         failed += [error for each in begun if (error := each.exception()) is not None]
     if failed:
         raise failed[0]

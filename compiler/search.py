@@ -66,7 +66,6 @@ class Search:
         self._wanted: dict[Problem, str] = {}
         """Of the scout that is under way: what nobody knows, and on which device."""
         self._told = 0
-        self._told_at = 0.0
         self._fetched: set[Problem] = set()
         self._own: set[Problem] = set()
         """Problems that nobody else will search."""
@@ -227,14 +226,12 @@ class Search:
         if problem in self._own or not (self._scouts_left or self.scouting):
             return False
         self._wanted[problem] = device
-        if time.monotonic() - self._told_at > _TELL_SECONDS:
-            self.tell()
         return True
 
     def tell(self) -> None:
         """Have what was found out so far searched, while the scout goes on."""
         if len(self._wanted) > self._told:
-            self._told, self._told_at = len(self._wanted), time.monotonic()
+            self._told = len(self._wanted)
             with contextlib.suppress(Unavailable):
                 self._asked(list(self._wanted))
 
@@ -337,8 +334,6 @@ SCOUTS = 4
 NEWS_SECONDS = 300.0
 """A compile waits so long for one more of its problems to be searched."""
 _PAUSES = (0.1, 0.5)
-_TELL_SECONDS = 0.3
-"""A scout tells no more often what it has found."""
 _MOST_WANTED = 256
 MOST_TOLD = 400
 """Timings, and failures, that a report has room for (tuning.QUESTION_LIMIT)."""

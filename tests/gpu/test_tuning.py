@@ -114,6 +114,7 @@ def test_two_searches_agree(worker: Worker) -> None:
     first, second = (
         {e.problem.text(): e.winner.candidate for e in worker.compile(request).found()} for _ in range(2)
     )
-    assert first.keys() == second.keys() and len(first) == len(sizes)
+    asked = [problem for problem in first if not problem.startswith("pad_mm.")]  # 500 rows may be padded
+    assert first.keys() == second.keys() and len(asked) == len(sizes)
     equal = sum(first[problem] == second[problem] for problem in first)
-    assert equal >= len(sizes) - 1, [(p, first[p], second[p]) for p in first if first[p] != second[p]]
+    assert equal >= len(first) - 1, [(p, first[p], second[p]) for p in first if first[p] != second[p]]

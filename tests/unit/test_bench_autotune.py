@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -118,7 +119,8 @@ def test_searches_run_side_by_side_on_gpus_of_their_own(
         assert len(seen) == 4, "it needs all"
         seen.append(list(gpus))
 
-    searches._side_by_side([(1, beside), (2, beside), (8, last), (4, beside), (1, beside)])
+    with ThreadPoolExecutor(5) as pool:
+        searches._side_by_side([(1, beside), (2, beside), (8, last), (4, beside), (1, beside)], pool)
     assert sorted(seen[:4]) == [[0], [1, 2], [3, 4, 5, 6], [7]]
     assert seen[4:] == [list(range(8))]
 
@@ -134,6 +136,6 @@ def test_what_fails_beside_others_is_told_when_all_have_ended(
     def fails(gpus: Sequence[int]) -> None:
         raise ValueError("no")
 
-    with pytest.raises(ValueError, match="no"):
-        searches._side_by_side([(0, fails), (0, lambda gpus: ran.append(len(gpus)))])
+    with ThreadPoolExecutor(2) as pool, pytest.raises(ValueError, match="no"):
+        searches._side_by_side([(0, fails), (0, lambda gpus: ran.append(len(gpus)))], pool)
     assert ran == [0]
