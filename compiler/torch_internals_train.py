@@ -10,6 +10,9 @@ import functools
 import inspect
 import itertools
 import math
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +43,23 @@ def aoti_load(file: Path) -> Callable[..., Any]:
         warnings.simplefilter("ignore", FutureWarning)  # as above
         loaded: Callable[..., Any] = aoti_load_package(str(file))
     return loaded
+
+
+def aoti_killed_by(file: Path) -> int:
+    """The signal that ends a process that only loads the package (torch._inductor.aoti_load_package); 0: none does."""
+    code = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
+    environment = {
+        **os.environ,
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
+    }  # or it tries what this processor can do, for 4 s
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, str(file)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    return max(0, -done.returncode)
 
 
 def pretend_process_group(rank: int, world_size: int) -> None:

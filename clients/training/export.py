@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import inspect
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -289,6 +290,12 @@ def _package(
                 f"AOTInductor cannot compile it for {name}: {' '.join(str(error).split())[:1500]}"
             ) from error
         seconds = time.perf_counter() - begin
+        if killed := torch_internals_train.aoti_killed_by(file):
+            raise ExportFailed(
+                f"PyTorch cannot load what AOTInductor made for {name}: a process that only does that ends with "
+                f"{signal.Signals(killed).name}",
+                hint="Take another g++ (CXX): this one's code, or its own C++ library, does not go with torch's",
+            )
         run = torch_internals_train.aoti_load(file)  # inside: or it tries what this processor can do, for 4 s
     checks = checked(file.name, run, model.module, model.example, shapes, model.device)
     device = f"{own.name}, {own.capability}" if name == "cuda" else ""

@@ -83,6 +83,29 @@ def test_the_files_compute_what_the_trained_model_does(folder: Path) -> None:
     torch.testing.assert_close(script, wanted)
 
 
+def test_a_package_that_kills_whoever_loads_it_is_not_handed_out(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does whose C++ library is not torch's."""
+    assert torch_internals_train.aoti_killed_by(folder / "model-cpu-avx2.pt2") == 0
+    source = "#include <csignal>\n__attribute__((constructor)) static void die() { raise(SIGSEGV); }\n"
+    (tmp_path / "die.cpp").write_text(source)
+    command = ["g++", "-shared", "-fPIC", "-o", "die.so", "die.cpp"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=100)
+
+    def deadly(program: object, file: Path, options: object) -> None:
+        with zipfile.ZipFile(folder / "model-cpu-avx2.pt2") as good, zipfile.ZipFile(file, "w") as bad:
+            for name in good.namelist():
+                code = (tmp_path / "die.so").read_bytes() if name.endswith(".so") else good.read(name)
+                bad.writestr(name.replace("model-cpu-avx2", file.stem), code)
+
+    monkeypatch.setattr(torch_internals_train, "aoti_package", deadly)
+    (out := tmp_path / "out").mkdir()
+    with pytest.raises(ExportFailed, match=r"cannot load .* for cpu-avx2: .* ends with SIGSEGV"):
+        export(ExportOptions(function="exporting:net", targets=["cpu-avx2"]), out, say=print)
+    assert list(out.iterdir()) == []
+
+
 def test_code_for_avx2_has_no_wider_instruction(folder: Path, tmp_path: Path) -> None:
     assert "avx512f" not in meta(folder).files[0].instructions
     with zipfile.ZipFile(folder / "model-cpu-avx2.pt2") as package:
