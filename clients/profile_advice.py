@@ -155,8 +155,7 @@ def _tensor_cores(summary: Summary) -> Iterator[Advice]:
             rule="tensor_cores",
             text=f"{said} of the time of matrix products (expected: {THRESHOLDS['tensor_cores']:.0%}), which are "
             f"{summary.product_time / summary.kernel_time:.0%} of the kernels' time: precision bf16 (or fp16) by "
-            "autocast, "
-            "or tf32 for float32; sizes should be multiples of 8",
+            "autocast, or tf32 for float32; sizes should be multiples of 8",
             number=share,
             threshold=THRESHOLDS["tensor_cores"],
             cost=(1 - share) * known / (summary.total("duration") or 1.0),
@@ -175,8 +174,7 @@ def _small(summary: Summary) -> Iterator[Advice]:
     yield Advice(
         rule="small",
         text=f"{what} {share:.0%} of the time (from {THRESHOLDS['small']:.0%}){memory}: the batch is too small for "
-        "what "
-        "Python does between operators. Enlarge it, compile the model, or use mode='reduce-overhead' on a GPU",
+        "what Python does between operators. Enlarge it, compile the model, or use mode='reduce-overhead' on a GPU",
         number=share,
         threshold=THRESHOLDS["small"],
         cost=share,
@@ -192,10 +190,8 @@ def _tiny(summary: Summary) -> Iterator[Advice]:
     yield Advice(
         rule="tiny",
         text=f"{share:.0%} of {summary.launched // steps:,} kernels a step (from {THRESHOLDS['tiny']:.0%}) take "
-        "less than "
-        f"{TINY_MICROSECONDS:.0f} \N{MICRO SIGN}s, about what it takes to launch one: compile the model, use a "
-        "fused or foreach "
-        "optimizer, or mode='reduce-overhead'",
+        f"less than {TINY_MICROSECONDS:.0f} \N{MICRO SIGN}s, about what it takes to launch one: compile the model, use "
+        "a fused or foreach optimizer, or mode='reduce-overhead'",
         number=share,
         threshold=THRESHOLDS["tiny"],
         cost=summary.share("idle") * share,
@@ -213,8 +209,8 @@ def _communication(summary: Summary) -> Iterator[Advice]:
         text=f"Communication that nothing hides takes {share:.0%} of the time (from "
         f"{THRESHOLDS['communication']:.0%}); "
         f"{summary.overlap / both:.0%} of it is hidden behind computation: accumulate gradients over several "
-        "batches, compress them "
-        "(train.ddp(model, hook='bf16')), or enlarge the batch; where ranks are uneven, part of it is waiting",
+        "batches, compress them (train.ddp(model, hook='bf16')), or enlarge the batch; where ranks are uneven, part of "
+        "it is waiting",
         number=share,
         threshold=THRESHOLDS["communication"],
         cost=share,
@@ -234,9 +230,8 @@ def _waits(summary: Summary) -> Iterator[Advice]:
     yield Advice(
         rule="waits",
         text=f"The host waits for the GPU {number:.1f} times a step (more than {THRESHOLDS['waits']:.0f}; mostly "
-        f"{most.name}), and "
-        f"the GPU then has nothing to do ({idle:.0%} of the time): read losses with .item() only every few steps, and "
-        "avoid nonzero and .cpu() in a step",
+        f"{most.name}), and the GPU then has nothing to do ({idle:.0%} of the time): read losses with .item() only "
+        "every few steps, and avoid nonzero and .cpu() in a step",
         number=number,
         threshold=THRESHOLDS["waits"],
         cost=idle / 2,
@@ -252,8 +247,8 @@ def _memory(summary: Summary) -> Iterator[Advice]:
             yield Advice(
                 rule="memory",
                 text=f"{timeline.device} is {share:.0%} full at its peak (from {THRESHOLDS['memory']:.0%}), "
-                f"{kept:.0%} of it "
-                "activations: activation checkpointing, a smaller batch with gradient accumulation, or FSDP2",
+                f"{kept:.0%} of it activations: activation checkpointing, a smaller batch with gradient accumulation, "
+                "or FSDP2",
                 number=share,
                 threshold=THRESHOLDS["memory"],
                 cost=0.05,
@@ -281,8 +276,7 @@ def _optimizer(summary: Summary) -> Iterator[Advice]:
         yield Advice(
             rule="optimizer",
             text=f"The optimizer takes {share:.0%} of the host's time (from {THRESHOLDS['optimizer']:.0%}): "
-            "fused=True where "
-            "the optimizer has it, or a larger batch for each of its steps",
+            "fused=True where the optimizer has it, or a larger batch for each of its steps",
             number=share,
             threshold=THRESHOLDS["optimizer"],
             cost=share / 2,
