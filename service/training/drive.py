@@ -343,10 +343,17 @@ class Drive:
                     if len(news) < _MANY:
                         await asyncio.sleep(_GATHER_SECONDS)
                 continue
-            with contextlib.suppress(TimeoutError):  # once the job is to end there is no more patience
-                async with asyncio.timeout(RETRY_SECONDS if self._to_end.is_set() else pause):
-                    await (asyncio.Event() if self._to_end.is_set() else self._to_end).wait()
+            await self._nap(pause)
             pause = min(2 * pause, RETRY_MOST_SECONDS)
+
+    async def _nap(self, seconds: float) -> None:
+        """Wait; once the job is to end there is no more patience."""
+        if self._to_end.is_set():
+            await asyncio.sleep(RETRY_SECONDS)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._to_end.wait()
 
     async def _unless_it_hangs(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` gives. Raises Unavailable if it goes on for long once the job is to end."""

@@ -74,6 +74,7 @@ class Preparation:
         if not spec.capture or spec.compile == "off" or spec.kind != "train":
             progress.prepared = True
             return
+        await self._tell([], state="waiting", detail="for a worker that has room for its capture")
         bodies: dict[bytes, None] = {}
         notes: list[TrainEvent] = []
         for world in (spec.workers, spec.min_workers) if self._elastic else (spec.workers,):

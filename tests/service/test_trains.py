@@ -292,7 +292,8 @@ def test_a_job_is_cancelled_while_it_waits_for_room_for_its_capture(
     pool.room_seconds = 100
     name = begun(http)
     wait_until(lambda: pool.captures == 1, seconds=20)
-    assert shown(http, name)["state"] == "waiting"
+    told = shown(http, name)
+    assert (told["state"], told["detail"]) == ("waiting", "for a worker that has room for its capture")
     assert http.post(f"/v1/trains/{name}/cancel").json()["state"] == "cancelled"
 
 
