@@ -191,6 +191,7 @@ async def _tidy_trains(gateway: Gateway) -> None:
         needed,
         seconds=settings.train_keep_seconds,
         limit=settings.train_keep_bytes,
+        stopping=lambda: gateway.state.stopping,
     )
     for folder in gone:
         log.info("train_folder_removed", folder=str(folder))

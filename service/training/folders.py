@@ -11,7 +11,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import structlog
@@ -41,9 +41,17 @@ def kept(jobs: Iterable[TrainJob]) -> list[TrainJob]:
     return [job for job in jobs if job.state != "done"]
 
 
-def tidy(root: Path, needed: dict[Path, list[TrainJob]], *, seconds: float, limit: int) -> list[Path]:
+def tidy(
+    root: Path,
+    needed: dict[Path, list[TrainJob]],
+    *,
+    seconds: float,
+    limit: int,
+    stopping: Callable[[], bool] = lambda: False,
+) -> list[Path]:
     """Remove what was not written to for `seconds`, and the oldest while all together have more than `limit` bytes (0:
-    no such bound); what went. needed: the jobs that need their folders, by the folder in which each has its own."""
+    no such bound); what went. needed: the jobs that need their folders, by the folder in which each has its own.
+    stopping: asked between two folders, whose trees may be large; it goes no further then."""
     now = time.time()
     gone: list[Path] = []
     for parent in [root, *_others(root)]:
@@ -51,7 +59,11 @@ def tidy(root: Path, needed: dict[Path, list[TrainJob]], *, seconds: float, limi
             shutil.rmtree(left, ignore_errors=True)
     names = {name for jobs in needed.values() for job in jobs for name in _named(job)}
     own = {parent / job.id for parent, jobs in needed.items() for job in jobs}
-    folders = [_measured(path) for parent in [root, *_others(root)] for path in _entries(parent, TRAIN_ID)]
+    folders: list[Folder] = []
+    for path in [path for parent in [root, *_others(root)] for path in _entries(parent, TRAIN_ID)]:
+        if stopping():
+            return gone
+        folders.append(_measured(path))
     total = sum(folder.bytes for folder in folders)
     for folder in sorted(folders, key=lambda folder: folder.written):
         age = now - folder.written
@@ -59,6 +71,8 @@ def tidy(root: Path, needed: dict[Path, list[TrainJob]], *, seconds: float, limi
         much = bool(limit) and total > limit and not (folder.path / _UNENDED).exists()
         if folder.path in own or folder.path.name in names or age < _FRESH_SECONDS or not (old or much):
             continue
+        if stopping():
+            break
         if _remove(folder.path):
             total -= folder.bytes
             gone.append(folder.path)

@@ -45,6 +45,15 @@ def test_the_oldest_go_while_there_is_too_much(tmp_path: Path) -> None:
     assert names(tidy(tmp_path, {}, seconds=0, limit=250)) == [0, 1]
 
 
+def test_a_gateway_that_stops_waits_for_no_large_tree(tmp_path: Path) -> None:
+    for number in range(4):
+        folder(tmp_path, number, days=40)
+    asked = iter([False] * 5)
+    gone = tidy(tmp_path, {}, seconds=DAY, limit=0, stopping=lambda: next(asked, True))
+    assert len(gone) == 1
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_a_file_that_was_written_to_keeps_the_folder_young(tmp_path: Path) -> None:
     made = folder(tmp_path, 1, days=40)
     os.utime(made / "checkpoints" / "data")
