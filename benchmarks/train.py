@@ -88,6 +88,7 @@ class Benchmark:
                 row = _row(name, alone, cold, relay, told)
                 rows.append(row)
                 say(f"{name}: a job: first step after {row['relay_first']:.2f} s; {told['compiles']}")
+                say("  seconds since a rank's start: " + json.dumps(row["marks"]))
                 self._judge(row)
         columns = ["", "loss: to one", "to torchrun", "first: cold s", "job s", "ratio"]
         columns += ["captured", "compiled", "misses", "fallbacks", "step: cold ms", "job ms"]
@@ -282,6 +283,15 @@ def _row(
         "compiles": told.get("compiles", {}),
         "skipped": told.get("skipped", []),
         "step_ms": {"torchrun": step(cold), "job": step(relay)},
+        "marks": {"torchrun": _marks(cold), "job": _marks(relay)},
+    }
+
+
+def _marks(records: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Seconds from a rank's start, of the last rank each."""
+    last = {name: max(record["marks"][name] for record in records) for name in records[0]["marks"]}
+    return {name: round(seconds, 2) for name, seconds in last.items()} | {
+        "first step": round(_first(records), 2)
     }
 
 

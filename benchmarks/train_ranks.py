@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+MARKS: dict[str, float] = {}
+"""When what was done, in seconds since 1970."""
 STRATEGIES = ("single", "ddp", "fsdp2", "2d")
 SHAPES = {
     "tiny": {"layers": 2, "width": 64, "heads": 4, "context": 32, "vocabulary": 256},
@@ -79,7 +81,8 @@ class GPT(nn.Module):
 def build(shape: str, strategy: str, device: torch.device, backend: str) -> tuple[nn.Module, Any]:
     """(what is trained, what is called). backend: '' where torch.compile names none."""
     torch.manual_seed(0)
-    model = GPT(**SHAPES[shape]).to(device)
+    with device:
+        model = GPT(**SHAPES[shape])
     named = {"backend": backend} if backend else {}
     if strategy == "single":
         return model, torch.compile(model, **named)
@@ -159,6 +162,7 @@ class Training:
 
 def train(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     training = Training(args, device)
+    MARKS["built"] = time.time()
     losses, seconds, first = [], [], 0.0
     for _ in range(args.steps):
         begin = time.perf_counter()
@@ -194,6 +198,7 @@ def paired(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
 
 
 def main() -> None:
+    MARKS["imported"] = time.time()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategy", choices=STRATEGIES, required=True)
     parser.add_argument("--model", choices=SHAPES, default="tiny")
@@ -213,8 +218,10 @@ def main() -> None:
         torch.cuda.set_device(device)
     if args.strategy != "single":
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    MARKS["grouped"] = time.time()
     record = paired(args, device) if args.paired else train(args, device)
-    record |= {"began": psutil.Process().create_time(), "rank": rank}
+    began = psutil.Process().create_time()
+    record |= {"began": began, "rank": rank, "marks": {name: at - began for name, at in MARKS.items()}}
     (args.record / f"rank-{rank}.json").write_text(json.dumps(record))
     if dist.is_initialized():
         dist.destroy_process_group()
