@@ -103,6 +103,8 @@ class Telling:
         self._since = time.perf_counter()
         self._told_steps = 0
         self._untold: tuple[float, Any] | None = None
+        self._waited: tuple[float, int] | None = None
+        """Seconds and samples of the steps that are not told yet."""
 
     # --- the script's own ----------------------------------------------------------------------------------
 
@@ -147,6 +149,7 @@ class Telling:
     def _stepped(self, optimizer: Optimizer) -> None:
         if not self._heard():
             return
+        self._take_waits()
         first, self._first = self._first, False
         if first:
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -165,6 +168,12 @@ class Telling:
         else:
             self._untold = now, rate
 
+    def _take_waits(self) -> None:
+        """At each step: a batch that is asked for after the last one is none's."""
+        taken, before = self._waits.taken(), self._waited or (0.0, 0)
+        if taken is not None:
+            self._waited = before[0] + taken[0], before[1] + taken[1]
+
     def _tell_steps(self, now: float, rate: Any) -> None:
         """Of the steps since it was last done, as their mean. now: when the last of them ended."""
         steps = max(self._steps.done - self._told_steps, 1)
@@ -173,11 +182,11 @@ class Telling:
             values["step_seconds"] = (now - self._since) / steps
         if isinstance(rate, float | int) or (isinstance(rate, torch.Tensor) and rate.device.type == "cpu"):
             values["learning_rate"] = float(rate)
-        waited = self._waits.taken()
-        if waited is not None:
-            values["wait_seconds"] = waited[0] / steps
-            if waited[1]:
-                values["samples"] = waited[1] / steps
+        if self._waited is not None:
+            values["wait_seconds"] = self._waited[0] / steps
+            if self._waited[1]:
+                values["samples"] = self._waited[1] / steps
+            self._waited = 0.0, 0
         self._tell(self._steps.latest, values)
         self._since, self._told_steps, self._untold = now, self._steps.done, None
 

@@ -109,6 +109,23 @@ def test_an_unchanged_script_s_steps_are_seen(pipe: tuple[int, int]) -> None:
     )
 
 
+def test_a_batch_that_no_step_used_counts_for_none(pipe: tuple[int, int]) -> None:
+    channel, steps, waits = Channel(pipe[1]), Steps(), Waits()
+    mine = Telling(Rank(), channel, steps, waits)
+    mine.watch()
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    for _ in range(3):
+        waits.add(0.25, samples=8)
+        optimizer.step()
+    waits.add(0.25, samples=8)  # the loop asks for a batch before it looks whether it is over
+    mine.end()
+    channel.close()
+    told = [each.values for each in read(pipe[0]) if isinstance(each, Metrics)]
+    assert [values["samples"] for values in told] == [8.0, 8.0]
+    assert [values["wait_seconds"] for values in told] == [0.25, 0.25]
+
+
 def test_a_compiled_optimizer_s_step_is_seen_and_has_no_graph_more() -> None:
     def graphs() -> int:
         found = []
