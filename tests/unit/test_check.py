@@ -463,17 +463,17 @@ def test_the_largest_graph_is_checked_in_seconds() -> None:
     nodes = [
         call("torch.add", wire.Ref(index), wire.Ref(index), alpha=wire.Sym("s0")) for index in range(99_000)
     ]
-    started = time.perf_counter()
+    started = time.process_time()
     check(request(*nodes), LIMITS)
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
 
 
 def test_many_long_expressions_are_refused_before_they_cost_much() -> None:
     relations = [f"s0 + {index}" + " + s0" * 600 for index in range(2_000)]
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises((LimitExceeded, BadExpression)):
         check(request(relations=relations), LIMITS)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_the_gate_needs_no_torch() -> None:

@@ -117,10 +117,10 @@ def test_any_text_is_taken_or_refused_with_one_error(text: str) -> None:
 def test_the_longest_expression_is_checked_quickly() -> None:
     text = "(" + "+".join(["s0"] * 30) + ")"
     text = "*".join([text] * 20)
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(10):
         expr.check(text, {"s0"})
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 _sums: st.SearchStrategy[sympy.Expr] = st.recursive(
