@@ -69,7 +69,7 @@ def test_clients_of_two_gateways_may_leave_until_the_last_one_has(start_gateway:
                 break
         assert pool.cancelled == []
         streams[3].close()
-        wait_until(lambda: pool.cancelled == [key], seconds=15)
+        wait_until(lambda: pool.cancelled == [key], seconds=30)
 
 
 def test_a_compile_that_one_client_asked_to_finish_outlives_all_of_them(start_gateway: StartGateway) -> None:

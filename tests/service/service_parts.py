@@ -227,7 +227,7 @@ class RedisServer:
         flags = [part for name, value in options.items() for part in (f"--{name}", value)]
         self._process = subprocess.Popen([redis_binary(), *flags], stdout=subprocess.DEVNULL)
         with self.client() as client:
-            wait_until(lambda: _answers(client), seconds=10)
+            wait_until(lambda: _answers(client), seconds=30)
 
     def client(self) -> redis.Redis:
         name, password = self._user or (None, None)

@@ -238,7 +238,7 @@ def test_requests_right_after_a_restart_of_redis_join_the_running_compile(
     gateway = start_gateway(ArtifactPool(seconds=3), lease_seconds=6)
     with gateway.http() as http:
         post(http, graph())
-        wait_until(lambda: bool(gateway.pool.calls), seconds=5)
+        wait_until(lambda: bool(gateway.pool.calls), seconds=30)
         redis_server.client().flushall()
         compiled(http, graph())
     assert len(gateway.pool.calls) == 1
