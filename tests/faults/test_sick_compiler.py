@@ -84,7 +84,9 @@ def _sick(server: int) -> set[int]:
 
 
 def _alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 async def _compile(slot: CompileSlot, ready: Ready, seconds: float) -> wire.Manifest:

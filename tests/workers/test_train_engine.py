@@ -146,9 +146,15 @@ def site(tmp_path_factory):
     assert not left, f"the pool left {left}"
 
 
+def alive(pid):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def gone(pids, seconds=10.0):
     end = time.monotonic() + seconds
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+    while any(alive(pid) for pid in pids):
         if time.monotonic() > end:
             return False
         time.sleep(0.05)
@@ -157,15 +163,20 @@ def gone(pids, seconds=10.0):
 
 def drivers():
     """Processes of the drivers that there are."""
-    return [p for p in psutil.Process().children(recursive=True) if "TrainDriver" in " ".join(p.cmdline())]
+    return below("TrainDriver")
 
 
 def captures():
+    return [process.pid for process in below("capture_rank")]
+
+
+def below(name):
+    """Processes below this one that have `name` in their command line."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # nor one that waits to be collected
-            if "capture_rank" in " ".join(process.cmdline()):
-                found.append(process.pid)
+            if name in " ".join(process.cmdline()):
+                found.append(process)
     return found
 
 
