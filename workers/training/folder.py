@@ -5,6 +5,7 @@ It is held by a lock on itself as long as any of them runs. Whoever unpacks one 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -70,10 +71,18 @@ class WorkFolder:
         """Let go of it; the last one removes it."""
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            _remove(self._folder)
         except BlockingIOError:
             pass
         os.close(self._lock)
+
+
+def _remove(folder: Path) -> None:
+    """What is left if this process is killed meanwhile is not taken for whole: Ray kills workers whose ranks have
+    ended."""
+    with contextlib.suppress(OSError):
+        (folder / _UNPACKED).unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is(folder: Path, lock: int) -> bool:
@@ -94,7 +103,7 @@ def _sweep(root: Path, job: str) -> None:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
         except BlockingIOError:
             pass
         finally:
