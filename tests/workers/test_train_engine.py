@@ -242,6 +242,32 @@ def test_a_killed_rank_and_a_killed_worker_of_ray_and_all_ranks_start_again(site
 
 
 @pytest.mark.slow
+def test_what_ranks_had_told_when_another_failed_is_not_lost(site, tmp_path):
+    written = tmp_path / "written"
+    job = site.begin(
+        """
+        import itertools, os, sys, time
+        if os.environ["RANK"] == "1":
+            time.sleep(2)
+            sys.exit(3)
+        with open(sys.argv[1], "a") as file:
+            for number in itertools.count():
+                line = f"{os.environ['TORCHELASTIC_RESTART_COUNT']} {number}"
+                print(line, flush=True)
+                print(line, file=file, flush=True)
+                time.sleep(0.01)
+        """,
+        arguments=[str(written)],
+        retries=1,
+    )
+    ended = job.end()
+    assert (ended.state, ended.detail) == ("failed", "rank 1 ended with exit code 3")
+    assert [(e.attempt, e.rank) for e in job.of(RankEnded)] == [(0, 1), (0, 0), (1, 1), (1, 0)]
+    assert set(written.read_text().splitlines()) <= set(job.lines())
+    job.forget()
+
+
+@pytest.mark.slow
 def test_a_job_that_fails_too_often_has_failed_and_says_with_what(site):
     job = site.begin(
         """

@@ -36,6 +36,8 @@ CANCEL_SECONDS = 5.0
 """Ranks of a cancelled job have so long to save and end."""
 RESIZE_SECONDS = 30.0
 """Ranks of an elastic job have so long before they start again in another number."""
+_LAST_SECONDS = 2.0
+"""Ranks whose job starts again have so long to tell what they have."""
 _ABANDON_SECONDS = 2.0
 """Past the grace of a cancel, Ray Train's controller is killed, and all that it started with it."""
 _UNSTARTED = 3
@@ -188,11 +190,21 @@ class TrainDriver:
         elif state == "RestartingState":
             with self._lock:
                 self._held = []
-                self._stop = Order(0.0)
-                if self._attempt is not None:  # Ray Train is about to kill them
-                    self._attempt.running.clear()
                 self._failed_once()
             self._say("recovering", self._why(error))
+            self._end_ranks()
+        elif state == "ShuttingDownState":
+            self._end_ranks()
+
+    def _end_ranks(self) -> None:
+        """Ray Train is about to kill them: have them end before, and what they have told is not lost."""
+        with self._lock:
+            if (attempt := self._attempt) is None:
+                return
+            if attempt.running and not self._cancelled:
+                self._stop = Order(0.0)
+                self._lock.wait_for(lambda: not attempt.running or self._cancelled, _LAST_SECONDS)
+            attempt.running.clear()
 
     def _not_started(self, error: str) -> None:
         """Workers failed before their ranks: for good if their requirements cannot be had, or if it goes on."""
@@ -253,7 +265,8 @@ class TrainDriver:
                     self._unstarted = 0
                 elif isinstance(event, RankEnded):
                     current.running.discard(rank)
-                    if event.code != 0 and (current.failed is None or event.at < current.failed.at):
+                    ours = self._stop.stop >= 0  # it ended because it was told to
+                    if event.code != 0 and not ours and (not current.failed or event.at < current.failed.at):
                         current.failed = event
                     self._lock.notify_all()
             answer = self._stop
