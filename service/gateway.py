@@ -181,6 +181,8 @@ async def sweep(gateway: Gateway) -> None:
 async def _tidy_trains(gateway: Gateway) -> None:
     """Remove the folders of training jobs that nobody can go on with. Raises RedisError, Unavailable."""
     settings = gateway.settings
+    if not settings.train_keep_seconds and not settings.train_keep_bytes:
+        return
     needed = {
         Path(settings.train_folder(tenant.namespace)): folders.kept(await tenant.trains.jobs())
         for tenant in await gateway.tenants.every()

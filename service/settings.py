@@ -129,8 +129,8 @@ class ServiceSettings(BaseSettings):
     """One file that a training job puts."""
     train_files_bytes: Bytes = 8 << 30
     """All files of one training job together."""
-    train_keep_bytes: Annotated[int, Field(ge=0)] = 256 << 30
-    """All folders of training jobs together; past it those of jobs that are done go, the oldest first. 0: no limit."""
+    train_keep_bytes: Annotated[int, Field(ge=0)] = 0
+    """All folders of training jobs together; past it those of jobs that are done go, the oldest first. 0: none does."""
     audit_entries: Annotated[int, Field(gt=0)] = 1_000_000
     """The audit log keeps about so many; the oldest go."""
 
@@ -140,9 +140,9 @@ class ServiceSettings(BaseSettings):
     compile_deadline_seconds: Seconds = 840
     train_capture_seconds: Seconds = 1800
     """A training job's script has so long for its first step, once a worker has room; then ranks start cold."""
-    train_keep_seconds: Annotated[float, Field(ge=0)] = 30 * 86400
-    """A training job's folder goes so long after it was last written to, unless the job runs or can be resumed. 0: no
-    limit."""
+    train_keep_seconds: Annotated[float, Field(ge=0)] = 0
+    """A training job's folder goes so long after it was last written to, unless the job runs or can be resumed. 0: it
+    does not; what was trained may lie there alone."""
     lease_seconds: Seconds = 10
     """A compile's holder renews every third of this; a dead one is replaced within two periods."""
     abandon_seconds: Seconds = 10
