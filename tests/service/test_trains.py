@@ -524,7 +524,10 @@ def test_folders_of_jobs_that_are_done_go_and_those_of_all_others_stay(
                 path.touch()
                 os.utime(path, (1, 1))
         wait_until(lambda: shown(http, runs)["state"] == "starting", seconds=20)
-        start_gateway(TrainingPool(pool.folder))  # it looks as it starts
+        unasked = start_gateway(TrainingPool(pool.folder))  # it looks as it starts
+        unasked.stop()
+        assert all(root.exists() for root in roots), "nobody said how long they stay"
+        start_gateway(TrainingPool(pool.folder), train_keep_seconds=3600.0)
         wait_until(lambda: not roots[0].exists(), seconds=20)
         assert all(root.exists() for root in roots[1:])
         http.post(f"/v1/trains/{runs}/cancel")
