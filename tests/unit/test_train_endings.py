@@ -6,9 +6,9 @@ import pytest
 from torchrelay.workers.training.process import error_line
 
 TRACE = """Traceback (most recent call last):
-  File "/work/train.py", line 8, in <module>
+  File "/home/me/train.py", line 8, in <module>
     inner(s)
-  File "/work/train.py", line 6, in inner
+  File "/home/me/train.py", line 6, in inner
     raise RuntimeError("bad batch")
 """
 
