@@ -108,7 +108,7 @@ def search(
     tasks += [] if "default" in runs else [(one, default_on)]
     tasks += [] if args.upstream else [(one, upstream_on)]
     # the pool outlives its tasks: a service ends with the thread that has started it
-    _side_by_side(tasks, stack.enter_context(ThreadPoolExecutor(len(tasks))))
+    _side_by_side(tasks, stack.enter_context(ThreadPoolExecutor(max(1, len(tasks)))))
     upstream, plain = args.upstream or (
         runs["upstream"]["first_step"],
         runs["upstream default"]["first_step"],

@@ -71,7 +71,7 @@ class Descents:
         if key not in self._begun:
             try:
                 self._begun[key] = self._build(source, configuration)
-            except RuntimeError:  # the processes are gone
+            except RuntimeError as error:  # the processes are gone
                 self._begun[key] = Future()
-                self._begun[key].cancel()
+                self._begun[key].set_exception(error)
         return self._begun[key].done()

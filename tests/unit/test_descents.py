@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import copy
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -123,3 +125,32 @@ def test_without_processes_all_is_measured_at_once() -> None:
     kernel = Kernel("k", (512, 64, 8))
     tuned = Descents(build, triton_config_to_hashable).of("k", kernel.tuner.autotune)
     assert triton_config_to_hashable(tuned(kernel.time, kernel.config, None)) == kernel.alone()[0]
+
+
+def test_processes_that_end_on_the_way_hold_nothing_up() -> None:
+    """What they had begun has failed, and no more can be begun."""
+    left = 4
+
+    def build(source: str, config: Config) -> Future[Any]:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise RuntimeError("a process of the pool was terminated abruptly")
+        return Future()
+
+    kernel = Kernel("k", (512, 64, 8))
+    descents = Descents(build, triton_config_to_hashable)
+
+    def run() -> None:
+        with contextlib.suppress(PutOff):
+            kernel.ended = descents.of("k", kernel.tuner.autotune)(kernel.time, kernel.config, None)
+
+    run()
+    assert descents.waiting
+    begun = list(descents._begun.values())
+    for future in begun:
+        if not future.done():
+            future.set_exception(RuntimeError("it was terminated abruptly"))
+    assert concurrent.futures.wait(begun, timeout=0).not_done == set(), "else settling waits for its limit"
+    descents.settle(run)
+    assert triton_config_to_hashable(kernel.ended) == kernel.alone()[0]
