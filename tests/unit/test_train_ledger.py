@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torchrelay.compiler.train_records import Log, Metrics, Note, RankStarted, Turned
+from torchrelay.compiler.train_records import (
+    Checkpoint,
+    FirstStep,
+    Log,
+    Metrics,
+    Note,
+    RankStarted,
+    TrainEvent,
+    Turned,
+)
 from torchrelay.workers.training import ledger as train_ledger
 from torchrelay.workers.training.ledger import Ledger
 
@@ -62,6 +71,28 @@ def test_a_file_whose_news_were_all_fetched_starts_anew_and_keeps_the_count(
     assert numbers(again, 51) == [52]
     assert (again.attempts, again.restarts) == (5, 4)
     assert Ledger(tmp_path).ended is not None
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        FirstStep(rank=1, at=1.0),
+        Metrics(rank=0, step=3, at=1.0, values={}),
+        Checkpoint(step=3, name="step-3", kept=False),
+    ],
+)
+def test_that_a_step_was_made_is_known_after_its_news_were_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: TrainEvent
+) -> None:
+    monkeypatch.setattr(train_ledger, "_COMPACT_BYTES", 1000)
+    ledger = Ledger(tmp_path)
+    ledger.add([log("x" * 50) for _ in range(50)])
+    assert not Ledger(tmp_path).stepped
+    ledger.add([event])
+    assert Ledger(tmp_path).stepped
+    ledger.after(51, 0.0)
+    assert (tmp_path / "news.jsonl").stat().st_size < 1000
+    assert Ledger(tmp_path).stepped
 
 
 def test_old_news_come_from_the_disk_in_bounded_answers(

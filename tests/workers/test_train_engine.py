@@ -295,6 +295,65 @@ def test_a_job_that_fails_too_often_has_failed_and_says_with_what(site):
     job.forget()
 
 
+def test_an_error_that_comes_twice_before_any_step_is_not_tried_a_third_time(site):
+    job = site.begin("import time\nimport nothing_of_this_name", retries=3)
+    ended = job.end()
+    assert (ended.state, ended.restarts) == ("failed", 1)
+    rank, _, rest = ended.detail.partition(" ended with exit code 1: ")
+    assert rank in ("rank 0", "rank 1")
+    error, _, why = rest.partition("; ")
+    assert error == "ModuleNotFoundError: No module named 'nothing_of_this_name'"
+    assert why == "not tried again: it ended so twice, before any step"
+    assert {event.attempt for event in job.of(RankStarted)} == {0, 1}
+    job.forget()
+
+
+@pytest.mark.slow
+def test_what_another_start_may_mend_is_tried_as_often_as_the_job_says(site):
+    job = site.begin(
+        """
+        import os, signal, sys
+        attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        if attempt in (0, 2):
+            raise ValueError("the node's own trouble")
+        elif attempt == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif attempt in (3, 4):
+            raise MemoryError
+        elif attempt == 5:
+            raise ValueError("another")
+        print("went through", flush=True)
+        """,
+        workers=1,
+        retries=6,
+    )
+    assert job.end(300).state == "done", job.news
+    assert job.lines() == ["went through"]
+    job.forget()
+
+
+@pytest.mark.slow
+def test_the_same_error_after_a_step_is_tried_as_often_as_the_job_says(site):
+    job = site.begin(
+        """
+        import os
+        import torch
+        attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        if attempt == 0:
+            optimizer.step()
+        if attempt < 3:
+            raise OSError("its store is away")
+        print("went through", flush=True)
+        """,
+        workers=1,
+        retries=3,
+    )
+    assert job.end(200).state == "done", job.news
+    assert job.lines() == ["went through"]
+    job.forget()
+
+
 def test_a_cancelled_job_frees_everything_within_ten_seconds(site):
     job = site.begin(
         MEET
@@ -335,7 +394,8 @@ def test_what_a_driver_held_that_does_not_answer_any_more_is_free_again(site):
 @pytest.mark.slow
 def test_a_job_is_cancelled_between_two_starts_of_its_ranks_and_before_the_first(site):
     for early in (False, True):
-        job = site.begin("raise SystemExit(1)", workers=1, cpus=float(os.cpu_count() or 1), retries=1000)
+        script = "import os; raise SystemExit(os.environ['TORCHELASTIC_RESTART_COUNT'])"
+        job = site.begin(script, workers=1, cpus=float(os.cpu_count() or 1), retries=1000)
         if not early:
             job.until(lambda job: job.states().count("recovering") >= 2)
         site.call(site.pool.train_cancel(job.order.job))

@@ -27,6 +27,7 @@ from ...compiler.train_records import (
     TrainState,
     Turned,
 )
+from .attempt import Attempt
 from .ledger import Ledger
 from .rank import Job, Order, describe
 
@@ -42,27 +43,19 @@ _ABANDON_SECONDS = 2.0
 """Past the grace of a cancel, Ray Train's controller is killed, and all that it started with it."""
 _UNSTARTED = 3
 """So often, and once for each retry, workers may fail before their ranks start."""
+_WHY = 1500
 _ORDER = "order.msgpack"
 _STATE = "driver.json"
 
 
-class _Attempt(Struct):
-    """The ranks of one start."""
-
-    number: int
-    world_size: int
-    started: set[int]
-    running: set[int]
-    failed: RankEnded | None = None
-
-
 class _Kept(Struct, frozen=True):
-    """What a driver must know of the job besides its news. resumes: of the order; failures: since then. controller,
-    run: ids of Ray Train's last one. cancelled; detail: why it has failed if it was cancelled for that. since: when all
-    of its ranks were there first."""
+    """What a driver must know of the job besides its news. resumes: of the order; failures: since then; error: the last
+    one's, if it was the script's own and came before any step. controller, run: ids of Ray Train's last one. cancelled;
+    detail: why it has failed if it was cancelled for that. since: when all of its ranks were there first."""
 
     resumes: int = 0
     failures: int = 0
+    error: str = ""
     controller: str = ""
     run: str = ""
     cancelled: bool = False
@@ -87,11 +80,13 @@ class TrainDriver:
         self._ledger = Ledger(self._folder)
         self._lock = threading.Condition()
         self._order: TrainOrder | None = None
-        self._attempt: _Attempt | None = None
+        self._attempt: Attempt | None = None
         self._numbered = self._unstarted = 0
         self._held: list[Held] = []
         self._controller: Any = None
         self._stop = Order()
+        self._stopped = -1.0
+        """When its ranks were told to end."""
         self._cancelled = self._over = False
         self._state: TrainState | None = None
         self._said: tuple[str, str, int] | None = None
@@ -121,7 +116,8 @@ class TrainDriver:
                 self._keep(_Kept(given.resumes, controller=self._kept.controller, run=self._kept.run))
             self._cancelled, self._over = self._kept.cancelled, False
             self._detail, self._unstarted = self._kept.detail, 0
-            self._attempt, self._stop, self._deadline = None, Order(), None
+            self._attempt, self._deadline = None, None
+            self._order_ranks(Order())
             if not _put(self._folder / _ORDER, order):
                 self._ledger.add(
                     [Note(level="warning", text="the job's folder takes no files: it cannot change its node")]
@@ -141,7 +137,7 @@ class TrainDriver:
                 return
             self._cancelled = True
             self._keep(msgspec.structs.replace(self._kept, cancelled=True, detail=self._detail))
-            self._stop = Order(CANCEL_SECONDS)
+            self._order_ranks(Order(CANCEL_SECONDS))
             nobody = self._attempt is None or not self._attempt.running
         wait = 0.0 if nobody else CANCEL_SECONDS + _ABANDON_SECONDS
         killing = threading.Timer(wait, self._abandon)
@@ -175,24 +171,22 @@ class TrainDriver:
         with self._lock:
             number = max(self._ledger.attempts, self._numbered)
             self._numbered = number + 1
-            self._attempt = _Attempt(number, world_size, set(), set())
+            self._attempt = Attempt(number, world_size)
             self._held = [Held(node, gpus) for node, gpus in sorted(set(held))]
             if not self._cancelled:
-                self._stop = Order()
+                self._order_ranks(Order())
             return number
 
     def turned(self, state: str, cause: str, error: str) -> None:
-        """Its controller's state has changed; names, and the `cause`'s type, are Ray Train's."""
+        """Its controller's state has changed. The state's name, and that of the `cause`'s type, are Ray's; '': a rank's
+        own end."""
         if state == "ReschedulingState" and cause == "WorkerGroupStartupTimeoutError":
             self._say(self._state or "starting", "waits until its nodes have enough free for all ranks")
         elif state == "ReschedulingState":
             self._not_started(error)
         elif state == "RestartingState":
-            with self._lock:
-                self._held = []
-                self._failed_once()
-            self._say("recovering", self._why(error))
             self._end_ranks()
+            self._failed(cause, error)
         elif state == "ShuttingDownState":
             self._end_ranks()
 
@@ -202,9 +196,25 @@ class TrainDriver:
             if (attempt := self._attempt) is None:
                 return
             if attempt.running and not self._cancelled:
-                self._stop = Order(0.0)
+                self._order_ranks(Order(0.0))
                 self._lock.wait_for(lambda: not attempt.running or self._cancelled, _LAST_SECONDS)
-            attempt.running.clear()
+            attempt.give_up()
+
+    def _failed(self, cause: str, error: str) -> None:
+        """Its ranks are to start again; for good if their script ends before any step, and so did it the last time."""
+        with self._lock:
+            self._held = []
+            attempt, why = self._attempt, self._why(error)
+            own = attempt.own_error() if attempt and not cause and not self._ledger.stepped else ""
+            again = own != "" and own == self._kept.error and not self._cancelled
+            if again:
+                self._detail = f"{why[:_WHY]}; not tried again: it ended so twice, before any step"
+            else:
+                self._failed_once(own)
+        if again:
+            self._abandon_soon()
+        else:
+            self._say("recovering", why)
 
     def _not_started(self, error: str) -> None:
         """Workers failed before their ranks: for good if their requirements cannot be had, or if it goes on."""
@@ -229,7 +239,7 @@ class TrainDriver:
             attempt = self._attempt
             if attempt is None or not attempt.running or self._cancelled:
                 return
-            self._stop = Order(RESIZE_SECONDS)
+            self._order_ranks(Order(RESIZE_SECONDS))
             self._ledger.restarts += 1
         self._say("recovering", "the number of ranks changes")
         with self._lock:
@@ -258,17 +268,12 @@ class TrainDriver:
             if current is None or attempt != current.number:
                 return msgspec.msgpack.encode(Order(0.0))  # of ranks that were given up
             for event in told:
+                if isinstance(event, RankStarted | RankEnded):
+                    current.hear(event, self._stopped)
+                    self._lock.notify_all()
                 if isinstance(event, RankStarted):
-                    current.started.add(rank)
-                    current.running.add(rank)
                     complete = len(current.started) == current.world_size
                     self._unstarted = 0
-                elif isinstance(event, RankEnded):
-                    current.running.discard(rank)
-                    ours = self._stop.stop >= 0  # it ended because it was told to
-                    if event.code != 0 and not ours and (not current.failed or event.at < current.failed.at):
-                        current.failed = event
-                    self._lock.notify_all()
             answer = self._stop
         if complete:
             self._say("running", "", ranks=current.world_size)
@@ -289,9 +294,13 @@ class TrainDriver:
         self._kept = kept
         _put(self._folder / _STATE, msgspec.json.encode(kept))
 
-    def _failed_once(self) -> None:
-        """The lock is held."""
-        self._keep(msgspec.structs.replace(self._kept, failures=self._kept.failures + 1))
+    def _order_ranks(self, order: Order) -> None:
+        """Answer ranks with this from now on. The lock is held."""
+        self._stop, self._stopped = order, time.time() if order.stop >= 0 else -1.0
+
+    def _failed_once(self, error: str = "") -> None:
+        """The lock is held. `error`: as _Kept has it."""
+        self._keep(msgspec.structs.replace(self._kept, failures=self._kept.failures + 1, error=error))
         self._ledger.restarts += 1
 
     def _run(self) -> None:

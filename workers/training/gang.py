@@ -89,7 +89,9 @@ class ToldDriver(ControllerCallback):
         error = getattr(current_state, "training_failed_error", None)
         cause = getattr(error, "controller_failure", None)
         said = "" if error is None else f"{error}\n{cause.__cause__}" if cause is not None else str(error)
-        self._tell("turned", name, type(cause).__name__, said)
+        causes = [cause] if cause is not None else getattr(error, "worker_failures", {}).values()
+        names = [type(each).__name__ for each in causes if not isinstance(each, rank.RankFailed)]
+        self._tell("turned", name, next(iter(names), ""), said)
 
     def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
         """Also before the first start, when there is nobody to ask."""

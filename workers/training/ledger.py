@@ -18,6 +18,8 @@ import msgspec
 
 from ...compiler.train_records import (
     TRAIN_ENDED,
+    Checkpoint,
+    FirstStep,
     Log,
     Metrics,
     News,
@@ -70,6 +72,8 @@ class Ledger:
         """Number of the newest."""
         self.attempts = 0
         """How often ranks were started."""
+        self.stepped = False
+        """Some rank has told of a step, or of a checkpoint."""
         self.restarts = 0
         self.ended: Turned | None = None
         """How the job's last turn ended, if nothing came after that."""
@@ -156,7 +160,7 @@ class Ledger:
             self._begin_file()
             return
         self.last, self.attempts, self.restarts = state.last, state.attempts, state.restarts
-        self.ended = state.ended
+        self.ended, self.stepped = state.ended, state.stepped
         self._size = len(first)
         for number, line in self._on_disk(0):
             self.last = number
@@ -172,7 +176,7 @@ class Ledger:
 
     def _begin_file(self) -> None:
         """Write the file's first line, in which is what the news that are no longer in it told."""
-        state = _State(self.last, self.attempts, self.restarts, self.ended)
+        state = _State(self.last, self.attempts, self.restarts, self.ended, self.stepped)
         first = msgspec.json.encode(state) + b"\n"
         new = self._file.with_suffix(".new")
         with contextlib.suppress(OSError):
@@ -240,6 +244,8 @@ class Ledger:
             case Turned(state=state, restarts=restarts):
                 self.restarts = max(self.restarts, restarts)
                 self.ended = event if state in TRAIN_ENDED else None
+            case FirstStep() | Metrics() | Checkpoint():
+                self.stepped = True
 
     def _renumber(self, known: int) -> None:
         """Have what came since this driver started follow number `known`."""
@@ -279,3 +285,4 @@ class _State(msgspec.Struct, frozen=True):
     attempts: int = 0
     restarts: int = 0
     ended: Turned | None = None
+    stepped: bool = False
