@@ -15,9 +15,7 @@ from contextlib import contextmanager
 from typing import Literal, Protocol
 
 import structlog
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError, RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import RedisError
 
 from ..compiler import artifact, wire
 from ..compiler.errors import (
@@ -41,6 +39,7 @@ from .farm import Aim, Farm
 from .intake import Ask, Intake
 from .leases import Granted, Leases
 from .metrics import Metrics
+from .outages import OUTAGES
 from .questions import Hear, Questions
 from .settings import ServiceSettings
 from .signing import Keyring
@@ -52,8 +51,6 @@ log = structlog.get_logger(__name__)
 
 ATTEMPTS = 2
 """A worker that dies (its node went away, say) gets one more try, on another worker if there is one."""
-OUTAGES = (RedisConnectionError, RedisTimeoutError, ReadOnlyError)
-"""What a Redis that restarts or fails over answers: worth waiting for. Any other answer stays the same."""
 REPEATABLE = (CompileFailed, VerifyFailed, Unsupported, ForbiddenTarget, BadOption)
 """Errors that the same request would meet again, so they are remembered for a while."""
 _POOL_GRACE_SECONDS = 30.0

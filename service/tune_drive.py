@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import msgspec
 import structlog
 from redis.exceptions import RedisError
 
 from ..compiler import artifact, tune_kernels, wire
-from ..compiler.errors import CompileFailed, NotFound, Overloaded, OverQuota, RelayError, from_code
+from ..compiler.errors import CompileFailed, NotFound, Overloaded, OverQuota, RelayError
 from ..compiler.records import (
     ENDED,
     ItemState,
@@ -30,10 +30,11 @@ from ..compiler.records import (
 )
 from ..compiler.tuning import Entry, Found, Place, Problem, Question, Task, Wanted, problem_from
 from .cache import Cache
-from .dispatch import OUTAGES, CompilePool, Dispatcher
+from .dispatch import CompilePool, Dispatcher
 from .events import WakeUps
 from .farm import Aim, Farm, State, Ticket
 from .intake import Ask, Intake
+from .outages import patiently
 from .tasks import end
 from .tunes import Loaded, Tunes, pack, unpack, waiting, wake_name
 from .tunings import Tunings
@@ -41,9 +42,6 @@ from .watch import Watches
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
-
-_RETRY_SECONDS = 0.5
 _TIMINGS = 256
 _LEAST_TIMINGS = 16
 _ALL_TIMINGS = 1 << 16
@@ -125,7 +123,7 @@ class Driver:
         log.info("tune_driven", job=job)
         drive: Drive | None = None
         try:
-            loaded = await _patiently(lambda: self._tunes.load(job))
+            loaded = await patiently(lambda: self._tunes.load(job))
             drive = Drive(loaded, owner, self)
             keeper = asyncio.create_task(self._keep(drive))
             worker = asyncio.create_task(drive.run())
@@ -312,7 +310,7 @@ class Drive:
         body = self.loaded.bodies[n]
         ask = await parts._intake.parse(body)
         heard = _Heard(parts._farm)
-        data = await _patiently(lambda: parts._cache.lookup(ask.key, "fetch"))
+        data = await patiently(lambda: parts._cache.lookup(ask.key, "fetch"))
         fresh = data is None
         if data is None:
             with parts._dispatcher.listening(ask.key, heard):
@@ -353,7 +351,7 @@ class Drive:
         for place in self._places:
             for start in range(0, len(problems), 256):
                 batch = problems[start : start + 256]
-                found += await _patiently(lambda p=place, b=batch: self._parts._tunings.known(p, b))
+                found += await patiently(lambda p=place, b=batch: self._parts._tunings.known(p, b))
         return found
 
     async def _compiled(self, n: int, ask: Ask, body: bytes) -> bytes:
@@ -362,15 +360,15 @@ class Drive:
         while True:
             await self._room(n, ask)
             try:
-                answer = await _patiently(lambda: parts._dispatcher.ask(ask, body, finish=False))
+                answer = await patiently(lambda: parts._dispatcher.ask(ask, body, finish=False))
             except (Overloaded, OverQuota) as error:
                 await self._tell_quietly(self._told(n, "waiting", error.message))
                 await asyncio.sleep(max(1.0, min(error.retry_after or 5, _PATIENCE)))
                 continue
             if answer != "hit":
                 await self._tell_quietly(self._told(n, "searching", "compiles"))
-                await self._followed(n, ask)
-            data = await _patiently(lambda: parts._cache.lookup(ask.key, "fetch"))
+                await parts._watches.follow(ask.key, functools.partial(self._searches, n))
+            data = await patiently(lambda: parts._cache.lookup(ask.key, "fetch"))
             if data is not None:
                 return data
 
@@ -384,21 +382,9 @@ class Drive:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 2.0)
 
-    async def _followed(self, n: int, ask: Ask) -> None:
-        """Wait for the compile's end. Raises its error."""
-        told = 0
-        async with self._parts._watches.watch(ask.key) as watch:
-            while True:
-                changed = watch.changed
-                for event in watch.events[told:]:
-                    told += 1
-                    if event.error is not None:
-                        raise _rebuilt(event.error)
-                    if event.progress.stage == "autotune" and event.progress.detail:
-                        await self._tell_quietly(self._told(n, "searching", event.progress.detail))
-                if watch.ending:
-                    return
-                await changed.wait()
+    async def _searches(self, n: int, progress: wire.Progress) -> None:
+        if progress.stage == "autotune" and progress.detail:
+            await self._tell_quietly(self._told(n, "searching", progress.detail))
 
     # --- telling -------------------------------------------------------------------------------------------
 
@@ -424,7 +410,7 @@ class Drive:
         if all(self._ended(m) for m, item in enumerate(self.loaded.items) if isinstance(item, OperatorItem)):
             self._placed.set()
         tunes, job = self._parts._tunes, self.loaded.job.id
-        kept = await _patiently(
+        kept = await patiently(
             lambda: tunes.tell(job, self.owner, progress, packed, spent=spent, trials=trials)
         )
         if not kept and not await self._ours_again():
@@ -434,16 +420,16 @@ class Drive:
         """Whether the job is ours after all: the lease had run out while Redis was away, or Redis had lost the job.
         What was to be told then is told with all of it."""
         tunes, job, turn = self._parts._tunes, self.loaded.job.id, self.loaded.turn
-        held = await _patiently(lambda: tunes.take(job, self.owner, turn))
+        held = await patiently(lambda: tunes.take(job, self.owner, turn))
         if held == "gone":
-            await _patiently(lambda: tunes.create(self.snapshot()))
-            held = await _patiently(lambda: tunes.take(job, self.owner, turn))
+            await patiently(lambda: tunes.create(self.snapshot()))
+            held = await patiently(lambda: tunes.take(job, self.owner, turn))
         if held != "held":
             return False
         for n, progress in self._progress.items():
             if progress.state in ENDED:
                 packed = self._results.get(n, b"")
-                if not await _patiently(lambda p=progress, r=packed: tunes.tell(job, self.owner, p, r)):
+                if not await patiently(lambda p=progress, r=packed: tunes.tell(job, self.owner, p, r)):
                     return False
         return True
 
@@ -512,17 +498,3 @@ def _ceiling(item: TuneItem) -> bool:
 
 def _winner(entry: Entry) -> str:
     return f"{entry.winner.candidate[:200]} {entry.winner.milliseconds:.4g} ms"
-
-
-def _rebuilt(error: wire.ErrorBody) -> RelayError:
-    return from_code(error.code, error.message, error.hint)
-
-
-async def _patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """What `call` returns, once Redis is back if it is away."""
-    while True:
-        try:
-            return await call()
-        except OUTAGES as error:
-            log.warning("tune_waits", error=str(error))
-            await asyncio.sleep(_RETRY_SECONDS)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Literal
 
 import structlog
 from redis.exceptions import RedisError
 
+from ..compiler import wire
+from ..compiler.errors import from_code
 from .dispatch import Dispatcher
 from .events import START, Event, Events, WakeUps, order
 from .settings import ServiceSettings
@@ -84,6 +86,22 @@ class Watches:
                     del self._open[key]
                 assert watch.task is not None
                 watch.task.cancel()
+
+    async def follow(self, key: str, heard: Callable[[wire.Progress], Awaitable[None]] | None = None) -> None:
+        """Return at the compile's end; `heard` what it tells until then. Raises its error."""
+        told = 0
+        async with self.watch(key) as watch:
+            while True:
+                changed = watch.changed
+                for event in watch.events[told:]:
+                    told += 1
+                    if (error := event.error) is not None:
+                        raise from_code(error.code, error.message, error.hint)
+                    if heard is not None:
+                        await heard(event.progress)
+                if watch.ending:
+                    return
+                await changed.wait()
 
     def wake_all(self) -> None:
         """Make every follower in this process look up (the gateway stops)."""

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
 
-import structlog
-
-from ...compiler import wire
-from ...compiler.errors import Overloaded, OverQuota, RelayError, from_code
+from ...compiler.errors import Overloaded, OverQuota, RelayError
 from ..cache import Cache
-from ..dispatch import OUTAGES, Dispatcher
-from ..intake import Ask, Intake
+from ..dispatch import Dispatcher
+from ..intake import Intake
 from ..kept_requests import KeptRequests
+from ..outages import patiently
 from ..watch import Watches
 
-log = structlog.get_logger(__name__)
-
-T = TypeVar("T")
-
 _AT_ONCE = 16
-_RETRY_SECONDS = 0.5
 _PATIENCE = 60.0
 """The longest pause before a compile that was refused for now is asked for again. What a quota refuses for longer is
 not asked for again."""
@@ -91,32 +83,4 @@ class TrainCompiler:
                 await self._kept.note(ask.key, body)
             if answer != "hit":
                 fresh = True
-                await self._followed(ask)
-
-    async def _followed(self, ask: Ask) -> None:
-        """Wait for the compile's end. Raises its error."""
-        told = 0
-        async with self._watches.watch(ask.key) as watch:
-            while True:
-                changed = watch.changed
-                for event in watch.events[told:]:
-                    told += 1
-                    if event.error is not None:
-                        raise _rebuilt(event.error)
-                if watch.ending:
-                    return
-                await changed.wait()
-
-
-def _rebuilt(error: wire.ErrorBody) -> RelayError:
-    return from_code(error.code, error.message, error.hint)
-
-
-async def patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """What `call` returns, once Redis is back if it is away."""
-    while True:
-        try:
-            return await call()
-        except OUTAGES as error:
-            log.warning("train_waits", error=str(error))
-            await asyncio.sleep(_RETRY_SECONDS)
+                await self._watches.follow(ask.key)

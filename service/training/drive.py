@@ -35,10 +35,11 @@ from ...compiler.trust import key_text
 from ...workers.pool import WorkerLost
 from ..auth import Grant, Issued, Tokens
 from ..events import WakeUps
+from ..outages import patiently
 from ..settings import ServiceSettings
 from ..signing import Keyring
 from ..tasks import end
-from .compile import TrainCompiler, patiently
+from .compile import TrainCompiler
 from .pool import TrainPool
 from .prepare import RETRY_MOST_SECONDS, RETRY_SECONDS, Preparation, once_there
 from .progress import Progress
