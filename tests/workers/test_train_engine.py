@@ -568,7 +568,7 @@ def over(job):
 @pytest.mark.slow
 def test_a_jobs_time_goes_on_when_its_driver_is_started_again(site):
     job = site.begin("import time; time.sleep(600)", workers=1, timeout_seconds=30)
-    job.started(ranks=1)
+    job.until(lambda job: "running" in job.states())
     (driver,) = drivers()
     driver.kill()
     ended = news_after(job, over)
