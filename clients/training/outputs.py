@@ -30,6 +30,8 @@ Keep = Callable[[str, Path], None]
 def keep_outputs(folder: Path, since: float, keep: Keep) -> tuple[str, str]:
     """What is to be said of the files that were kept, and of those that were not; '' where there are none. since: the
     script's begin, seconds since 1970. Raises nothing."""
+    if not folder.is_dir():
+        return "", "nothing of the working directory was kept: the script has removed it"
     try:
         written = sorted(_written(folder, since))
     except (RelayError, OSError) as error:
