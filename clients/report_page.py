@@ -194,7 +194,7 @@ def _row(row: Row) -> str:
         where.append(f"saves {milliseconds(row.saved)} a step in {graphs} graph{'s' * (graphs != 1)}")
     search = "known before" if result.known else seconds(entry.seconds)
     samples = f"{entry.winner.samples} samples of the winner"
-    error = "" if entry.error is None else f"off by {entry.error:.1e}"
+    error = "" if entry.error is None else f"off by {entry.error:.1e}" if entry.error else "exact"
     notes = "".join(f"<small>{note}</small>" for note in (samples, error) if note)
     return (
         f"<tr>\n<td>{_problem(entry)}<small>{' &middot; '.join(where)}</small></td>\n<td>{_times(entry)}</td>\n"
@@ -204,7 +204,7 @@ def _row(row: Row) -> str:
 
 
 def _problem(entry: Entry) -> str:
-    settings = ", ".join(f"{name}={value}" for name, value in entry.problem.settings)
+    settings = ", ".join(f"{name}={value}" for name, value in entry.problem.telling())
     shape = entry.problem.shape()
     op, _, rest = shape.partition("(")
     operands, _, result = rest.rpartition(" -> ")
@@ -245,7 +245,7 @@ def _spread(row: Row) -> str:
     """Each candidate that ran as a dot, the fastest at the left, on a logarithmic scale."""
     timings, entry = row.result.timings, row.entry
     failed = f", {entry.failed} failed" if entry.failed else ""
-    said = f"<small>{entry.candidates} candidates{failed}</small>"
+    said = f"<small>{entry.candidates} candidate{'s' * (entry.candidates != 1)}{failed}</small>"
     if len(timings) < 2:
         return said
     fastest = min(timing.milliseconds for timing in timings)
@@ -413,7 +413,7 @@ def _interval(timing: Timing) -> str:
 def _rate(flops: float | None) -> str:
     if flops is None:
         return ""
-    for limit, unit in ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")):
+    for limit, unit in ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"), (1e3, "kFLOP/s")):
         if flops >= limit:
             return f"{digits(flops / limit) if flops / limit < 100 else f'{flops / limit:,.0f}'} {unit}"
     return f"{flops:.0f} FLOP/s"

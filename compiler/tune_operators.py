@@ -96,6 +96,8 @@ def check_device(problem: Problem, target: wire.Target) -> None:
         lacking = sorted(dtypes & set(FP8))
         if lacking:
             raise ValueError(f"a CPU has no matrix product of {lacking[0]}")
+        if problem.op == "flex_attention":
+            raise ValueError("Inductor has no candidates for flex_attention on a CPU")
         return
     have = tuple(int(part) for part in re.findall(r"\d+", target.capability)[:2])
     for dtype in sorted(dtypes):
@@ -115,6 +117,9 @@ def _check_operand(operand: Operand) -> None:
         raise ValueError(f"{operand.text()} has no elements")
     if prod(operand.size) > _WHOLE:
         raise ValueError(f"{operand.text()} has more than {_WHOLE} elements")
+    reach = sum((length - 1) * step for length, step in zip(operand.size, operand.stride, strict=True)) + 1
+    if reach > _WHOLE:
+        raise ValueError(f"{operand.text()} reaches over more than {_WHOLE} elements")
 
 
 def _check_constants(op: str, operator: Operator, value: str) -> None:
@@ -224,6 +229,7 @@ def _convolution(operands: Sequence[Operand], settings: Mapping[str, str]) -> Op
     }
     if 0 in given["stride"] or 0 in given["dilation"]:
         raise ValueError("a convolution's stride and dilation are at least 1")
+    _check_output_padding(given, transposed=settings.get("arg.transposed") == "True")
     groups = int(settings.get("arg.groups", "1"))
     transposed = settings.get("arg.transposed") == "True"
     channels, outputs = weight.size[1] * groups, weight.size[0]
@@ -250,6 +256,14 @@ def _convolution(operands: Sequence[Operand], settings: Mapping[str, str]) -> Op
     dtype = _same_dtype(operands)
     last = channels_last(x.size) in (x.stride, weight.stride) and x.stride != contiguous(x.size)
     return Operand(dtype, size, channels_last(size) if last else contiguous(size))
+
+
+def _check_output_padding(given: Mapping[str, Sequence[int]], *, transposed: bool) -> None:
+    if not transposed and any(given["output_padding"]):
+        raise ValueError("only a transposed convolution has output_padding")
+    for more, step, spread in zip(given["output_padding"], given["stride"], given["dilation"], strict=True):
+        if more >= max(step, spread):
+            raise ValueError(f"output_padding {more} is not less than stride {step} or dilation {spread}")
 
 
 def _numbers(text: str, dims: int, name: str) -> tuple[int, ...]:

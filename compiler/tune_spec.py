@@ -25,6 +25,8 @@ from .yaml_file import Path_
 _MODES = ("max-autotune", "max-autotune-no-cudagraphs")
 _AIM: tuple[Literal["device", "torch", "threads"], ...] = ("device", "torch", "threads")
 _SPACES = ("default", "exhaustive")
+_LONG = {"conv": "convolution"}
+"""Operators that a file calls otherwise than PyTorch does."""
 
 Mode = Literal["", "max-autotune", "max-autotune-no-cudagraphs"]
 Space = Literal["default", "exhaustive"]
@@ -158,10 +160,12 @@ class _Reader(yaml_file.Reader):
 
     def _expanded(self, path: Path_, entry: dict[str, Any], most: int) -> Iterator[OperatorItem]:
         name = str(entry.get("op", ""))
-        name = {"conv": "convolution"}.get(name, name)
+        name = _LONG.get(name, name)
         writing = WRITING.get(name)
         if writing is None:
-            self.fail((*path, "op"), f"{name[:40]!r} is no operator; there are {', '.join(sorted(WRITING))}")
+            short = {long: short for short, long in _LONG.items()}
+            there = ", ".join(sorted(short.get(each, each) for each in WRITING))
+            self.fail((*path, "op"), f"{name[:40]!r} is no operator; there are {there}")
         given = dict(entry)
         del given["op"]
         space = cast(Space, self.choice((*path, "space"), given.pop("space", self._space), _SPACES))

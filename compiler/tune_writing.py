@@ -52,6 +52,12 @@ def _sizes(least: int) -> Callable[[Any], tuple[int, ...]]:
     return read
 
 
+def _dims(value: Any) -> int:
+    if isinstance(value, bool) or value not in (1, 2, 3):
+        raise ValueError(f"{str(value)[:40]} is not 1, 2 or 3")
+    return int(value)
+
+
 def _dtype(value: Any) -> str:
     name = LONG.get(str(value), str(value))
     if name not in LONG.values():
@@ -198,7 +204,7 @@ WRITING: dict[str, Writing] = {
             Field("size", _sizes(1)),
             Field("kernel", _sizes(1)),
             _DTYPE,
-            Field("dims", _size, 0),
+            Field("dims", _dims, 0),
             Field("bias", _yes_no, False),
             Field("layout", _one_of("channels_first", "channels_last"), "channels_first"),
             Field("stride", _sizes(1), (1,), setting=True),

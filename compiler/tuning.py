@@ -65,6 +65,25 @@ class Operand(_Record, frozen=True):
         return shown if self.stride == contiguous(self.size) else f"{shown}:{','.join(map(str, self.stride))}"
 
 
+_NEVER = re.compile(r"(?!)")
+_USUAL = {
+    name: re.compile(value)
+    for name, value in {
+        "precision": "highest",
+        "arg.alpha": "1",
+        "arg.beta": "1",
+        "arg.bias": "None",
+        "arg.dilation": r"\((1, )*1,?\)",
+        "arg.groups": "1",
+        "arg.output_padding": r"\((0, )*0,?\)",
+        "arg.padding": r"\((0, )*0,?\)",
+        "arg.stride": r"\((1, )*1,?\)",
+        "arg.transposed": "False",
+    }.items()
+}
+"""What an operator does when nothing is said."""
+
+
 class Problem(_Record, frozen=True):
     """`op`: the operator by Inductor's name (mm, addmm, bmm, convolution ...). `settings`: what else decides which
     candidates there are and how fast they are (precision, padding, the search space), sorted."""
@@ -83,6 +102,17 @@ class Problem(_Record, frozen=True):
         """One line, the same for the same problem: `mm(f32[8,4], f32[4,2]) -> f32[8,2] {precision=highest}`."""
         named = ", ".join(f"{name}={value}" for name, value in self.settings)
         return f"{self.shape()} {{{named}}}" if named else self.shape()
+
+    def brief(self) -> str:
+        """The text for people, without the settings that say nothing."""
+        told = ", ".join(f"{name}={value}" for name, value in self.telling())
+        return f"{self.shape()} {{{told}}}" if told else self.shape()
+
+    def telling(self) -> list[tuple[str, str]]:
+        """The settings that are not what everybody supposes."""
+        return [
+            (name, value) for name, value in self.settings if not _USUAL.get(name, _NEVER).fullmatch(value)
+        ]
 
     def shape(self) -> str:
         """The text without the settings."""

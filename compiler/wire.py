@@ -509,6 +509,8 @@ class WorkerInfo(_Wire, frozen=True):
     is known."""
     searching: bool = False
     """Whether kernels are searched on its device, beside what it compiles."""
+    processors: int = 0
+    """That it may use; 0: it does not tell."""
 
 
 # --- encoding --------------------------------------------------------------------------------------------

@@ -339,7 +339,7 @@ class Drive:
             if not results:
                 raise CompileFailed("compiled, and nothing was measured: the worker's log says why")
             return list(results.values()), _winner(next(iter(results.values())).entry)
-        return list(results.values()), f"{len(manifest.tuning)} problems"
+        return list(results.values()), _count(len(manifest.tuning))
 
     async def _stored(self, item: TuneItem, manifest: wire.Manifest) -> list[Entry]:
         """What the database has for an artifact's problems, in the places that this job has seen."""
@@ -490,6 +490,12 @@ class _Heard:
                 self.found[entry.problem.text()] = question
             case Wanted(_, problems):
                 self._awaited |= set(problems)
+
+
+def _count(problems: int) -> str:
+    if not problems:
+        return "nothing to search: no operator has several candidates"
+    return f"{problems} problem{'s' * (problems != 1)}"
 
 
 def _ceiling(item: TuneItem) -> bool:

@@ -30,6 +30,13 @@ MODE = "max-autotune-no-cudagraphs"
 _BODIES_BYTES = 32 << 20
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 256 << 20}
 _SIDE = {"cuda": 8192, "cpu": 2048}
+_SLOW_SIDE = 256
+_INSTRUCTIONS = {
+    "float16": {"avx512_fp16", "amx_fp16"},
+    "bfloat16": {"avx512bw", "avx512_bf16", "amx_bf16"},
+    "int8": {"avx512_vnni", "avx_vnni", "amx_int8"},
+}
+"""Without any of these a CPU multiplies a dtype in a plain loop, a hundred times slower."""
 
 
 class TuneIntake:
@@ -166,6 +173,14 @@ class TuneIntake:
                 raise BadTuneJob(
                     f"{where}a job for a CPU says in how many threads its kernels run", hint="Say `threads:`"
                 )
+            # a worker that does not tell may have any number
+            most = max((w.processors or asked.threads for w in fitting if w.target == aimed), default=0)
+            if asked.threads > most:
+                raise NoWorker(
+                    f"{_at(asked, asked.lines.get('threads', 0))}{asked.threads} threads are more than any such "
+                    f"worker has processors ({most})",
+                    hint="Say `threads:`",
+                )
         return Aim(msgspec.json.decode(toolchain, type=wire.Toolchain), aimed, threads)
 
 
@@ -234,12 +249,18 @@ def ceilings(
     for request in requests:
         wanted |= dict.fromkeys(_dtypes(request))
     for dtype, precision in wanted:
-        problem = _square(dtype, precision, _SIDE[kind] // (2 if dtype in ("float32", "float64") else 1))
+        problem = _square(dtype, precision, _side(dtype, aim.target))
         if problem is not None:
             found.append(problem)
     return [
         OperatorItem(0, problem, ceiling=True) for problem in dict.fromkeys(found) if _possible(problem, aim)
     ]
+
+
+def _side(dtype: str, target: wire.Target) -> int:
+    if target.kind == "cpu" and dtype in _INSTRUCTIONS and not _INSTRUCTIONS[dtype] & set(target.cpu):
+        return _SLOW_SIDE
+    return _SIDE[target.kind] // (2 if dtype in ("float32", "float64") else 1)
 
 
 def _dtypes(request: wire.GraphRequest) -> list[tuple[str, str]]:

@@ -282,7 +282,7 @@ def text_of(item: TuneItem) -> str:
     """What people call it."""
     match item:
         case OperatorItem():
-            return item.problem.text()
+            return item.problem.brief()
         case GraphItem():
             return f"graph {item.key[:12]}"
     return item.name

@@ -92,7 +92,14 @@ class ForkServer:
         layers = isolation.layers(found.form, around.settings.isolation)
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "") if around.settings.kind == "cuda" else ""
         return Ready(
-            os.getpid(), found.toolchain, found.target, str(around.jobs_dir), layers, found.missing, gpu
+            os.getpid(),
+            found.toolchain,
+            found.target,
+            str(around.jobs_dir),
+            layers,
+            found.missing,
+            gpu,
+            len(os.sched_getaffinity(0)),
         )
 
     def _next_order(self) -> Order:

@@ -53,7 +53,7 @@ class Ready(_Message, tag="ready"):
     """The fork server is warm. `jobs_dir` is its own, for whoever must clean up after it.
 
     isolation: what shuts its jobs in, as /v1/workers names it. missing: what jobs need and do not find there. device:
-    which of a node's GPUs it sees; '' for a CPU.
+    which of a node's GPUs it sees; '' for a CPU. processors: that it may use; 0: it does not tell.
     """
 
     pid: int
@@ -63,6 +63,7 @@ class Ready(_Message, tag="ready"):
     isolation: list[str] = []
     missing: str = ""
     device: str = ""
+    processors: int = 0
 
 
 class Event(_Message, tag="event"):

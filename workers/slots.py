@@ -93,6 +93,7 @@ class Slot:
             host=self.node.host,
             isolation=self.ready.isolation if self.ready else [],
             searching=self.searching,
+            processors=self.ready.processors if self.ready else 0,
         )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -18,6 +19,7 @@ from ...compiler.errors import SettingsError
 Namespace = Annotated[
     str, typer.Option("--namespace", help="Whose; default: the token's own, and for the owner's `default`.")
 ]
+_WIDE = 10_000
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 
@@ -27,13 +29,14 @@ def print_json(value: object) -> None:
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = 0) -> None:
     """Text is shown as it is: what others wrote cannot style, link or hide anything. The last `right` columns are
-    numbers."""
+    numbers. A row is a line, whole, unless a terminal is narrower."""
     table = Table(box=None, pad_edge=False)
     for position, heading in enumerate(headings):
-        table.add_column(Text(heading), justify="right" if position >= len(headings) - right else "left")
+        justify: Literal["right", "left"] = "right" if position >= len(headings) - right else "left"
+        table.add_column(Text(heading), justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*(Text(shown(cell)) for cell in row))
-    Console().print(table, soft_wrap=True)
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table, soft_wrap=True)
 
 
 def shown(text: str) -> str:

@@ -185,13 +185,33 @@ def test_ceilings_are_measured_for_each_dtype_and_precision(http: httpx2.Client)
     items = [OperatorItem(1, problem_of(texts[0], (("precision", p),))) for p in ("highest", "high")]
     name = begun(http, *items, OperatorItem(1, problem_of(texts[1])))
     ended(http, name)
-    ceilings = [each.entry.problem for each in results(http, name) if each.ceiling]
+    ceilings = _ceilings(http, name)
     assert [(p.op, p.operands[0].dtype, dict(p.settings).get("precision")) for p in ceilings] == [
         ("copy", "float32", None),
         ("mm", "float32", "highest"),
         ("mm", "float32", "high"),
         ("mm", "float16", None),
     ]
+
+
+def test_a_ceiling_is_small_where_the_processor_has_no_instructions_for_a_dtype(
+    http: httpx2.Client, pool: SearchingPool
+) -> None:
+    """2048 x 2048 of float16 take oneDNN 10 ms with such instructions, and PyTorch's plain loop 10 s without."""
+    half = OperatorItem(1, problem_of("mm(f16[8,4], f16[4,8]) -> f16[8,8]"))
+
+    def side() -> int:
+        name = begun(http, half)
+        ended(http, name)
+        return _ceilings(http, name)[-1].result.size[0]
+
+    assert side() == 256
+    pool.target = msgspec.structs.replace(pool.target, cpu=["avx512_fp16"])
+    assert side() == 2048
+
+
+def _ceilings(http: httpx2.Client, name: str) -> list[Problem]:
+    return [each.entry.problem for each in results(http, name) if each.ceiling]
 
 
 # --- refusals --------------------------------------------------------------------------------------------
@@ -236,6 +256,18 @@ def test_a_job_that_no_worker_can_run_is_refused(http: httpx2.Client, pool: Sear
     assert code == "no_worker" and message.startswith("job.yaml, line 6: no worker has X with torch")
     pool.gone = True
     assert refused(http, operator(16))[1].endswith("there are no workers at all")
+
+
+def test_more_threads_than_any_worker_has_processors_are_refused(
+    http: httpx2.Client, pool: SearchingPool
+) -> None:
+    ended(http, begun(http, operator(16), threads=64))  # of workers that do not tell
+    pool.processors = 4
+    ended(http, begun(http, operator(16), threads=4))
+    assert refused(http, operator(16), threads=5, lines={"threads": 2}) == (
+        "no_worker",
+        "job.yaml, line 2: 5 threads are more than any such worker has processors (4)",
+    )
 
 
 def test_workers_that_have_not_started_count_for_nothing(http: httpx2.Client, pool: SearchingPool) -> None:
@@ -454,7 +486,7 @@ def command(gateway: Running, tmp_path: Path) -> Callable[..., subprocess.Comple
         "XDG_CONFIG_HOME": str(tmp_path),
         "TORCHRELAY_URL": gateway.url,
         "TORCHRELAY_TOKEN": TOKEN,
-        "COLUMNS": "250",
+        "COLUMNS": "40",
     }
     (tmp_path / "job.yaml").write_text(JOB)
 
@@ -483,7 +515,8 @@ def test_the_commands(
     assert lines[-1].endswith("is done: 4 done; 6 s searched, 12 candidates")
     (listed,) = json.loads(command("ls", "--json").stdout)
     assert (listed["name"], listed["state"]) == ("small", "done")
-    assert "small" in command("ls").stdout
+    (row,) = [line for line in command("ls").stdout.splitlines() if listed["id"] in line]
+    assert row.split()[1:3] == ["small", "done"]
     assert json.loads(command("show", listed["id"][:6], "--json").stdout)["job"] == listed
     assert "triton_mm 1 ms" in command("show", "small").stdout
     assert len(command("logs", "small").stdout.splitlines()) == 4
@@ -523,6 +556,14 @@ def test_a_failed_item_is_the_exit_status_and_resume_tries_it_again(
     again = command("resume", "small")
     assert again.returncode == 0, again.stderr
     assert again.stdout.splitlines()[-1].endswith("is done: 4 done; 6 s searched, 12 candidates")
+
+
+def test_a_ceiling_that_cannot_be_measured_fails_no_job(
+    command: Callable[..., subprocess.CompletedProcess[str]], pool: SearchingPool
+) -> None:
+    pool.searchers.unfit.add(256)
+    done = command("job.yaml")
+    assert (done.returncode, done.stdout.count("failed    mm(bf16[256,256]")) == (0, 1), done.stdout
 
 
 def test_what_the_service_refuses_names_the_line_too(

@@ -92,12 +92,17 @@ class SearchingPool(ArtifactPool):
         self.target = TARGET
         self.gone = False
         self.state: Literal["idle", "busy"] = "idle"
+        self.processors = 0
+        """Of each worker; 0: not known."""
         self.starting: list[str] = []
         """Workers of which nothing is known yet."""
 
     def workers(self) -> list[wire.WorkerInfo]:
         names = [] if self.gone else list(self.searchers.up)
-        told = [wire.WorkerInfo(n, TOOLCHAIN, self.target, self.state, 0) for n in names]
+        told = [
+            wire.WorkerInfo(n, TOOLCHAIN, self.target, self.state, 0, processors=self.processors)
+            for n in names
+        ]
         return told + [wire.WorkerInfo(n, UNKNOWN, TARGET, "starting", 0) for n in self.starting]
 
     def lanes(self, toolchain: wire.Toolchain, target: wire.Target) -> list[Any]:

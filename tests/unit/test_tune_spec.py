@@ -16,6 +16,7 @@ H200 = wire.Target(kind="cuda", name="NVIDIA H200", capability="9.0", units=132,
 A100 = wire.Target(kind="cuda", name="NVIDIA A100", capability="8.0", units=108, cpu=[])
 V100 = wire.Target(kind="cuda", name="NVIDIA V100", capability="7.0", units=80, cpu=[])
 CPU = wire.Target(kind="cpu", name="", capability="", units=0, cpu=["avx2"])
+FLEX = "f32[1,2,16,16]"
 
 
 def read(text: str) -> tune_spec.Spec:
@@ -184,6 +185,7 @@ graphs:
     assert [(item.line, item.key) for item in spec.graphs] == [(13, "ab" * 32)]
 
 
+CONV = "op: conv, batch: 1, in: 3, out: 4, size: 8, kernel: 3, dtype: f16"
 OPERATOR = "operators:\n- op: mm\n  m: 4\n  n: 4\n  dtype: f16\n  k: 4\n"
 
 
@@ -194,7 +196,11 @@ OPERATOR = "operators:\n- op: mm\n  m: 4\n  n: 4\n  dtype: f16\n  k: 4\n"
         ('operators:\n- op: mm\n  operands: ["bf16[8,2]", x]', 3, "no tensor"),
         ('operators:\n- op: mm\n  operands: ["bf16[8,2]", "f16[2,4]"]', 3, "one dtype"),
         ('operators:\n- op: addmm\n  operands: ["f16[3]", "f16[8,2]", "f16[2,4]"]', 3, "cannot be added"),
-        ("operators:\n- op: matmul", 2, "'matmul' is no operator"),
+        (
+            "operators:\n- op: matmul",
+            2,
+            "'matmul' is no operator; there are addmm, baddbmm, bmm, conv, flex_",
+        ),
         (OPERATOR + "  l: 4\n", 7, "'l' is no field here"),
         (OPERATOR.replace("k: 4", "k: 0"), 6, "k: '0' is no size"),
         (OPERATOR.replace("  k: 4\n", ""), 2, "k is missing"),
@@ -229,6 +235,18 @@ OPERATOR = "operators:\n- op: mm\n  m: 4\n  n: 4\n  dtype: f16\n  k: 4\n"
             2,
             "divided",
         ),
+        (f"operators:\n- {{{CONV}, dims: 4}}", 2, "dims: 4 is not 1, 2 or 3"),
+        (
+            f"operators:\n- {{{CONV}, output_padding: 1}}",
+            2,
+            "only a transposed convolution has output_padding",
+        ),
+        (
+            f"operators:\n- {{{CONV}, transposed: true, stride: 2, output_padding: 2}}",
+            2,
+            "output_padding 2 is not less than stride 2 or dilation 1",
+        ),
+        ('operators:\n- op: mm\n  operands: ["f32[4,5]:1000000000000,1", "f32[5,4]"]', 3, "reaches over"),
         ("operators:\n- {op: scaled_mm, m: 8, n: 8, k: 8}", 2, "multiples of 16"),
         ("operators:\n- &a {op: mm}", 2, "anchors"),
         ("operators:\n- !!python/object:os.system {}", 2, "tags"),
@@ -262,9 +280,11 @@ def test_an_empty_job_and_garbage_are_refused() -> None:
         ("mm(bf16[8,8], bf16[8,8]) -> bf16[8,8]", A100, ""),
         ("mm(f16[8,8], f16[8,8]) -> f16[8,8]", V100, ""),
         ("mm(bf16[8,8], bf16[8,8]) -> bf16[8,8]", CPU, ""),
+        (f"flex_attention({FLEX}, {FLEX}, {FLEX}) -> {FLEX}", CPU, "no candidates for flex_attention"),
+        (f"flex_attention({FLEX}, {FLEX}, {FLEX}) -> {FLEX}", H200, ""),
     ],
 )
-def test_a_dtype_that_the_device_lacks_is_refused(text: str, target: wire.Target, words: str) -> None:
+def test_what_the_device_lacks_is_refused(text: str, target: wire.Target, words: str) -> None:
     problem = problem_of(text)
     tune_operators.check(problem)
     if words:

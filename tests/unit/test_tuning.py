@@ -19,6 +19,29 @@ def test_a_problem_reads_as_a_line():
     assert Problem("mm", (LEFT, LEFT), RESULT).text() == "mm(bf16[128,64], bf16[128,64]) -> bf16[128,32]"
 
 
+def test_people_are_told_the_settings_that_say_something():
+    usual = {
+        "precision": "highest",
+        "arg.stride": "(1, 1, 1)",
+        "arg.padding": "(0,)",
+        "arg.groups": "1",
+        "arg.transposed": "False",
+    }
+    assert Problem("mm", (LEFT, LEFT), RESULT, tuple(sorted(usual.items()))).brief() == (
+        "mm(bf16[128,64], bf16[128,64]) -> bf16[128,32]"
+    )
+    other = {
+        "precision": "high",
+        "arg.stride": "(1, 2)",
+        "arg.padding": "(0, 10)",
+        "arg.groups": "11",
+        "constants": "1",
+    }
+    assert Problem("mm", (LEFT, LEFT), RESULT, tuple(sorted(other.items()))).telling() == sorted(
+        other.items()
+    )
+
+
 @pytest.mark.parametrize(
     "other",
     [

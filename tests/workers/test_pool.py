@@ -234,6 +234,7 @@ def test_each_worker_says_what_shuts_its_jobs_in(service):
     service.wait_for_idle()
     known = {"bubblewrap", "namespaces", "landlock", "seccomp", "none"}
     assert all(worker.isolation and set(worker.isolation) <= known for worker in service.pool.workers())
+    assert {worker.processors for worker in service.pool.workers()} == {len(os.sched_getaffinity(0))}
 
 
 def test_nobody_for_this_toolchain_or_device_is_said_at_once_with_what_there_is(service):
