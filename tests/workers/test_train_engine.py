@@ -137,7 +137,7 @@ def site(tmp_path_factory):
     before = set(psutil.Process().children(recursive=True))
     made = Site(tmp_path_factory.mktemp("trains"))
     try:
-        made.call(made.pool.start())
+        made.call(made.pool.start(), 300)  # Ray alone takes half a minute where others work too
         yield made
     finally:
         made.call(made.pool.close())
