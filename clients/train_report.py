@@ -24,6 +24,7 @@ from ..compiler.train_records import (
     TrainEvent,
     TrainJob,
     Turned,
+    ending,
 )
 from .profile_advice import Advice, advice, of_compiles, of_steps
 from .profile_summary import Summary
@@ -127,7 +128,7 @@ def report(
             case RankCompiles():
                 compiles[event.rank] = event
             case RankEnded(code=code) if code != 0:
-                why = f"rank {event.rank} ended with {code}{': ' * bool(event.detail)}{event.detail}"
+                why = ending(event)
             case Turned():
                 turns.append(event)
                 if event.state == "recovering":

@@ -17,6 +17,7 @@ from ..compiler.train_records import (
     RankStarted,
     TrainEvent,
     Turned,
+    ending,
 )
 
 _UNITS = ("tokens", "samples")
@@ -64,7 +65,7 @@ class View:
                 self._compiles[event.rank] = event
             case RankEnded():
                 if event.code:
-                    yield f"rank {event.rank} ended with {event.code}{event.detail and ': ' + event.detail}"
+                    yield ending(event)
             case Turned():
                 yield from self._turned(event)
 

@@ -6,6 +6,8 @@ its job is believed for that job alone. Times are seconds since 1970, UTC, unles
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from typing import Annotated, Literal
 
 import msgspec
@@ -246,6 +248,16 @@ class RankEnded(Struct, frozen=True, kw_only=True, tag="rank_ended"):
     at: float
     attempt: int
     detail: str = ""
+
+
+def ending(ended: RankEnded) -> str:
+    """How a rank ended, in words."""
+    how = f"ended with exit code {ended.code}"
+    if ended.code < 0:
+        how = f"was killed by signal {-ended.code}"
+        with contextlib.suppress(ValueError):
+            how += f" ({signal.Signals(-ended.code).name})"
+    return f"rank {ended.rank} {how}" + (f": {ended.detail}" if ended.detail else "")
 
 
 class Turned(Struct, frozen=True, kw_only=True, tag="state"):

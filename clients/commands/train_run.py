@@ -247,7 +247,7 @@ def _summary(job: TrainJob) -> str:
     detail = f": {job.detail}" if job.detail else ""
     seconds = f", {job.ended - job.started:.0f} s" if job.ended and job.started else ""
     first = f", first step after {job.first_step_seconds:.1f} s" if job.first_step_seconds else ""
-    restarts = f", {job.restarts} restarts" if job.restarts else ""
+    restarts = f", {job.restarts} restart{'s' * (job.restarts != 1)}" if job.restarts else ""
     said = f"{job.id} is {job.state}{detail}; step {job.step}{seconds}{first}{restarts}; {compiles_text(job.compiles)}"
     again = (
         "" if job.state == "done" or job.state not in TRAIN_ENDED else f"; `torchrelay train resume {job.id}`"

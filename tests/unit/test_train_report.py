@@ -141,7 +141,7 @@ def test_a_restart_is_marked_where_the_job_was_and_steps_taken_again_count_once(
     events.append(Turned(state="recovering", at=1015.5, ranks=1, restarts=1))
     events += [metrics(0, step, at=1020.0 + step, loss=10.0 + step) for step in (3, 4)]
     found = train_report.report(JOB, events)
-    assert found.restarts == [(4, 1, "rank 1 ended with -9: Killed")]
+    assert found.restarts == [(4, 1, "rank 1 was killed by signal 9 (SIGKILL): Killed")]
     assert dict(found.series[0].lines[0])[3] == 13.0
     text = read(found).text
     assert "after step 4, of 1 ranks" in text

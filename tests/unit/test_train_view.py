@@ -66,7 +66,7 @@ def test_what_happened_is_told_once_and_the_first_step_of_the_last_rank_counts()
         "warning: rank 1: the loader waits",
         "for a disk",
         "info: hello",
-        "rank 1 ended with -9: killed",
+        "rank 1 was killed by signal 9 (SIGKILL): killed",
         "recovering: rank 1 was killed",
     ]
 

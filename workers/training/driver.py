@@ -26,10 +26,11 @@ from ...compiler.train_records import (
     TrainOrder,
     TrainState,
     Turned,
+    ending,
 )
 from .attempt import Attempt
 from .ledger import Ledger
-from .rank import Job, Order, describe
+from .rank import Job, Order
 
 log = logging.getLogger(__name__)
 
@@ -418,8 +419,7 @@ class TrainDriver:
         with self._lock:
             failed = self._attempt.failed if self._attempt else None
         if failed is not None:
-            said = f": {failed.detail}" if failed.detail else ""
-            return f"rank {failed.rank} {describe(failed.code)}{said}"
+            return ending(failed)
         if _of_requirements(error):
             return _unstarted(error)
         lines = [line.strip() for line in error.splitlines() if line.strip()]
