@@ -40,6 +40,15 @@ def test_the_first_error_counts_whichever_is_heard_first_and_whichever_rank_had_
         assert (attempt.failed.rank, attempt.own_error()) == (first, f"1 {ERROR}")
 
 
+def test_the_same_error_of_another_rank_is_the_same_error() -> None:
+    errors = set()
+    for rank in (0, 11):
+        attempt = begun(12)
+        ended(attempt, rank, 1, 5.0, f"[rank{rank}]: {ERROR}")
+        errors.add(attempt.own_error())
+    assert errors == {f"1 {ERROR}"}
+
+
 def test_an_error_beside_a_rank_that_was_killed_or_never_told_its_end_may_come_from_that() -> None:
     killed = begun()
     ended(killed, 0, 1, 5.0, "RuntimeError: connection closed by peer")
