@@ -174,7 +174,10 @@ def request_of(spec: Spec, path: Path, tunes: Tunes, *, threads: int) -> TuneReq
             bodies = graphs_file.read(path.parent / file.path)
         except SettingsError as error:
             raise BadTuneJob(f"{spec.file}, line {file.line}: {error.message}", hint=error.advice) from None
-        items += [GraphItem(file.line, key, file.mode) for key in map(tunes.keep_graph, bodies)]
+        named = Path(file.path).name[-200:]
+        for n, key in enumerate(map(tunes.keep_graph, bodies), 1):
+            which = f"{named}, {n} of {len(bodies)}" if len(bodies) > 1 else named
+            items.append(GraphItem(file.line, key, file.mode, which))
     if spec.kernels:
         from .tune_kernels import resolve
 

@@ -216,12 +216,14 @@ class OperatorItem(Struct, frozen=True, forbid_unknown_fields=True, tag="operato
 
 
 class GraphItem(Struct, frozen=True, forbid_unknown_fields=True, tag="graph"):
-    """A captured graph, by the key of its request: sent before (`POST /v1/tunes/graphs`), or asked for lately."""
+    """A captured graph, by the key of its request: sent before (`POST /v1/tunes/graphs`), or asked for lately. `name`:
+    what to call it beside its key."""
 
     line: Line
     key: wire.Digest
     mode: Literal["", "max-autotune", "max-autotune-no-cudagraphs"] = ""
     """'': as it was captured if it tunes, else max-autotune-no-cudagraphs."""
+    name: Text = ""
 
 
 class KernelItem(Struct, frozen=True, forbid_unknown_fields=True, tag="kernel"):

@@ -284,7 +284,7 @@ def text_of(item: TuneItem) -> str:
         case OperatorItem():
             return item.problem.brief()
         case GraphItem():
-            return f"graph {item.key[:12]}"
+            return f"graph {item.key[:12]}{item.name and f' ({item.name})'}"
     return item.name
 
 

@@ -590,7 +590,10 @@ def test_captured_graphs_are_sent_with_the_job(
     (tmp_path / "job.yaml").write_text("graphs:\n- file: two.graphs\n  mode: max-autotune\n")
     done = command("job.yaml")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("line 2: graph ") == 2
+    lines = [line for line in done.stdout.splitlines() if "line 2: graph " in line]
+    assert [line.partition("(")[2] for line in lines] == [
+        f"two.graphs, {n} of 2): nothing to search: no operator has several candidates" for n in (1, 2)
+    ]
     assert len(pool.calls) == 2
     (tmp_path / "job.yaml").write_text("graphs:\n- file: three.graphs\n")
     wrong = command("job.yaml")
