@@ -222,7 +222,8 @@ def test_nothing_of_a_namespace_lies_among_anothers_keys(
     wait_until(lambda: not redis.keys("*:lease:*"), seconds=30)
     written = {name.decode() for name in set(redis.keys("*")) - before}
     elsewhere = {name for name in written if not name.startswith("torchrelay:ns:red:")}
-    assert {name.rpartition(":")[0] for name in elsewhere - {"torchrelay:inline"}} == {"torchrelay:bucket"}
+    # a bucket that is full again, milliseconds later, is none
+    assert {name.rpartition(":")[0] for name in elsewhere - {"torchrelay:inline"}} <= {"torchrelay:bucket"}
     assert len(written) > 8
 
 
