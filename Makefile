@@ -18,9 +18,10 @@ $(VENV)/.ready: pyproject.toml
 demo: $(VENV)/.ready  ## local, through the service, and as a second teammate without a compiler
 	$(BIN)/torchrelay demo
 
-# In two processes, which tests/conftest.py gives their shares; `pytest` without -n runs one after the other.
+# In processes, which tests/conftest.py gives their shares; one more than CI has processors, since many tests mostly
+# wait. `pytest` without -n runs one test after the other.
 test: $(VENV)/.ready  ## everything that needs no GPU
-	$(BIN)/python -m pytest tests --ignore=tests/gpu -n 2
+	$(BIN)/python -m pytest tests --ignore=tests/gpu -n 3
 
 test-slow: $(VENV)/.ready  ## faults at length: what takes over 20 s each
 	$(BIN)/python -m pytest tests --ignore=tests/gpu -m slow

@@ -1,7 +1,8 @@
-"""What every test starts from, and who runs which of them when two processes share the work (`-n 2`, make test)."""
+"""What every test starts from, and who runs which of them when processes share the work (`-n 3`, make test)."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import OrderedDict
 from typing import Any
@@ -12,12 +13,16 @@ import pytest
 # send it to theirs.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Of OpenMP's threads those that wait sleep: here processes share the processors, and one that spins at a barrier keeps
+# another from coming to it. For this process, whose torch is not loaded yet, and for all that tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 ONE_SERVICE = ("tests/compile/", "tests/e2e/", "tests/train_parallel/")
 """Folders whose tests share one service: each folder goes to one process, as a whole."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What cannot be divided comes first, the small tests last: both processes then end at the same time."""
+    """What cannot be divided comes first, the small tests last: all processes then end at the same time."""
     items.sort(
         key=lambda item: (not item.nodeid.startswith(ONE_SERVICE), item.nodeid.startswith("tests/unit/"))
     )
