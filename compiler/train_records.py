@@ -211,7 +211,7 @@ class Note(Struct, frozen=True, kw_only=True, tag="note"):
 
 
 class RankStarted(Struct, frozen=True, kw_only=True, tag="rank_started"):
-    """A rank's process runs. attempt: 0 at first."""
+    """A rank's process runs. attempt: 0 at first. warm: it was forked from a process that had PyTorch imported."""
 
     rank: int
     world_size: int
@@ -219,6 +219,7 @@ class RankStarted(Struct, frozen=True, kw_only=True, tag="rank_started"):
     host: str
     attempt: int
     at: float
+    warm: bool = False
 
 
 class FirstStep(Struct, frozen=True, kw_only=True, tag="first_step"):

@@ -79,7 +79,7 @@ def ray_environment(token: str | None, address: str | None) -> dict[str, str]:
 
 def short_directory(prefix: str) -> Path:
     """A new private directory whose path leaves room for sockets. Raises Unavailable."""
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=_short_root(prefix)))
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=short_root(prefix)))
 
 
 def node_directory() -> tuple[Path, int]:
@@ -88,10 +88,11 @@ def node_directory() -> tuple[Path, int]:
     Nodes of one machine that shared Ray's default would race for the names of their sockets. Whoever makes one
     removes those of dead nodes. Raises Unavailable.
     """
-    return job_folders.make(str(_short_root(_NODE)), _NODE)
+    return job_folders.make(str(short_root(_NODE)), _NODE)
 
 
-def _short_root(prefix: str) -> Path:
+def short_root(prefix: str) -> Path:
+    """Where a folder whose name begins so may hold sockets. Raises Unavailable."""
     roots = [Path(tempfile.gettempdir()), Path("/tmp")]
     root = next(
         (r for r in roots if len(os.fsencode(r)) + len(prefix) + 9 <= _SOCKET_ROOM and r.is_dir()), None

@@ -205,6 +205,14 @@ class WorkerPool:
         except DriverLost as error:
             raise WorkerLost(error.message, hint=error.advice) from None
 
+    async def train_warm(self, order: TrainOrder) -> None:
+        """Have PyTorch imported where the job's ranks may come to be, before they do. Raises Unavailable; WorkerLost if
+        the driver is lost meanwhile."""
+        try:
+            await self._site().warm(order)
+        except DriverLost as error:
+            raise WorkerLost(error.message, hint=error.advice) from None
+
     async def train_news(self, job: str, after: int, *, seconds: float) -> list[News]:
         """What the job's driver knows past number `after`, at most 1000; waits up to `seconds` for the first. `job`,
         here and below: as train_records.at_nodes has it.

@@ -16,6 +16,7 @@ import structlog
 from ...compiler.errors import RelayError, Unavailable
 from ...compiler.train_records import Captured, Note, TrainEvent, TrainOrder, TrainSpec, TrainState
 from ...workers.pool import WorkerLost
+from ..tasks import end
 from .compile import TrainCompiler
 from .pool import TrainPool
 from .progress import Progress
@@ -74,6 +75,15 @@ class Preparation:
         if not spec.capture or spec.compile == "off" or spec.kind != "train":
             progress.prepared = True
             return
+        warming = asyncio.create_task(self._warm(), name="warm nodes")
+        try:
+            await self._compile_ahead()
+        finally:
+            await end(warming)
+        progress.prepared = True
+
+    async def _compile_ahead(self) -> None:
+        spec, progress = self._spec, self._progress
         await self._tell([], state="waiting", detail="for a worker that has room for its capture")
         bodies: dict[bytes, None] = {}
         notes: list[TrainEvent] = []
@@ -90,7 +100,6 @@ class Preparation:
         progress.captured, progress.compiled = len(bodies), 0
         if not bodies:
             await self._tell(notes)
-            progress.prepared = True
             return
         await self._tell(notes, state="compiling", detail=f"{len(bodies)} graphs")
         done = 0
@@ -104,7 +113,13 @@ class Preparation:
             await self._tell([], detail=f"{done} of {len(bodies)} graphs")
 
         await self._compiler.compile(list(bodies), source=self._source, told=told)
-        progress.prepared = True
+
+    async def _warm(self) -> None:
+        """Have PyTorch imported on the nodes meanwhile."""
+        try:
+            await self._pool.train_warm(await self._order())
+        except RelayError as error:
+            log.warning("train_starts_cold", error=error.message)
 
     async def beside(self) -> None:
         """Have in the cache, while ranks run, what other numbers of them will ask for. Tells nothing itself."""

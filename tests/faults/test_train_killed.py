@@ -19,7 +19,7 @@ from torchrelay.compiler.train_records import TRAIN_ENDED, TrainJob, TrainReques
 from torchrelay.examples.private_service import PrivateService
 
 SCRIPT = """
-import sys, time
+import os, sys, time
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,7 @@ from torchrelay import train
 
 pause = float(sys.argv[1])
 dist.init_process_group("gloo")
+print("pid", os.getpid(), flush=True)
 torch.manual_seed(1)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.3), nn.Linear(32, 1)))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -55,22 +56,42 @@ dist.destroy_process_group()
 """
 
 
-def _rank(family: Family) -> psutil.Process:
-    """The youngest process of rank 1's."""
-    ranks = [p for p in family.named("clients.training.rank") if p.environ().get("RANK") == "1"]
-    return max(ranks, key=lambda process: process.create_time())
+def _rank(family: Family, rank: int) -> psutil.Process:
+    """Rank 1's process."""
+    return psutil.Process(rank)
 
 
-def _worker(family: Family) -> psutil.Process:
+def _keeper(family: Family, rank: int) -> psutil.Process:
     """The process above rank 1's."""
-    parent = _rank(family).parent()
+    parent = psutil.Process(rank).parent()
     assert parent is not None
     return parent
 
 
-def _redis(family: Family) -> psutil.Process:
+def _worker(family: Family, rank: int) -> psutil.Process:
+    """A rank's worker of Ray."""
+    return family.named("RayTrainWorker")[0]
+
+
+def _warm(family: Family, rank: int) -> psutil.Process:
+    """The process of which ranks were forked; they go on."""
+    (server,) = family.named("workers.training.warm")
+    return server
+
+
+def _stopped_gateway(family: Family, rank: int) -> psutil.Process:
+    return _gateway(family)
+
+
+def _redis(family: Family, rank: int) -> psutil.Process:
     (server,) = family.named("redis-server")
     return server
+
+
+def _pid(trains: Trains, name: str) -> int:
+    """Of rank 1's process."""
+    lines = [line for _, log in trains.logs(name, rank=1) for line in log.lines if line.startswith("pid ")]
+    return int(lines[-1].split()[1])
 
 
 def family_of() -> Family:
@@ -134,28 +155,32 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [_rank, _worker, _redis, _gateway])
-def test_a_job_goes_on(victim: Callable[[Family], psutil.Process], undisturbed: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", [_rank, _keeper, _worker, _warm, _redis, _stopped_gateway])
+def test_a_job_goes_on(
+    victim: Callable[[Family, int], psutil.Process], undisturbed: str, tmp_path: Path
+) -> None:
     with PrivateService(tmp_path) as service:
         family = family_of()
         try:
             with trains_of(service) as trains:
                 name = begun(trains, tmp_path / "script", 0.3)
                 until(trains, name, lambda job: job.checkpoint_step >= 10)
-                target = victim(family)
+                target = victim(family, _pid(trains, name))
                 print("killed:", " ".join(target.cmdline())[:100])
                 target.kill()
-                if victim not in (_gateway, _redis):
-                    _goes_on(trains, name, undisturbed)
+                if victim not in (_stopped_gateway, _redis):
+                    _goes_on(trains, name, undisturbed, restarts=0 if victim is _warm else 1)
         finally:
             family.close()
-    if victim in (_gateway, _redis):
+    if victim in (_stopped_gateway, _redis):
         with PrivateService(tmp_path) as service, trains_of(service) as trains:
-            _goes_on(trains, name, undisturbed)
+            _goes_on(trains, name, undisturbed, restarts=1)
 
 
-def _goes_on(trains: Trains, name: str, undisturbed: str) -> None:
+def _goes_on(trains: Trains, name: str, undisturbed: str, *, restarts: int) -> None:
     loss, step = last(trains, name)
     assert loss == undisturbed
-    assert 10 <= step < 30
-    assert trains.job(name).restarts >= 1
+    if restarts:
+        assert 10 <= step < 30
+    assert trains.job(name).restarts >= restarts
+    assert restarts or trains.job(name).restarts == 0

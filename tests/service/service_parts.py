@@ -122,6 +122,9 @@ class ArtifactPool:
     async def train_room(self, spec: TrainSpec) -> str:
         return "no node here trains"
 
+    async def train_warm(self, order: TrainOrder) -> None:
+        raise Unavailable("no node here trains")
+
     async def train_begin(self, order: TrainOrder) -> None:
         raise Unavailable("no node here trains")
 

@@ -111,6 +111,7 @@ class TrainingPool(ArtifactPool):
         """Until a worker has room for a capture."""
         self.begin_seconds = 0.0
         self.orders: list[TrainOrder] = []
+        self.warmed: list[TrainOrder] = []
         self.room = ""
         self.cancels = 0
         self.stubborn = False
@@ -136,6 +137,9 @@ class TrainingPool(ArtifactPool):
             return Captured(bodies=[], ended=f"failed: ValueError: 8 is no multiple of {world}")
         bodies = [*self.captured, *([graph(24 + world)] if order.spec.min_workers else [])]
         return Captured(bodies=bodies, skipped=["graph 3: a tensor subclass"])
+
+    async def train_warm(self, order: TrainOrder) -> None:
+        self.warmed.append(order)
 
     async def train_begin(self, order: TrainOrder) -> None:
         job = at_nodes(order.namespace, order.job)

@@ -31,6 +31,7 @@ from ...compiler.train_records import (
 from .attempt import Attempt
 from .ledger import Ledger
 from .rank import Job, Order
+from .warm_nodes import WarmNodes
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,10 @@ class TrainDriver:
         self._detail = ""
         self._fitting: threading.Thread | None = None
         self._deadline: threading.Timer | None = None
+        self._warm = WarmNodes()
+        self._warmed: TrainOrder | None = None
+        """Without its package."""
+        self._warming = threading.Lock()
         self._kept = _Kept()
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             self._kept = msgspec.json.decode((self._folder / _STATE).read_bytes(), type=_Kept)
@@ -103,6 +108,10 @@ class TrainDriver:
                 self._take(msgspec.msgpack.decode((self._folder / _ORDER).read_bytes(), type=TrainOrder))
 
     # --- for gateways ----------------------------------------------------------------------------------
+
+    def warm(self, order: bytes) -> None:
+        """Have processes with PyTorch imported where ranks may come to be, of which they are forked."""
+        self._warm_up(msgspec.msgpack.decode(order, type=TrainOrder))
 
     def begin(self, order: bytes) -> None:
         """Run the job, unless it runs, or has ended under this number of resumes."""
@@ -155,6 +164,7 @@ class TrainDriver:
         with self._lock:
             self._cancelled = True
         self._abandon()
+        self._end_warm()
         self._clear()
 
     # --- for Ray Train's controller --------------------------------------------------------------------
@@ -258,6 +268,10 @@ class TrainDriver:
         assert self._order is not None
         return self._order.package
 
+    def warm_process(self, node: str) -> str:
+        """The socket of the process there of which ranks are forked; '' if there is none."""
+        return self._warm.on(node)
+
     def tell(self, rank: int, attempt: int, events: bytes) -> bytes:
         """What a rank's worker has; the answer says whether the rank may go on."""
         told = msgspec.msgpack.decode(events, type=list[TrainEvent])
@@ -291,6 +305,19 @@ class TrainDriver:
         self._fitting = threading.Thread(target=self._run, daemon=True, name=f"fit {order.job}")
         self._fitting.start()
 
+    def _warm_up(self, order: TrainOrder) -> None:
+        order = msgspec.structs.replace(order, package=b"")
+        with self._warming:
+            if order != self._warmed and order.spec.kind == "train" and not self._cancelled:
+                self._warm.end()
+                self._warm.start(order, self._job.folder)
+                self._warmed = order
+
+    def _end_warm(self) -> None:
+        with self._warming:
+            self._warm.end()
+            self._warmed = None
+
     def _keep(self, kept: _Kept) -> None:
         self._kept = kept
         _put(self._folder / _STATE, msgspec.json.encode(kept))
@@ -310,6 +337,7 @@ class TrainDriver:
         if again:
             self._ledger.restarts += 1
         self._say("recovering" if again else "starting", "its driver was started again" if again else "")
+        self._warm_up(self._order)
         try:
             state, detail = self._fit(self._order)
         except Exception as error:  # nobody else would tell the job's end
@@ -320,6 +348,7 @@ class TrainDriver:
         with contextlib.suppress(OSError):
             (self._folder / _ORDER).unlink()
         self._say(state, detail)
+        self._end_warm()
         with self._lock:
             self._over = True
             self._held = []

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from ...compiler.train_records import (
+    ANSWER_ENVIRONMENT,
     CHECKPOINTS_ENVIRONMENT,
     JOB_ENVIRONMENT,
     SPEC_ENVIRONMENT,
@@ -45,6 +46,9 @@ _PASSED_GROUPS = ("NCCL_", "GLOO_", "UCX_", "FI_")
 """How a node's network is to be used is for its owner to say."""
 
 
+RANK_PROGRAM = "torchrelay.clients.training.rank"
+
+
 class Place(Struct, frozen=True, kw_only=True):
     """A rank's place in its world. address, port: of the store through which ranks find each other."""
 
@@ -67,14 +71,12 @@ def node_environment(current: Mapping[str, str]) -> dict[str, str]:
     return {**passed, "PYTHONUNBUFFERED": "1"}
 
 
-def rank_environment(
-    order: TrainOrder, place: Place, folder: Path, current: Mapping[str, str]
-) -> dict[str, str]:
-    """Everything that the rank at `place` sees; `folder`: the job's own."""
+def job_environment(order: TrainOrder, folder: Path, current: Mapping[str, str]) -> dict[str, str]:
+    """What all ranks of a job see alike on a node; `folder`: the job's own."""
     spec = order.spec
     # one variable holds 128 KiB at most, and these are elsewhere
     short = msgspec.structs.replace(spec, arguments=[], requirements=[], environment={})
-    environment = {
+    return {
         **node_environment(current),
         # of the job's world whatever the node: threads are part of a graph's key
         "OMP_NUM_THREADS": str(max(1, int(spec.cpus))),
@@ -83,18 +85,27 @@ def rank_environment(
         **order.environment,
         **spec.environment,
         JOB_ENVIRONMENT: order.job,
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.retries),
+        "TORCHELASTIC_RUN_ID": order.job,
+    }
+
+
+def rank_environment(
+    order: TrainOrder, place: Place, folder: Path, current: Mapping[str, str]
+) -> dict[str, str]:
+    """Everything that the rank at `place` sees; `folder`: the job's own."""
+    environment = {
+        **job_environment(order, folder, current),
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.world_size),
         "LOCAL_RANK": str(place.local_rank),
         "LOCAL_WORLD_SIZE": str(place.local_world_size),
         "GROUP_RANK": str(place.node_rank),
         "GROUP_WORLD_SIZE": str(place.nodes),
-        "ROLE_NAME": "default",
         "ROLE_RANK": str(place.rank),
         "ROLE_WORLD_SIZE": str(place.world_size),
         "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
-        "TORCHELASTIC_MAX_RESTARTS": str(spec.retries),
-        "TORCHELASTIC_RUN_ID": order.job,
     }
     if place.port:
         environment |= {
@@ -105,11 +116,22 @@ def rank_environment(
     return environment
 
 
+PLACE_NAMES = frozenset(
+    {
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+        *("ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"),
+        *("CUDA_VISIBLE_DEVICES", ANSWER_ENVIRONMENT),
+    }
+)
+"""What a rank sees of its own place. Nothing of it is read while PyTorch is imported (CUDA's as it is first used)."""
+
+
 def rank_command(spec: TrainSpec) -> list[str]:
     """The program of a rank."""
     if spec.kind == "export":
         return [sys.executable, "-m", "torchrelay.clients.training.export_rank", *spec.arguments]
-    return [sys.executable, "-m", "torchrelay.clients.training.rank", *_entry(spec)]
+    return [sys.executable, "-m", RANK_PROGRAM, *_entry(spec)]
 
 
 def capture_command(spec: TrainSpec, output: Path) -> list[str]:

@@ -1,82 +1,175 @@
-"""The process between a Ray worker and its rank: a Launch on standard input in; the rank's own end out.
+"""The process between a Ray worker and its rank: a Launch and descriptors in over a socket; the rank's own end out.
 
-Whatever the rank started ends with it, and all of it ends when the worker does: the rank's processes are below this
-one, which adopts orphans. Tells the rank's process id. SIGTERM goes on to the rank.
+Whatever the rank started ends with it, and all of it ends when the worker does, whose end of the socket closes then:
+the rank's processes are below this one, which adopts orphans. It tells "ready" when it takes a Launch, "pid N" when the
+rank runs, and "end CODE" when nothing is left; the worker asks with one byte each.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import functools
 import os
-import resource
+import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import Struct
 
 from ..processes import Survivors, become_subreaper, die_with_parent, kill_below
 
+STOP, KILL = b"t", b"k"
+"""What the worker asks: SIGTERM, or SIGKILL, for the rank."""
+_LENGTH = struct.Struct("<I")
+_DESCRIPTORS = 3
+"""Standard output, standard error and, if it has one, the rank's channel."""
+
 
 class Launch(Struct, frozen=True):
-    """What to start, where, with which environment; `keep`: descriptors that it gets."""
+    """What to start, where, with which environment. channel: the variable that names its descriptor for messages."""
 
     command: list[str]
     folder: str
     environment: dict[str, str]
-    keep: list[int] = []
+    channel: str = ""
+
+
+Begin = Callable[[Launch], int]
+"""Starts the rank, whose standard streams are this process's own; its process id, or 0 in the rank itself."""
+
+
+def encode(launch: Launch) -> bytes:
+    """As `keep` takes it, together with the descriptors."""
+    body = msgspec.json.encode(launch)
+    return _LENGTH.pack(len(body)) + body
+
+
+def receive(connection: socket.socket) -> tuple[Launch, list[int]]:
+    """Say "ready"; a Launch and its descriptors. Raises EOFError, OSError if the worker goes away before."""
+    connection.sendall(b"ready\n")
+    descriptors = array.array("i")
+    room = socket.CMSG_SPACE(_DESCRIPTORS * descriptors.itemsize)
+    head, ancillary, _, _ = connection.recvmsg(_LENGTH.size, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    head += _exactly(connection, _LENGTH.size - len(head))
+    body = _exactly(connection, *_LENGTH.unpack(head))
+    return msgspec.json.decode(body, type=Launch), list(descriptors)
+
+
+def keep(connection: socket.socket, launch: Launch, descriptors: Sequence[int], begin: Begin) -> Launch:
+    """Start the rank and see to its end, and end this process then. Returns in the rank alone, if `begin` forked: what
+    it is to follow."""
+    for number, descriptor in enumerate(descriptors[:2], start=1):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    channel = list(descriptors[2:])
+    if channel:
+        named = {**launch.environment, launch.channel: str(channel[0])}
+        launch = msgspec.structs.replace(launch, environment=named)
+        os.set_inheritable(channel[0], True)
+    try:
+        rank = begin(launch)
+    except OSError as error:
+        print(f"the rank cannot be started: {error}", file=sys.stderr, flush=True)
+        _tell(connection, "end", 127)
+        os._exit(0)
+    if rank == 0:
+        return launch
+    for descriptor in channel:
+        os.close(descriptor)
+    _tell(connection, "pid", rank)
+    code = _watch(connection, rank)
+    with contextlib.suppress(Survivors):
+        kill_below(os.getpid())
+    if code is not None:
+        _tell(connection, "end", code)
+    os._exit(0)
+
+
+def _watch(connection: socket.socket, rank: int) -> int | None:
+    """The rank's exit code, below 0 the signal; None once the worker is gone."""
+    wake, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        if (code := _reaped(rank)) is not None:
+            return code
+        for descriptor in select.select([connection, wake], [], [])[0]:
+            if descriptor == wake:
+                os.read(wake, 1 << 10)
+            elif not (asked := _asked(connection)):
+                return None
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank, signal.SIGKILL if KILL in asked else signal.SIGTERM)
+
+
+def _reaped(rank: int) -> int | None:
+    """Collects what has ended, adopted orphans too; the exit code of `rank` if it has."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:  # cannot be while the rank is there
+            return -signal.SIGKILL
+        if pid == rank:
+            return os.waitstatus_to_exitcode(status)
+        if pid == 0:
+            return None
+
+
+def _asked(connection: socket.socket) -> bytes:
+    with contextlib.suppress(ConnectionError):
+        return connection.recv(1 << 10)
+    return b""
+
+
+def _tell(connection: socket.socket, what: str, number: int) -> None:
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(f"{what} {number}\n".encode())
+
+
+def _exactly(connection: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        piece = connection.recv(min(length - len(data), 1 << 20))
+        if not piece:
+            raise EOFError
+        data += piece
+    return data
+
+
+def _start(launch: Launch) -> int:
+    named = launch.environment.get(launch.channel)
+    return subprocess.Popen(
+        launch.command,
+        cwd=launch.folder,
+        env=launch.environment,
+        stdin=subprocess.DEVNULL,
+        pass_fds=[int(named)] if named else [],
+        process_group=0,
+        preexec_fn=functools.partial(die_with_parent, os.getpid()),
+    ).pid
 
 
 def main() -> None:
-    """Start the rank, wait for it, clear up, end as it did. `sys.argv`: the worker's process id, and the descriptor on
-    which to tell the rank's."""
+    """`sys.argv`: the descriptor of this end of the socket."""
     become_subreaper()
-    parent, says = int(sys.argv[1]), int(sys.argv[2])
-    launch = msgspec.json.decode(sys.stdin.buffer.read(), type=Launch)
-    rank: subprocess.Popen[bytes] | None = None
-
-    def pass_on(*_: object) -> None:
-        if os.getppid() != parent:  # the worker is gone: the kernel sent this
-            _clear()
-            os._exit(1)
-        if rank is not None and rank.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rank.pid, signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, pass_on)
-    die_with_parent(parent, signal.SIGTERM)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
     try:
-        rank = subprocess.Popen(
-            launch.command,
-            cwd=launch.folder,
-            env=launch.environment,
-            stdin=subprocess.DEVNULL,
-            pass_fds=launch.keep,
-            process_group=0,
-            preexec_fn=functools.partial(die_with_parent, os.getpid()),
-        )
-    except OSError as error:
-        print(f"the rank cannot be started: {error}", file=sys.stderr, flush=True)
-        sys.exit(127)
-    os.write(says, b"%d\n" % rank.pid)
-    os.close(says)
-    for descriptor in launch.keep:
-        os.close(descriptor)
-    code = rank.wait()
-    _clear()
-    if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with contextlib.suppress(OSError):  # SIGKILL has no handler to be reset
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code)
-
-
-def _clear() -> None:
-    with contextlib.suppress(Survivors):
-        kill_below(os.getpid())
+        launch, descriptors = receive(connection)
+    except (EOFError, OSError):
+        return
+    keep(connection, launch, descriptors, _start)
 
 
 if __name__ == "__main__":

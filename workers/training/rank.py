@@ -114,7 +114,9 @@ def run_rank(job: Job) -> None:
         port=meeting.port,
     )
     driver = ray.get_actor(job.driver, namespace=NAMESPACE)
-    order = msgspec.msgpack.decode(ray.get(driver.brief.remote()), type=TrainOrder)
+    node = ray.get_runtime_context().get_node_id()
+    brief, warm = ray.get([driver.brief.remote(), driver.warm_process.remote(node)])
+    order = msgspec.msgpack.decode(brief, type=TrainOrder)
     try:
         name = at_nodes(order.namespace, order.job)
         work = WorkFolder.open(name, lambda: ray.get(driver.package.remote()))
@@ -123,14 +125,15 @@ def run_rank(job: Job) -> None:
             f"rank {place.rank} has no working directory on {socket.gethostname()}: {error}"
         ) from None
     try:
-        _run(driver, order, place, work.path, Path(job.folder))
+        _run(driver, order, place, work.path, Path(job.folder), warm)
     finally:
         work.close()
 
 
-def _run(driver: Any, order: TrainOrder, place: Place, work: Path, folder: Path) -> None:
-    launch = Launch(rank_command(order.spec), str(work), rank_environment(order, place, folder, os.environ))
-    process = RankProcess(launch, place.rank, place.attempt, channel=ANSWER_ENVIRONMENT)
+def _run(driver: Any, order: TrainOrder, place: Place, work: Path, folder: Path, warm: str) -> None:
+    environment = rank_environment(order, place, folder, os.environ)
+    launch = Launch(rank_command(order.spec), str(work), environment, channel=ANSWER_ENVIRONMENT)
+    process = RankProcess(launch, place.rank, place.attempt, warm=warm)
     teller = _Teller(driver, place)
     started = False
     try:
@@ -142,7 +145,7 @@ def _run(driver: Any, order: TrainOrder, place: Place, work: Path, folder: Path)
                 time.sleep(_TELL_SECONDS)
             if process.pid and not started:
                 started = True
-                teller.tell([_started(place, process.pid)])
+                teller.tell([_started(place, process)])
             stop = teller.exchange(process)
             if stop >= 0:
                 process.stop(stop)
@@ -165,14 +168,15 @@ def describe(code: int) -> str:
     return f"ended with exit code {code}" if code >= 0 else f"was killed by signal {-code}"
 
 
-def _started(place: Place, pid: int) -> RankStarted:
+def _started(place: Place, process: RankProcess) -> RankStarted:
     return RankStarted(
         rank=place.rank,
         world_size=place.world_size,
-        pid=pid,
+        pid=process.pid,
         host=socket.gethostname(),
         attempt=place.attempt,
         at=time.time(),
+        warm=process.warm,
     )
 
 

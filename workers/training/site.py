@@ -44,6 +44,11 @@ class TrainSite:
         driver = await self._call(lambda: _make(order))
         await self._answer(driver.begin.remote(msgspec.msgpack.encode(order)))
 
+    async def warm(self, order: TrainOrder) -> None:
+        """Raises Unavailable, DriverLost."""
+        driver = await self._call(lambda: _make(order))
+        await self._answer(driver.warm.remote(msgspec.msgpack.encode(order)))
+
     async def news(self, job: str, after: int, seconds: float) -> list[News]:
         """Raises DriverLost, Unavailable."""
         driver = await self._find(job)

@@ -1,0 +1,114 @@
+"""Where a job's ranks may come to be: an order in; on each such node an actor that has a warm process for them, out."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...compiler.train_records import TrainOrder, TrainSpec
+from ..cluster import DRIVER_SHARE, OFFER
+from . import warm
+from .environment import job_environment
+
+log = logging.getLogger(__name__)
+
+_SPARE = 2
+"""Nodes more than ranks need: Ray may choose others than those with the most room."""
+
+
+class WarmProcess:
+    """On one node, for one job: the actor that owns its warm process. Ranks outlive both: they are their workers'."""
+
+    def __init__(self, order: bytes, folder: str) -> None:
+        """order: a TrainOrder, encoded; folder: the job's."""
+        given = msgspec.msgpack.decode(order, type=TrainOrder)
+        self._owned = warm.start(job_environment(given, Path(folder), os.environ))
+
+    def path(self) -> str:
+        """Of the socket that takes launches, from now on."""
+        return self._owned.path
+
+
+class WarmNodes:
+    """The warm processes of one job. They end with it, and with the process that has this."""
+
+    def __init__(self) -> None:
+        self._actors: dict[str, Any] = {}
+        self._paths: dict[str, Any] = {}
+
+    def start(self, order: TrainOrder, folder: str) -> None:
+        """On the nodes that are likely to get ranks. Whatever fails here costs seconds later, and no job."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from .gang import runtime_environment
+
+        brief = msgspec.msgpack.encode(msgspec.structs.replace(order, package=b""))
+        try:
+            for node in likely(order.spec, _free()):
+                options: dict[str, Any] = {
+                    "num_cpus": 0,
+                    "num_gpus": 0,
+                    "max_restarts": 0,
+                    "resources": {OFFER: DRIVER_SHARE},
+                    "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+                    "runtime_env": runtime_environment(order.spec),
+                }
+                self._actors[node] = ray.remote(WarmProcess).options(**options).remote(brief, folder)
+                self._paths[node] = self._actors[node].path.remote()
+        except (ray.exceptions.RayError, RuntimeError, ConnectionError) as error:
+            log.warning("ranks start cold: %s", error)
+
+    def on(self, node: str) -> str:
+        """The socket of the warm process there; '' if there is none (yet)."""
+        import ray
+
+        path = self._paths.get(node)
+        if path is None:
+            return ""
+        try:
+            return str(ray.get(path, timeout=0))
+        except ray.exceptions.RayError as error:  # also: not yet
+            log.info("ranks on node %s start cold: %s", node, error)
+            return ""
+
+    def end(self) -> None:
+        """Ranks that run go on."""
+        import ray
+
+        actors, self._actors, self._paths = self._actors, {}, {}
+        for actor in actors.values():
+            try:
+                ray.kill(actor)
+            except (ray.exceptions.RayError, RuntimeError) as error:
+                log.warning("a warm process was not ended: %s", error)
+
+
+def likely(spec: TrainSpec, free: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Nodes that may get ranks, those with the most room first. free: what each has left, in Ray's words."""
+    asked = {"CPU": spec.cpus, "memory": float(spec.memory_bytes), "GPU": float(spec.device == "cuda")}
+
+    def fit(node: Mapping[str, float]) -> int:
+        return min(
+            int((node.get(name, 0.0) + 1e-6) // amount) for name, amount in asked.items() if amount > 0
+        )
+
+    room = {name: fit(node) for name, node in free.items() if OFFER in node}
+    names = sorted((name for name in room if room[name]), key=lambda name: (-room[name], name))
+    held = needed = 0
+    while needed < len(names) and held < spec.workers:
+        held += room[names[needed]]
+        needed += 1
+    return names[: needed + _SPARE]
+
+
+def _free() -> dict[str, dict[str, float]]:
+    """Of each node; no public function of Ray's tells it (2.60)."""
+    from ray._private.state import available_resources_per_node
+
+    return dict(available_resources_per_node())
