@@ -2372,6 +2372,26 @@ def preload_loader() -> None:
         import torch._inductor.output_code  # noqa: F401
 
 
+def preload_training() -> None:
+    """Import what the first step of a script imports that trains a compiled model on several ranks, as far as it is the
+    same for nearly all of them; without creating Inductor's process pool or touching a GPU."""
+    preload_loader()
+    with environment(TORCH_WARM_POOL="0"):
+        import torch._dynamo.backends.registry
+        import torch._dynamo.convert_frame
+        import torch._inductor.decomposition
+        import torch.distributed.checkpoint.state_dict
+        import torch.distributed.fsdp
+        import torch.distributed.tensor.experimental
+        import torch.distributed.tensor.parallel
+        import torch.export._trace
+        import torch.fx.experimental.validator
+        import torch.nn.attention.flex_attention
+        import torch.profiler
+
+        torch._dynamo.backends.registry.list_backends()
+
+
 # --- Dynamo side -----------------------------------------------------------------------------------------
 
 

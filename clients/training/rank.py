@@ -37,8 +37,11 @@ _CLOCK_SECONDS = 0.1
 def preload() -> None:
     """Import what the ranks of nearly every script import, in a process of which they are forked: no thread is started,
     no GPU touched, and nothing read of a rank's own place."""
-    from .. import backend  # noqa: F401
+    from ...compiler import torch_internals
+    from .. import backend, http, redirect  # noqa: F401
     from . import setup  # noqa: F401
+
+    torch_internals.preload_training()
 
 
 def main(arguments: Sequence[str]) -> int:

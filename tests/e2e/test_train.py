@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torchrelay.clients.settings import load_settings
+from torchrelay.clients.trains import Trains
+from torchrelay.compiler.train_records import RankStarted
 from torchrelay.examples.private_service import PrivateService
 
 SCRIPT = """
@@ -129,6 +132,12 @@ def test_a_job_is_captured_and_compiled_and_then_its_ranks_compile_nothing(
     job = shown(service, tmp_path, "tiny")
     assert job["state"] == "done" and job["first_step_seconds"] > 0
     assert compiles(job) == {"captured": 1, "compiled": 1, "hits": 2}, job
+    credentials = json.loads(
+        (Path(service.environment["XDG_CONFIG_HOME"]) / "torchrelay" / "credentials.json").read_text()
+    )
+    with Trains(load_settings(url=credentials["url"], token=credentials["token"])) as trains:
+        started = [event for event in trains.history(job["id"]) if isinstance(event, RankStarted)]
+    assert {event.rank: event.warm for event in started} == {0: True, 1: True}
 
 
 @pytest.mark.slow
