@@ -13,6 +13,25 @@ TRACE = """Traceback (most recent call last):
 """
 
 
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "train.py", line 3, in <module>
+  |     raise ExceptionGroup("many", errors)
+  | ExceptionGroup: many (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "train.py", line 1, in <module>
+    |     one()
+    | ValueError: one
+    +---------------- 2 ----------------
+    | Traceback (most recent call last):
+    |   File "train.py", line 2, in <module>
+    |     two()
+    | TypeError: two
+    +------------------------------------
+"""
+
+
 @pytest.mark.parametrize(
     ("written", "told"),
     [
@@ -41,6 +60,8 @@ TRACE = """Traceback (most recent call last):
         ),
         ("Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  File 'a'\n", "  File 'a'"),
         ("", ""),
+        (GROUP, "ExceptionGroup: many (2 sub-exceptions)"),
+        (GROUP.partition("-\n")[2], "TypeError: two"),
     ],
 )
 def test_the_error_is_named(written: str, told: str) -> None:
