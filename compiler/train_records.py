@@ -251,14 +251,19 @@ class RankEnded(Struct, frozen=True, kw_only=True, tag="rank_ended"):
     detail: str = ""
 
 
+def how_it_ended(code: int) -> str:
+    """A process, by its exit code, below 0 the signal; in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = ""
+    with contextlib.suppress(ValueError):
+        name = f" ({signal.Signals(-code).name})"
+    return f"was killed by signal {-code}{name}"
+
+
 def ending(ended: RankEnded) -> str:
     """How a rank ended, in words."""
-    how = f"ended with exit code {ended.code}"
-    if ended.code < 0:
-        how = f"was killed by signal {-ended.code}"
-        with contextlib.suppress(ValueError):
-            how += f" ({signal.Signals(-ended.code).name})"
-    return f"rank {ended.rank} {how}" + (f": {ended.detail}" if ended.detail else "")
+    return f"rank {ended.rank} {how_it_ended(ended.code)}" + (f": {ended.detail}" if ended.detail else "")
 
 
 class Turned(Struct, frozen=True, kw_only=True, tag="state"):

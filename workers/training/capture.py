@@ -10,12 +10,11 @@ from pathlib import Path
 import msgspec
 
 from ...compiler.errors import RelayError
-from ...compiler.train_records import Captured, TrainOrder, at_nodes
+from ...compiler.train_records import Captured, TrainOrder, at_nodes, how_it_ended
 from .environment import Place, capture_command, rank_environment
 from .folder import WorkFolder
 from .keeper import Launch
 from .process import RankProcess
-from .rank import describe
 
 _LOOK_SECONDS = 0.2
 
@@ -57,5 +56,5 @@ def _run(order: TrainOrder, world: int, work: Path, output: Path, until: float) 
     try:
         captured = msgspec.msgpack.decode(output.read_bytes(), type=Captured)
     except (OSError, msgspec.MsgspecError):
-        return Captured(bodies=[], ended=f"failed: the script's process {describe(code)}", log=tail)
+        return Captured(bodies=[], ended=f"failed: the script's process {how_it_ended(code)}", log=tail)
     return captured if captured.log else msgspec.structs.replace(captured, log=tail)

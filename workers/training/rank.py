@@ -24,6 +24,7 @@ from ...compiler.train_records import (
     TrainEvent,
     TrainOrder,
     at_nodes,
+    how_it_ended,
 )
 from .environment import Place, rank_command, rank_environment
 from .folder import WorkFolder
@@ -160,12 +161,7 @@ def _run(driver: Any, order: TrainOrder, place: Place, work: Path, folder: Path,
         raise
     if code != 0 and not teller.told_to_stop:
         lines = "\n".join(list(process.last)[-_TOLD_LINES:])
-        raise RankFailed(f"rank {place.rank} {describe(code)}" + (f":\n{lines}" if lines else ""))
-
-
-def describe(code: int) -> str:
-    """How a process ended, in words."""
-    return f"ended with exit code {code}" if code >= 0 else f"was killed by signal {-code}"
+        raise RankFailed(f"rank {place.rank} {how_it_ended(code)}" + (f":\n{lines}" if lines else ""))
 
 
 def _started(place: Place, process: RankProcess) -> RankStarted:
