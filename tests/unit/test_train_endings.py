@@ -60,6 +60,11 @@ GROUP = """\
         ),
         ("Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  File 'a'\n", "  File 'a'"),
         ("", ""),
+        (
+            "".join(f"[rank1]: {line}\n" for line in [*TRACE.splitlines(), "ValueError: of two", "lines"])
+            + "terminate called\n",
+            "ValueError: of two",
+        ),
         (GROUP, "ExceptionGroup: many (2 sub-exceptions)"),
         (GROUP.partition("-\n")[2], "TypeError: two"),
     ],

@@ -49,6 +49,9 @@ _GROUP_END = re.compile(r" +\+-+")
 _IN_GROUP = re.compile(r"^[ |]*\| ")
 """How it draws a group of errors."""
 
+_OF_RANK = re.compile(r"^\[rank\d+\]: ?")
+"""torch.distributed writes it before each line of a traceback, once there is a process group."""
+
 _decoder = msgspec.json.Decoder(RankMessage)
 
 
@@ -281,6 +284,7 @@ def _connected(path: str) -> socket.socket | None:
 
 def error_line(lines: Sequence[str]) -> str:
     """Of what a program wrote before it ended: the error after the last traceback's frames; else its last line."""
+    lines = [_OF_RANK.sub("", line) for line in lines]
     if lines and _GROUP_END.fullmatch(lines[-1]):  # of the group itself, else of one in it
         outer = [line[4:] for line in lines if line.startswith("  | ")]
         lines = outer or [_IN_GROUP.sub("", line) for line in lines if "| " in line]
