@@ -128,6 +128,8 @@ def test_a_cpp_program_loads_both_and_finds_eagers_outputs(folder: Path, tmp_pat
     )
     for command in commands:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        if torch.version.cuda and "PyTorch: CUDA cannot be found" in done.stderr:
+            pytest.skip("the CMake files of a wheel that is built for CUDA want a CUDA toolkit")
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
     def infer(*arguments: object) -> subprocess.CompletedProcess[str]:
