@@ -27,7 +27,7 @@ def test_output_traceback_and_exit_code_are_python_s_own(ending: str) -> None:
     )
     assert rank.wait() == alone.returncode
     assert rank.out == alone.stdout and "child" in rank.out
-    semaphores = r"/mp-\w+"  # Python 3.13 names those that a killed process has left, and their names are random
+    semaphores = r"/mp-\w+"  # Python 3.13 names those that a killed process has left
     assert re.sub(semaphores, "", rank.error) == re.sub(semaphores, "", alone.stderr)
 
 
