@@ -6,6 +6,7 @@ import pytest
 from torchrelay.compiler.train_records import RankEnded, RankStarted
 from torchrelay.workers.training import attempt as train_attempt
 from torchrelay.workers.training.attempt import Attempt
+from torchrelay.workers.training.process import error_line
 
 ERROR = "ModuleNotFoundError: No module named 'x'"
 
@@ -44,7 +45,7 @@ def test_the_same_error_of_another_rank_is_the_same_error() -> None:
     errors = set()
     for rank in (0, 11):
         attempt = begun(12)
-        ended(attempt, rank, 1, 5.0, f"[rank{rank}]: {ERROR}")
+        ended(attempt, rank, 1, 5.0, error_line([f"[rank{rank}]: {line}" for line in ("    x", ERROR)]))
         errors.add(attempt.own_error())
     assert errors == {f"1 {ERROR}"}
 

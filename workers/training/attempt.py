@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 
 import msgspec
@@ -14,8 +13,6 @@ _LONG_SECONDS = 600.0
 """A script that ran so long may have got somewhere, though it told of no step: not all have an optimizer."""
 _OF_SIGNALS = range(129, 193)
 """Exit codes by which a shell, or a script of several processes, passes a signal on."""
-_BY_RANK = re.compile(r"^\[rank\d+\]: ")
-"""So torch.distributed marks a traceback's lines; which of the ranks is the first may change."""
 _OF_MEMORY = ("out of memory", "outofmemory", "memoryerror", "cannot allocate memory", "bad_alloc")
 """Who else was on the node then may be gone at the next start."""
 
@@ -59,4 +56,4 @@ class Attempt(Struct):
             return ""
         if any(words in failed.detail.lower() for words in _OF_MEMORY):
             return ""
-        return f"{failed.code} {_BY_RANK.sub('', failed.detail)}"
+        return f"{failed.code} {failed.detail}"
