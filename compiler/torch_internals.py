@@ -2374,9 +2374,10 @@ def preload_loader() -> None:
 
 def preload_training() -> None:
     """Import what the first step of a script imports that trains a compiled model on several ranks, as far as it is the
-    same for nearly all of them; without creating Inductor's process pool or touching a GPU."""
-    preload_loader()
-    with environment(TORCH_WARM_POOL="0"):
+    same for nearly all of them; without creating Inductor's process pool or initialising CUDA (torch 2.11 asks whether
+    there is a GPU as it imports torch._inductor.runtime.benchmarking)."""
+    with environment(TORCH_WARM_POOL="0", PYTORCH_NVML_BASED_CUDA_CHECK="1"):
+        preload_loader()
         import torch._dynamo.backends.registry
         import torch._dynamo.convert_frame
         import torch._inductor.decomposition

@@ -38,10 +38,9 @@ def preload() -> None:
     """Import what the ranks of nearly every script import, in a process of which they are forked: no thread is started,
     no GPU touched, and nothing read of a rank's own place."""
     from ...compiler import torch_internals
-    from .. import backend, http, redirect  # noqa: F401
-    from . import setup  # noqa: F401
 
     torch_internals.preload_training()
+    from .. import backend, http, redirect  # noqa: F401
 
 
 def main(arguments: Sequence[str]) -> int:

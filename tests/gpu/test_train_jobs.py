@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from torchrelay.clients.settings import load_settings
+from torchrelay.clients.trains import Trains
+from torchrelay.compiler.train_records import RankStarted
 from torchrelay.examples.machines import FreshMachine
 from torchrelay.examples.private_service import PrivateService
 
@@ -60,6 +63,14 @@ def job(service: PrivateService, folder: Path, *arguments: str) -> dict[str, Any
     return told
 
 
+def warm(service: PrivateService, name: str) -> dict[int, bool]:
+    """Of each rank, whether it was forked."""
+    folder = Path(service.environment["XDG_CONFIG_HOME"]) / "torchrelay"
+    credentials = json.loads((folder / "credentials.json").read_text())
+    with Trains(load_settings(url=credentials["url"], token=credentials["token"])) as trains:
+        return {event.rank: event.warm for event in trains.history(name) if isinstance(event, RankStarted)}
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "2d"])
 def test_a_job_trains_as_torchrun_does_and_compiles_nothing_after_its_start(
     service: PrivateService, tmp_path: Path, strategy: str
@@ -76,6 +87,7 @@ def test_a_job_trains_as_torchrun_does_and_compiles_nothing_after_its_start(
     compiles = told["compiles"]
     print(strategy, compiles, told.get("skipped"), told.get("first_step_seconds"))
     assert compiles.get("misses", 0) == 0
+    assert warm(service, told["id"]) == {0: True, 1: True}
     if not told.get("skipped"):
         assert compiles["captured"] > 0 and compiles["hits"] >= 2 and compiles.get("fallbacks", 0) == 0
 

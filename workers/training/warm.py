@@ -178,8 +178,10 @@ def _unfit() -> str:
         return "importing PyTorch started threads"
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            if str(descriptor.readlink()).startswith("/dev/nvidia"):
-                return "importing PyTorch touched a GPU"
+            if (
+                str(descriptor.readlink()) == "/dev/nvidia-uvm"
+            ):  # NVML, which only counts GPUs, does not open it
+                return "importing PyTorch initialised CUDA"
     return ""
 
 
