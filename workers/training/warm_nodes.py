@@ -61,7 +61,7 @@ class WarmNodes:
                 }
                 self._actors[node] = ray.remote(WarmProcess).options(**options).remote(brief, folder)
                 self._paths[node] = self._actors[node].path.remote()
-        except (ray.exceptions.RayError, RuntimeError, ConnectionError) as error:
+        except Exception as error:  # also of what is private in Ray
             log.warning("ranks start cold: %s", error)
 
     def on(self, node: str) -> str:
