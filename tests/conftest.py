@@ -18,14 +18,25 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 ONE_SERVICE = ("tests/compile/", "tests/e2e/", "tests/train_parallel/")
-"""Folders whose tests share one service: each folder goes to one process, as a whole."""
+"""Folders whose tests share one service: each folder goes to one process, as a whole ..."""
+OWN_SERVICES = tuple(f"tests/e2e/test_{name}" for name in ("benchmarks", "demo", "up"))
+"""... but for files that start services of their own and long ones: these begin next."""
+
+
+def _shared(nodeid: str) -> str:
+    """The folder with which a test must go; '' if it goes with its file alone."""
+    folders = [folder for folder in ONE_SERVICE if nodeid.startswith(folder)]
+    return folders[0] if folders and not nodeid.startswith(OWN_SERVICES) else ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What cannot be divided comes first, the small tests last: all processes then end at the same time."""
-    items.sort(
-        key=lambda item: (not item.nodeid.startswith(ONE_SERVICE), item.nodeid.startswith("tests/unit/"))
-    )
+
+    def turn(item: pytest.Item) -> tuple[bool, bool, bool]:
+        name = item.nodeid
+        return (not _shared(name), not name.startswith(OWN_SERVICES), name.startswith("tests/unit/"))
+
+    items.sort(key=turn)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -36,8 +47,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         """A file's tests run in one process, in their order, and so do those of a folder with one service."""
 
         def _split_scope(self, nodeid: str) -> str:
-            shared = [folder for folder in ONE_SERVICE if nodeid.startswith(folder)]
-            return shared[0] if shared else nodeid.partition("::")[0]
+            return _shared(nodeid) or nodeid.partition("::")[0]
 
         def remove_node(self, node: Any) -> str | None:
             """The test that ended its process has failed, and is not tried again; the others of its are."""

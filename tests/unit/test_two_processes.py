@@ -80,3 +80,9 @@ def test_a_folder_with_one_service_goes_to_one_process_and_any_other_file_to_any
     ran = {path.parent.name: path.name for path in (tmp_path / "tests").glob("*/*-ran")}
     assert len(list((tmp_path / "tests").glob("*/*-ran"))) == 2
     assert ran["e2e"] != ran["compile"]
+
+
+def test_a_file_there_that_starts_its_own_services_goes_to_any(tmp_path: Path) -> None:
+    status, told = run(tmp_path, {"e2e/test_a.py": WHERE, "e2e/test_b.py": WHERE, "e2e/test_up.py": WHERE})
+    assert status == 0, told
+    assert len(list((tmp_path / "tests" / "e2e").glob("*-ran"))) == 2
