@@ -79,7 +79,7 @@ def logs(
             print(output.shown(line), file=out)
 
     with _trains(namespace) as trains:
-        found = trains.find(job)
+        found = _with_rank(trains.find(job), rank)
         _told(
             trains,
             found,
@@ -104,8 +104,17 @@ def metrics(
             print(msgspec.json.encode(event).decode() if json else output.shown(metrics_line(event)))
 
     with _trains(namespace) as trains:
-        found = trains.find(job)
+        found = _with_rank(trains.find(job), rank)
         _told(trains, found, lambda after: trains.metrics(found.id, after=after), print_one, follow=follow)
+
+
+def _with_rank(job: TrainJob, rank: int) -> TrainJob:
+    """Raises SettingsError where the job never has such a rank: its silence would say that there was nothing."""
+    if rank >= job.spec.workers:
+        raise SettingsError(
+            f"training job {job.id} has no rank {rank}", hint=f"Its ranks are 0 to {job.spec.workers - 1}"
+        )
+    return job
 
 
 @app.command()

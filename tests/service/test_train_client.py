@@ -248,6 +248,9 @@ def test_a_job_is_listed_shown_read_and_its_files_are_fetched(gateway: Running, 
     assert every == [f"rank {step % 2}: step {step}" for step in range(STEPS)]
     one = train(gateway, work, "logs", job, "--rank", "1").stdout.splitlines()
     assert one == [f"step {step}" for step in range(1, STEPS, 2)]
+    for command in ("logs", "metrics"):
+        refused = train(gateway, work, command, job, "--rank", "2", status=2)
+        assert "has no rank 2. Its ranks are 0 to 1" in refused.stderr
     told = train(gateway, work, "metrics", job, "--json").stdout.splitlines()
     assert [json.loads(line)["step"] for line in told] == list(range(STEPS))
     assert train(gateway, work, "metrics", job).stdout.splitlines()[1] == "step 1 rank 0: loss 0.5"
