@@ -50,7 +50,7 @@ class WarmNodes:
 
         brief = msgspec.msgpack.encode(msgspec.structs.replace(order, package=b""))
         try:
-            for node in likely(order.spec, _free()):
+            for node in likely(order.spec, _free()) or likely(order.spec, _all()):  # or once others leave
                 options: dict[str, Any] = {
                     "num_cpus": 0,
                     "num_gpus": 0,
@@ -105,6 +105,13 @@ def likely(spec: TrainSpec, free: Mapping[str, Mapping[str, float]]) -> list[str
         held += room[names[needed]]
         needed += 1
     return names[: needed + _SPARE]
+
+
+def _all() -> dict[str, dict[str, float]]:
+    """Of each node, whoever holds it now."""
+    import ray
+
+    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
 def _free() -> dict[str, dict[str, float]]:
