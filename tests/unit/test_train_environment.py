@@ -25,6 +25,8 @@ PLACE = Place(
 NODE = {
     "PATH": "/bin",
     "NCCL_SOCKET_IFNAME": "eth0",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "RAY_AUTH_TOKEN": "secret",
     "TORCHRELAY_SERVICE_REDIS_URL": "redis://secret",
     "OMP_NUM_THREADS": "64",
@@ -57,6 +59,9 @@ def test_a_rank_finds_what_torchrun_would_set() -> None:
     assert (seen["TORCHELASTIC_RESTART_COUNT"], seen["TORCHELASTIC_MAX_RESTARTS"]) == ("2", "5")
     assert seen["TORCHELASTIC_USE_AGENT_STORE"] == "True"
     assert seen["TORCHELASTIC_RUN_ID"] == "0" * 16
+    assert seen["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
+    own = order(environment={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
+    assert rank_environment(own, PLACE, Path("/j"), NODE)["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
 
 
 def test_secrets_and_settings_of_the_node_are_not_handed_on() -> None:
@@ -64,6 +69,7 @@ def test_secrets_and_settings_of_the_node_are_not_handed_on() -> None:
     assert "secret" not in " ".join(seen.values())
     assert "TORCHINDUCTOR_MAX_AUTOTUNE" not in seen
     assert (seen["PATH"], seen["NCCL_SOCKET_IFNAME"]) == ("/bin", "eth0")
+    assert (seen["NVSHMEM_DISABLE_NVLS"], seen["TORCH_SYMM_MEM_DISABLE_MULTICAST"]) == ("1", "1")
 
 
 def test_ranks_import_what_the_nodes_own_python_imports_and_nothing_beside_it() -> None:

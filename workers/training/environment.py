@@ -42,7 +42,7 @@ _PASSED = frozenset(
         *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_HOME", "HF_HOME"),
     }
 )
-_PASSED_GROUPS = ("NCCL_", "GLOO_", "UCX_", "FI_")
+_PASSED_GROUPS = ("NCCL_", "GLOO_", "UCX_", "FI_", "NVSHMEM_", "TORCH_NCCL_", "TORCH_SYMM_MEM_")
 """How a node's network is to be used is for its owner to say."""
 
 
@@ -80,6 +80,7 @@ def job_environment(order: TrainOrder, folder: Path, current: Mapping[str, str])
         **node_environment(current),
         # of the job's world whatever the node: threads are part of a graph's key
         "OMP_NUM_THREADS": str(max(1, int(spec.cpus))),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": current.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         CHECKPOINTS_ENVIRONMENT: spec.checkpoints or str(folder / "checkpoints"),
         SPEC_ENVIRONMENT: msgspec.json.encode(short).decode(),
         **order.environment,
