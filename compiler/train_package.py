@@ -11,6 +11,7 @@ import os
 import posixpath
 import sys
 import tarfile
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -28,6 +29,7 @@ UNPACKED_BYTES = 4 << 30
 _LEVEL = 3
 _PIECE = 1 << 20
 _NAME_BYTES = 1024
+_BEFORE_SECONDS = 60.0
 
 
 def pack(root: Path, names: Iterable[str], *, limit: int = PACKAGE_BYTES) -> bytes:
@@ -47,7 +49,11 @@ def pack(root: Path, names: Iterable[str], *, limit: int = PACKAGE_BYTES) -> byt
 
 def unpack(data: bytes, folder: Path, *, limit: int = UNPACKED_BYTES) -> None:
     """Into `folder`, which is there and holds nothing. Raises MalformedRequest for what `pack` cannot have made,
-    LimitExceeded past `limit` bytes or MOST_FILES; OSError, as of a full disk."""
+    LimitExceeded past `limit` bytes or MOST_FILES; OSError, as of a full disk.
+
+    Files get times of _BEFORE_SECONDS ago: whatever a script writes there at once is newer.
+    """
+    before = time.time() - _BEFORE_SECONDS
     links: list[tuple[Path, str]] = []
     seen: set[str] = set()
     left = limit
@@ -76,7 +82,7 @@ def unpack(data: bytes, folder: Path, *, limit: int = UNPACKED_BYTES) -> None:
                 left -= member.size
                 if left < 0:
                     raise LimitExceeded(f"the package holds more than {limit} bytes")
-                _write(path, source, executable=bool(member.mode & 0o100))
+                _write(path, source, before, executable=bool(member.mode & 0o100))
     except (tarfile.TarError, zstd.ZstdError, EOFError, FileExistsError, NotADirectoryError) as error:
         raise MalformedRequest(f"this is no package of a working directory: {error}") from None
     for path, target in links:
@@ -141,11 +147,13 @@ def _target(root: Path, path: Path) -> str:
     return target
 
 
-def _write(path: Path, source: IO[bytes], *, executable: bool) -> None:
+def _write(path: Path, source: IO[bytes], at: float, *, executable: bool) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with os.fdopen(os.open(path, flags, 0o755 if executable else 0o644), "wb") as file:
         while part := source.read(_PIECE):
             file.write(part)
+        file.flush()
+        os.utime(file.fileno(), (at, at))
 
 
 class _Packed(io.RawIOBase):

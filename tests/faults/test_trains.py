@@ -19,7 +19,7 @@ from training_parts import STEPS, TrainingGateway, TrainingPool, begun, ended, e
 PACE = 0.15
 
 StartGateway = Callable[..., Running]
-Start = Callable[[], TrainingGateway]
+Start = Callable[..., TrainingGateway]
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def pool(tmp_path: Path) -> TrainingPool:
 def start(settings: dict[str, Any], pool: TrainingPool) -> Iterator[Start]:
     started: list[TrainingGateway] = []
 
-    def begin() -> TrainingGateway:
-        started.append(TrainingGateway(settings, PACE, pool.folder))
+    def begin(pace: float = PACE) -> TrainingGateway:
+        started.append(TrainingGateway(settings, pace, pool.folder))
         return started[-1]
 
     yield begin
@@ -182,12 +182,13 @@ def test_a_gateway_that_is_cut_off_and_comes_back_does_not_tell_what_another_has
 def test_a_job_is_cancelled_though_the_gateway_that_drove_it_is_dead(
     start: Start, pool: TrainingPool
 ) -> None:
-    one = start()
+    slow = 1.0  # half a minute in all: it has not ended when the second gateway is there
+    one = start(slow)
     with one.http() as http:
         job = begun(http, capture=False)
-        wait_until(lambda: steps(http, job) >= 1, seconds=60)
+        wait_until(lambda: shown(http, job)["state"] == "running", seconds=60)
     one.kill()
-    with start().http() as http:
+    with start(slow).http() as http:
         http.post(f"/v1/trains/{job}/cancel")
         assert ended(http, job)["state"] == "cancelled"
     assert pool.engine(job).turns[0].stopped > 0

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,13 @@ def test_a_folder_comes_back_as_it_was_and_the_same_files_are_the_same_bytes(tmp
     assert os.access(out / "run", os.X_OK) and not os.access(out / "train.py", os.X_OK)
     assert (out / "data/whole").readlink() == Path("../train.py")
     assert (out / "data/link").read_text() == "print(1)"
+
+
+def test_what_came_along_is_older_than_what_a_script_writes_at_once(tmp_path: Path) -> None:
+    data = packed(write(tmp_path / "a", train_dot_py="print(1)", data__x="x")).data
+    assert unpacked(data, tmp_path / "out") == ["data", "data/x", "train.py"]
+    for name in ("train.py", "data/x"):
+        assert (tmp_path / "out" / name).stat().st_mtime < time.time() - 10
 
 
 def test_what_the_ignore_file_names_and_caches_and_environments_stay_here(tmp_path: Path) -> None:
