@@ -32,6 +32,8 @@ class Descents:
         self._build = build
         self._identity = identity
         self._begun: dict[tuple[str, Hashable], Future[Any]] = {}
+        self._failed: dict[tuple[str, Hashable], Exception] = {}
+        """Upstream's tuner remembers what it measured, and would try these again in every run."""
         self.waiting = False
         """Whether any descent was put off in the run before."""
 
@@ -48,7 +50,14 @@ class Descents:
                     missing = True
                 if missing:  # where the way goes from here on is not known; what it may need is built
                     raise PutOff
-                return measure(wanted)
+                key = source, self._identity(wanted)
+                if key in self._failed:
+                    raise self._failed[key]
+                try:
+                    return measure(wanted)
+                except Exception as error:
+                    self._failed[key] = error.with_traceback(None)  # whose frames hold a run's tensors
+                    raise
 
             found = tune(measured, configuration, *rest)
             if missing:

@@ -101,6 +101,42 @@ def test_descents_end_where_each_would_have_ended_alone_in_few_runs() -> None:
     assert 2 * runs < max(len(kernel.measured) for kernel in kernels)
 
 
+def test_what_fails_on_the_device_is_tried_once_however_often_its_descent_runs() -> None:
+    class Small(Kernel):
+        def time(self, config: Config) -> float:
+            taken = super().time(config)
+            if config.kwargs["YBLOCK"] > 16:
+                raise ValueError("out of shared memory")
+            return taken
+
+    kernel = Small("k", (512, 64, 8))
+    begun: list[Future[Any]] = []
+
+    def build(source: str, config: Config) -> Future[Any]:
+        begun.append(Future())
+        return begun[-1]
+
+    descents = Descents(build, triton_config_to_hashable)
+    runs = 0
+
+    def run() -> None:
+        nonlocal runs
+        built_at_once(begun)
+        runs += 1
+        with contextlib.suppress(PutOff):
+            kernel.ended = descents.of("k", kernel.tuner.autotune)(kernel.time, kernel.config, None)
+        built_at_once(begun)
+
+    run()
+    descents.settle(run)
+    failing = [measured for measured in kernel.measured if ("YBLOCK", 32) in measured]
+    assert runs > 3 and failing
+    assert len(kernel.measured) == len(set(kernel.measured))
+    alone = Small("k", (512, 64, 8))
+    best = alone.tuner.autotune(alone.time, alone.config, None)
+    assert triton_config_to_hashable(kernel.ended) == triton_config_to_hashable(best)
+
+
 def test_what_does_not_build_elsewhere_is_tried_where_it_is_measured() -> None:
     def build(source: str, config: Config) -> Future[Any]:
         failed: Future[Any] = Future()
