@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from torchrelay.compiler import searcher, torch_internals
+from torchrelay.compiler import torch_internals, workbench
 from torchrelay.compiler.toolchain import local_target, local_toolchain
 from torchrelay.compiler.tuning import Task, problem_of
 
@@ -154,6 +154,6 @@ def test_a_small_budget_builds_few_of_many_candidates_and_the_same_ones_each_tim
     selection.thin(5)
     assert selection.candidates == kept
     whole = Task(id="w", problem=problem_of(MM), exact=False)
-    assert searcher._most_built(whole) == searcher.MOST_BUILT
-    assert searcher._most_built(replace(whole, seconds=0.1)) == 32
-    assert searcher._most_built(replace(whole, seconds=1e6)) == searcher.MOST_BUILT
+    assert workbench.most_built(whole) == workbench.MOST_BUILT
+    assert workbench.most_built(replace(whole, seconds=0.1)) == 32
+    assert workbench.most_built(replace(whole, seconds=1e6)) == workbench.MOST_BUILT

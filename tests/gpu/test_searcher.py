@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchrelay.compiler import measure, searcher
+from torchrelay.compiler import measure, workbench
 from torchrelay.compiler.toolchain import local_toolchain
 from torchrelay.compiler.tuning import Task
 from torchrelay.compiler.wire import Target
@@ -100,7 +100,7 @@ def test_a_candidate_that_hangs_or_breaks_the_gpu_ends_the_process_and_is_known(
     short = measure.Settings(seconds=0.5)
     task = TASKS[0]
     told = search([task], gpu(), local_toolchain(), tmp_path, threads=0, settings=short, fault=fault)
-    assert told.status == searcher.BROKEN, told.log[-2000:]
+    assert told.status == workbench.BROKEN, told.log[-2000:]
     assert words in told.log
     last = told.tried(task.id)[-1]
     assert last.startswith("triton_")

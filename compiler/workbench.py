@@ -1,0 +1,173 @@
+"""Stage 8, where a searcher works: a task in; its candidates, built, and what their contest found, out.
+
+One device, and the processes that build for it. On a GPU, where candidates run in this process, one that hangs or
+breaks the device ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from . import contest, measure, rebuild, torch_internals, trials, tuning
+from .candidates import Candidates
+from .configurations import Configuration
+from .tuning import Place, Task
+
+log = logging.getLogger(__name__)
+
+BROKEN = 76
+"""Exit status of a process whose candidate hung or broke the device."""
+ROUNDS = {"default": 2, "exhaustive": 4}
+"""How often, in a space, a GPU's best configurations are looked around in."""
+BUILD_SECONDS = 900.0
+"""A compiler that takes longer for a problem's candidates hangs."""
+MOST_BUILT = 1000
+_LEAST_BUILT = 32
+_BUILD_SECONDS = 3.0
+"""Of one processor, for one candidate."""
+_WARM = tuning.problem_of("mm(f16[256,256], f16[256,256]) -> f16[256,256]")
+
+
+def most_built(task: Task) -> int:
+    """How many candidates, beside PyTorch's own, a task's budget is enough for. An exhaustive space has thousands."""
+    in_time = int(task.seconds * len(os.sched_getaffinity(0)) / _BUILD_SECONDS)
+    return min(MOST_BUILT, max(in_time, _LEAST_BUILT)) if task.seconds else MOST_BUILT
+
+
+class Workbench:
+    """place: where it measures. threads: of a CPU's kernels. beside: see contest.hold."""
+
+    def __init__(
+        self,
+        device: str,
+        place: Place,
+        *,
+        threads: int,
+        beside: Callable[[], Path | None],
+        settings: measure.Settings,
+    ) -> None:
+        self.place = place
+        self.band = settings.band
+        self._device = device
+        self._threads = threads
+        self._beside = beside
+        self._settings = settings
+        self._watched = _watched if device == "cuda" else trials.unwatched
+
+    def warm_up(self) -> None:
+        """Have the GPU's context, its libraries and Inductor's templates ready: there may be no work yet."""
+        if self._device != "cuda":
+            return
+        task = Task(id="warm", problem=_WARM, exact=False)
+        try:
+            ones = torch.ones(256, 256, dtype=torch.float16, device="cuda")
+            with rebuild.in_force(task):
+                rebuild.rebuild(task, self._device).close()
+                torch.mm(ones, ones)
+            torch.cuda.synchronize()
+        except Exception:
+            log.exception("the searcher begins cold")
+
+    def rounds(self, task: Task) -> int:
+        """How often the best of its configurations are looked around in."""
+        return ROUNDS[task.space] if self._device == "cuda" else 0
+
+    def candidates(self, task: Task, around: Sequence[Configuration] = ()) -> Candidates:
+        """A task's candidates; or PyTorch's own and these configurations alone. Raises Unsuited."""
+        with rebuild.in_force(task):
+            return rebuild.rebuild(task, self._device, rebuild.Around(around) if around else None)
+
+    def build(self, task: Task, selection: Candidates) -> Callable[[], Mapping[int, str]]:
+        """Have them built, as many as the task's budget is enough for. What is returned waits for that, and says which
+        failed, and why."""
+        with rebuild.in_force(task):
+            if isinstance(selection, torch_internals.Selection):
+                selection.thin(most_built(task))
+            return selection.begin_building()
+
+    def contest(
+        self,
+        task: Task,
+        selection: Candidates,
+        wait: Callable[[], Mapping[int, str]],
+        *,
+        begun: float,
+        first: Collection[str],
+        before: Callable[[str], None],
+    ) -> contest.Outcome:
+        """Measure what is built. before: called with each candidate before its first run; the rest as contest.hold has
+        it, which says what is raised."""
+        try:
+            with self._watched(BUILD_SECONDS):
+                doomed = dict(wait())
+            for candidate, text in enumerate(selection.candidates):
+                if text in task.avoid:
+                    doomed[candidate] = "ended the process that ran it"
+            with rebuild.in_force(task):
+                return contest.hold(
+                    selection,
+                    place=self.place,
+                    settings=self._limited(task),
+                    threads=self._threads,
+                    beside=self._beside(),
+                    doomed=doomed,
+                    begun=begun,
+                    first=first,
+                    before=lambda candidate: before(selection.candidates[candidate]),
+                    failed=lambda: self.check(task),
+                    watched=self._watched,
+                )
+        finally:
+            self._let_go()
+
+    def check(self, task: Task) -> None:
+        """End the process if the GPU can be used no more: whatever ran last, for this task, broke it."""
+        if self._device != "cuda":
+            return
+        try:
+            held = torch.ones(1024, device="cuda")
+            works = int(held.mul_(2).sum().item()) == 2048
+        except Exception:
+            works = False
+        if not works:
+            _end(f"the GPU cannot be used any more, after a candidate for {task.problem.text()}")
+
+    def _limited(self, task: Task) -> measure.Settings:
+        most = task.samples or self._settings.most
+        return measure.Settings(
+            band=self._settings.band,
+            rounds=min(self._settings.rounds, most),
+            most=most,
+            seconds=task.seconds or self._settings.seconds,
+        )
+
+    def _let_go(self) -> None:
+        """Of the GPU's memory: compiles on it need some too."""
+        if self._device == "cuda":
+            with contextlib.suppress(Exception):  # what broke the GPU was told already
+                torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def _watched(seconds: float) -> Iterator[None]:
+    """End the process if the block takes longer: a kernel that hangs cannot be stopped otherwise."""
+    timer = threading.Timer(seconds, _end, [f"a candidate did not come back for {seconds:.0f} s"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _end(why: str) -> None:
+    print(why, file=sys.stderr, flush=True)
+    os._exit(BROKEN)
