@@ -1,8 +1,9 @@
 """A slot: what the Ray actor of each slot is, an asyncio object with a station for compiles and one for searches.
 
 Knows nothing of Ray, so that a test can hold one in its hands. Both stations see the actor's device and nothing else.
-A searcher is a job of hours that must not keep compiles waiting, so it has a fork server of its own, started when the
-first one comes and stopped when none has for a while: torch without work holds some hundred MB.
+A searcher is a job of hours that must not keep compiles waiting, so it has a fork server of its own. Beside a GPU it is
+there from the beginning: a compile waits for what is searched, and torch takes seconds to import. Elsewhere it is
+started when the first searcher comes and stopped when none has for a while: torch without work holds some hundred MB.
 """
 
 from __future__ import annotations
@@ -26,10 +27,17 @@ class CompileSlot:
         # under a name of its own: by it a station knows what it must kill
         self._searches = Station(msgspec.structs.replace(settings, worker=f"{settings.worker}-search"))
         self._resting: asyncio.TimerHandle | None = None
+        self._keeps_warm = settings.kind == "cuda"
+        self._warming: asyncio.Task[bytes] | None = None
 
     async def start(self) -> bytes:
         """Have a warm fork server for compiles, starting one if there is none; its Ready, or a Failed, encoded."""
-        return await self._compiles.start()
+        answer = await self._compiles.start()
+        if self._keeps_warm:
+            self._warming = asyncio.create_task(
+                self._searches.start()
+            )  # what goes wrong the first searcher says
+        return answer
 
     async def lost(self) -> None:
         """Return once there is no fork server for compiles (any more); `start` brings a new one."""
@@ -58,7 +66,7 @@ class CompileSlot:
             self._resting = loop.call_later(self._settings.search_idle_seconds, self._rest)
 
     def _rest(self) -> None:
-        if not self._searches.busy():
+        if not (self._searches.busy() or self._keeps_warm):
             self._searches.close()
 
     async def cancel(self, job_id: str) -> None:
@@ -75,5 +83,8 @@ class CompileSlot:
         """Stop both fork servers and their jobs."""
         if self._resting is not None:
             self._resting.cancel()
+        if self._warming is not None:
+            self._warming.cancel()
+            await asyncio.gather(self._warming, return_exceptions=True)
         self._searches.close()
         self._compiles.close()

@@ -211,7 +211,11 @@ class Station:
 
     async def _started(self, *, wrapped: bool) -> tuple[_Server, Answer]:
         server = await _Server.start(self._settings, wrapped=wrapped)
-        return server, await self._first_answer(server)
+        try:
+            return server, await self._first_answer(server)
+        except asyncio.CancelledError:
+            server.stop()
+            raise
 
     @staticmethod
     async def _first_answer(server: _Server) -> Answer:

@@ -29,7 +29,7 @@ def preload():
 
 
 def describe(kind):
-    assert kind == "cpu"
+    assert kind in ("cpu", "cuda")
     return TOOLCHAIN, TARGET
 
 

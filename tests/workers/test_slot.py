@@ -340,6 +340,36 @@ def test_an_engine_that_cannot_load_is_said_so(tmp_path):
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("kind, warm", [("cuda", True), ("cpu", False)])
+def test_beside_a_gpu_searches_have_a_warm_server_before_the_first_one_comes(tmp_path, kind, warm):
+    async def scenario():
+        slot = CompileSlot(
+            msgspec.structs.replace(settings(tmp_path), kind=kind, isolation="off", search_idle_seconds=0.0)
+        )
+        assert isinstance(decode_answer(await slot.start()), Ready)
+        for _ in range(100 if warm else 5):
+            if len(list(tmp_path.glob("torchrelay-jobs-*"))) == 2 and slot._searches._server is not None:
+                break
+            await asyncio.sleep(0.1)
+        assert (slot._searches._server is not None) is warm
+        slot._rest()
+        assert (slot._searches._server is not None) is warm
+        await slot.close()
+        assert list(tmp_path.glob("torchrelay-jobs-*")) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_slot_that_closes_while_its_searches_server_comes_up_leaves_nothing(tmp_path):
+    async def scenario():
+        slot = CompileSlot(msgspec.structs.replace(settings(tmp_path), kind="cuda", isolation="off"))
+        await slot.start()
+        await slot.close()
+        assert list(tmp_path.glob("torchrelay-jobs-*")) == []
+
+    asyncio.run(scenario())
+
+
 def test_ready_names_the_engines_toolchain_and_target(tmp_path):
     async def scenario():
         async with warm_slot(tmp_path) as (_, ready):
