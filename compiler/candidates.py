@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import torch
 
 from .tuning import Operand, Problem
+
+
+class Building:
+    """Candidates that are being compiled.
+
+    futures: of what other processes or threads compile. finish: takes it over once they have; says which do not
+    compile, and why.
+    """
+
+    def __init__(
+        self, futures: Sequence[Future[Any]] = (), finish: Callable[[], Mapping[int, str]] = dict
+    ) -> None:
+        self.futures = list(futures)
+        self.wait = finish
+
+    def left(self) -> int:
+        """How many are not compiled yet."""
+        return sum(not future.done() for future in self.futures)
 
 
 class Candidates(Protocol):
@@ -22,8 +41,8 @@ class Candidates(Protocol):
     aten: list[int]
     problem: Problem
 
-    def begin_building(self) -> Callable[[], Mapping[int, str]]:
-        """Have them compiled. What is returned waits for that, and says which do not compile, and why."""
+    def begin_building(self) -> Building:
+        """Have them compiled."""
 
     def prepare(self, seed: int) -> None:
         """Make the example inputs."""
@@ -62,8 +81,8 @@ class Plain:
         self._functions = list(functions.values())
         self._operands: list[torch.Tensor] = []
 
-    def begin_building(self) -> Callable[[], Mapping[int, str]]:
-        return dict
+    def begin_building(self) -> Building:
+        return Building()
 
     def prepare(self, seed: int) -> None:
         generator = torch.Generator(self.device).manual_seed(seed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +67,7 @@ class Search:
         self._wanted: dict[Problem, str] = {}
         """Of the scout that is under way: what nobody knows, and on which device."""
         self._told = 0
+        self._told_at = -math.inf
         self._fetched: set[Problem] = set()
         self._own: set[Problem] = set()
         """Problems that nobody else will search."""
@@ -226,12 +228,14 @@ class Search:
         if problem in self._own or not (self._scouts_left or self.scouting):
             return False
         self._wanted[problem] = device
+        if time.monotonic() - self._told_at > TELL_SECONDS:
+            self.tell()
         return True
 
     def tell(self) -> None:
         """Have what was found out so far searched, while the scout goes on."""
         if len(self._wanted) > self._told:
-            self._told = len(self._wanted)
+            self._told, self._told_at = len(self._wanted), time.monotonic()
             with contextlib.suppress(Unavailable):
                 self._asked(list(self._wanted))
 
@@ -245,8 +249,9 @@ class Search:
             if told != len(open_):
                 told = len(open_)
                 progress(f"{len(wanted) - told} of {len(wanted)} problems searched")
+            asked = time.monotonic()
             try:
-                found, given_up, searching = self._asked(open_, wanted)
+                found, given_up, searching = self._asked(open_, wanted, PATIENCE_SECONDS)
             except Unavailable as error:
                 log.warning("what is not known yet is measured here: %s", error)
                 self._scouts_left = 0
@@ -257,14 +262,14 @@ class Search:
             left = [problem for problem in open_ if problem not in found and problem not in given_up]
             if not searching:
                 break
-            news = time.monotonic() if len(left) < len(open_) else news
+            if len(left) < len(open_):
+                open_, news, pause = left, time.monotonic(), _PAUSES[0]
+                continue
             if time.monotonic() - news > NEWS_SECONDS:
                 log.warning("no problem was searched elsewhere for %.0f s", NEWS_SECONDS)
                 break
-            open_ = left
-            if open_:
-                time.sleep(pause)
-                pause = min(pause * 1.5, _PAUSES[1])
+            time.sleep(max(0.0, pause - (time.monotonic() - asked)))
+            pause = min(pause * 1.5, _PAUSES[1])
         self._own.update(problem for problem in wanted if problem not in self._fetched)
 
     def give_up_scouting(self) -> None:
@@ -273,7 +278,10 @@ class Search:
         self._wanted, self._told, self._scouts_left = {}, 0, 0
 
     def _asked(
-        self, problems: Sequence[Problem], devices: Mapping[Problem, str] | None = None
+        self,
+        problems: Sequence[Problem],
+        devices: Mapping[Problem, str] | None = None,
+        patience: float = 0.0,
     ) -> tuple[dict[Problem, Entry], set[Problem], bool]:
         """Of these problems: what is known, what nobody will search, and whether anything is still being searched.
         Raises Unavailable."""
@@ -282,12 +290,15 @@ class Search:
         given_up: set[Problem] = set()
         searching = False
         assert self._ask is not None
-        for device in sorted(set(devices.values())):
+        kinds = sorted({devices[problem] for problem in problems})
+        if len(kinds) > 1 or len(problems) > _MOST_WANTED:  # what is new may be in another answer
+            patience = 0.0
+        for device in kinds:
             place = self.place(device)
             here = [problem for problem in problems if devices[problem] == device]
             for begin in range(0, len(here), _MOST_WANTED):
                 part = here[begin : begin + _MOST_WANTED]
-                answer = self._ask(tuning.Wanted(place, part))
+                answer = self._ask(tuning.Wanted(place, part, patience))
                 if isinstance(answer, tuning.Known):
                     found |= {e.problem: e for e in answer.entries if e.place == place and e.problem in part}
                     given_up.update(answer.given_up)
@@ -308,7 +319,7 @@ class Search:
     def _measured(self, selection: Candidates, settle: Callable[[], None]) -> Entry:
         """Measure the candidates and tell what was found; what stands for everyone now, unless it failed here."""
         begun = time.monotonic()
-        doomed = selection.begin_building()()
+        doomed = selection.begin_building().wait()
         settle()
         found = contest.hold(
             selection,
@@ -333,7 +344,12 @@ SCOUTS = 4
 """With other winners than a scout has taken the graph may have other problems."""
 NEWS_SECONDS = 300.0
 """A compile waits so long for one more of its problems to be searched."""
+TELL_SECONDS = 0.3
+"""A scout tells no more often what it has found out."""
+PATIENCE_SECONDS = 4.0
+"""For so long at most is the service to hold an answer back in which nothing is new."""
 _PAUSES = (0.1, 0.5)
+"""From one question to the next without news, at least: not every service waits."""
 _MOST_WANTED = 256
 MOST_TOLD = 400
 """Timings, and failures, that a report has room for (tuning.QUESTION_LIMIT)."""

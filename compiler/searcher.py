@@ -12,8 +12,7 @@ import contextlib
 import logging
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +21,7 @@ from msgspec import Struct
 
 from . import contest, inductor, measure, rebuild, torch_internals, triton_store, tuning, wire
 from . import target as targets
-from .candidates import Candidates
+from .candidates import Building, Candidates
 from .configurations import Configuration
 from .errors import CompileFailed, Unavailable
 from .kernel_store import Exchange
@@ -34,8 +33,9 @@ from .workbench import Workbench
 
 log = logging.getLogger(__name__)
 
-AHEAD = 3
-"""Tasks at hand: one that is measured, others whose candidates are being built."""
+AHEAD = 4
+"""Tasks at hand: one that is measured, others whose candidates are being built. With fewer a GPU waits for compilers,
+with more the last ones are not where there is time for them (benchmarks/farm_scaling.py)."""
 MOST_QUESTIONS = 100_000
 """After so many it ends, when it holds nothing: a service starts another one, with nothing left behind."""
 PATIENCE_SECONDS = 300.0
@@ -95,19 +95,23 @@ def serve(
         Searcher(ask, bench, ahead=ahead, progress=progress).run()
 
 
-class _Prepared(Struct):
-    """A task whose candidates are being built. wait: for that; says which failed, and why.
+class _Held(Struct):
+    """A task, and the candidates that are being built for its next round.
 
-    found: in earlier rounds; tried: then. rounds: so many more at most.
+    rounds: so many more may follow. spent: seconds. found: in earlier rounds; tried: then.
     """
 
     task: Task
     selection: Candidates
-    wait: Callable[[], Mapping[int, str]]
-    begun: float
+    building: Building
     rounds: int
+    spent: float
     found: contest.Outcome | None = None
     tried: frozenset[str] = frozenset()
+
+
+class _TakenOver(Exception):
+    """Somebody else has the task by now."""
 
 
 class Bench(Protocol):
@@ -119,12 +123,13 @@ class Bench(Protocol):
     def warm_up(self) -> None: ...
     def rounds(self, task: Task) -> int: ...
     def candidates(self, task: Task, around: Sequence[Configuration] = ()) -> Candidates: ...
-    def build(self, task: Task, selection: Candidates) -> Callable[[], Mapping[int, str]]: ...
+    def build(self, task: Task, selection: Candidates) -> Building: ...
+    def rest(self, buildings: Sequence[Building]) -> None: ...
     def contest(
         self,
         task: Task,
         selection: Candidates,
-        wait: Callable[[], Mapping[int, str]],
+        building: Building,
         *,
         begun: float,
         first: Collection[str],
@@ -134,7 +139,11 @@ class Bench(Protocol):
 
 
 class Searcher:
-    """The loop. All of it in one thread, but the building."""
+    """The loop. All of it in one thread, but the building.
+
+    What is built is measured. Who has more rounds before him comes first: were tasks finished one by one, nothing would
+    be built in the end beside the last one's rounds.
+    """
 
     def __init__(
         self, ask: tuning.Ask, bench: Bench, *, ahead: int, progress: Callable[[wire.Stage, str], None]
@@ -144,23 +153,35 @@ class Searcher:
         self._ahead = ahead
         self._progress = progress
         self._asked = 0
-        self._held: deque[_Prepared] = deque()
+        self._over = False
+        self._in_vain = False
+        """Nothing more was to be had since a task was last measured."""
+        self._held: list[_Held] = []
 
     def run(self) -> None:
         self._bench.warm_up()
-        over = False
-        while True:
-            while not over and len(self._held) < self._ahead:
-                work = self._next()
-                over = work.over or self._asked >= MOST_QUESTIONS
-                for task in work.tasks:
-                    self._prepare(task)
-                if not work.tasks:
-                    break
-            if self._held:
-                self._search(self._held.popleft())
-            elif over:
-                return
+        while not self._over or self._held:
+            self._take()
+            if not self._held:
+                continue
+            in_turn = sorted(self._held, key=lambda held: -held.rounds)
+            built = next((held for held in in_turn if not held.building.left()), None)
+            if built is not None:
+                self._held.remove(built)
+                self._search(built)
+                self._in_vain = False
+            else:
+                since = time.monotonic()
+                self._bench.rest([held.building for held in in_turn])
+                in_turn[0].spent += time.monotonic() - since
+
+    def _take(self) -> None:
+        while not self._over and len(self._held) < self._ahead and not (self._held and self._in_vain):
+            work = self._next()
+            self._over = work.over or self._asked >= MOST_QUESTIONS
+            self._in_vain = not work.tasks
+            for task in work.tasks:
+                self._prepare(task)
 
     def _next(self) -> tuning.Work:
         """What the service gives, however long it takes to answer at all. Raises Unavailable after PATIENCE_SECONDS."""
@@ -182,12 +203,12 @@ class Searcher:
 
     def _prepare(self, task: Task) -> None:
         """Rebuild a task's operator and have its candidates built."""
-        begun = time.monotonic()
+        since = time.monotonic()
         try:
             selection = self._bench.candidates(task)
             if not task.exact and self._is_known(task, selection):
                 return
-            wait = self._bench.build(task, selection)
+            building = self._bench.build(task, selection)
         except rebuild.Unsuited as error:
             self._unfit(task, str(error))
             return
@@ -196,7 +217,8 @@ class Searcher:
             self._bench.check(task)
             self._unfit(task, f"{type(error).__name__}: {error}")
             return
-        self._held.append(_Prepared(task, selection, wait, begun, self._bench.rounds(task)))
+        spent = time.monotonic() - since
+        self._held.append(_Held(task, selection, building, self._bench.rounds(task), spent))
 
     def _is_known(self, task: Task, selection: Candidates) -> bool:
         """Whether somebody has searched this very problem here; if so that is what was found."""
@@ -211,65 +233,68 @@ class Searcher:
                 return True
         return False
 
-    def _search(self, prepared: _Prepared) -> None:
-        task, selection = prepared.task, prepared.selection
-        self._progress("autotune", selection.problem.text()[:500])
+    def _search(self, held: _Held) -> None:
+        task, begun = held.task, time.monotonic() - held.spent
+        self._progress("autotune", held.selection.problem.text()[:500])
         try:
             found = self._bench.contest(
                 task,
-                selection,
-                prepared.wait,
-                begun=prepared.begun,
-                first=prepared.tried,
+                held.selection,
+                held.building,
+                begun=begun,
+                first=held.tried,
                 before=lambda candidate: self._trying(task, candidate),
             )
+        except _TakenOver:
+            return
         except CompileFailed as error:
-            self._failed(prepared, error.message)
+            self._failed(held, error.message)
             return
         except Exception as error:
             log.exception("%s", task.problem.text())
             self._bench.check(task)
-            self._failed(prepared, f"{type(error).__name__}: {error}")
+            self._failed(held, f"{type(error).__name__}: {error}")
             return
-        if not self._look_around(prepared, found):
-            self._report(task, self._all(prepared, found))
+        held.spent = time.monotonic() - begun
+        if not self._look_around(held, found):
+            self._report(task, self._all(held, found))
 
-    def _all(self, prepared: _Prepared, found: contest.Outcome) -> contest.Outcome:
+    def _all(self, held: _Held, found: contest.Outcome) -> contest.Outcome:
         """What was found in this round and in those before."""
-        before = prepared.found
+        before = held.found
         return found if before is None else contest.together(before, found, self._bench.band)
 
-    def _look_around(self, prepared: _Prepared, found: contest.Outcome) -> bool:
+    def _look_around(self, held: _Held, found: contest.Outcome) -> bool:
         """Have configurations near the best ones built, to be measured in their turn; False if there is no need."""
-        task, band = prepared.task, self._bench.band
+        task, band = held.task, self._bench.band
         best = min(timing.milliseconds for timing in found.timings)
-        before = prepared.found
+        before = held.found
         worse = before is not None and best * (1 + band) > before.timings[0].milliseconds
-        spent = task.seconds and time.monotonic() - prepared.begun > task.seconds
-        if not prepared.rounds or worse or spent:
+        if not held.rounds or worse or (task.seconds and held.spent > task.seconds):
             return False
-        found = self._all(prepared, found)
-        tried = prepared.tried | set(prepared.selection.candidates) | set(task.avoid)
+        found = self._all(held, found)
+        tried = held.tried | set(held.selection.candidates) | set(task.avoid)
         configurations = contest.around(found, tried, band)
         if not configurations:
             return False
+        self._say(tuning.Trying(task.id, ""))
+        since = time.monotonic()
         try:
             selection = self._bench.candidates(task, configurations)
-            wait = self._bench.build(task, selection)
+            building = self._bench.build(task, selection)
         except Exception:
             log.exception("%s is not looked around in", task.problem.text())
             return False
-        self._held.append(
-            _Prepared(task, selection, wait, prepared.begun, prepared.rounds - 1, found, frozenset(tried))
-        )
+        spent = held.spent + time.monotonic() - since
+        self._held.append(_Held(task, selection, building, held.rounds - 1, spent, found, frozenset(tried)))
         return True
 
-    def _failed(self, prepared: _Prepared, why: str) -> None:
+    def _failed(self, held: _Held, why: str) -> None:
         """A round failed: what the earlier ones found counts."""
-        if prepared.found is None:
-            self._unfit(prepared.task, why)
+        if held.found is None:
+            self._unfit(held.task, why)
         else:
-            self._report(prepared.task, prepared.found)
+            self._report(held.task, held.found)
 
     def _report(self, task: Task, found: contest.Outcome) -> None:
         self._say(
@@ -282,15 +307,18 @@ class Searcher:
         )
 
     def _trying(self, task: Task, candidate: str) -> None:
-        self._say(tuning.Trying(task.id, candidate))
+        """Raises _TakenOver."""
+        if isinstance(self._say(tuning.Trying(task.id, candidate)), tuning.TakenOver):
+            raise _TakenOver
 
     def _unfit(self, task: Task, why: str) -> None:
         log.warning("%s is not searched: %s", task.problem.text(), why)
         self._say(tuning.Unfit(task.id, " ".join(why.split())[:1000]))
 
-    def _say(self, question: tuning.Question) -> None:
+    def _say(self, question: tuning.Question) -> tuning.Answer | None:
         """Tell the service; it gives the task out again if it does not hear."""
         try:
-            self._told(question)
+            return self._told(question)
         except Unavailable as error:
             log.warning("the service was not told: %s", error)
+            return None

@@ -42,6 +42,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from . import triton_store, tuning
 from .ahead import Copy
+from .candidates import Building
 from .configurations import Configuration, configuration_of
 from .descents import Descents, PutOff
 from .errors import Unsupported
@@ -1384,9 +1385,8 @@ class Selection:
         self.candidates = [self.candidates[i] for i in kept]
         self.aten = [position for position, i in enumerate(kept) if i in self.aten]
 
-    def begin_building(self) -> Callable[[], dict[int, str]]:
-        """Have the candidates compiled, as many at once as Inductor may. What is returned waits for that, and says
-        which do not compile, and why."""
+    def begin_building(self) -> Building:
+        """Have the candidates compiled, as many at once as Inductor may."""
         from torch._inductor import config
 
         if self.device == "cuda":
@@ -1398,9 +1398,12 @@ class Selection:
             if hasattr(choice, "precompile")
         }
         pool.shutdown(wait=False)
-        return lambda: {i: str(e) for i, done in built.items() if (e := done.exception()) is not None}
+        return Building(
+            list(built.values()),
+            lambda: {i: str(e) for i, done in built.items() if (e := done.exception()) is not None},
+        )
 
-    def _building_templates(self) -> Callable[[], dict[int, str]]:
+    def _building_templates(self) -> Building:
         """Triton's candidates in Inductor's processes, as AsyncCompile.triton has them; what comes from there is then
         what the candidates run. Inductor itself has each loaded and compiled again when it is measured, which costs
         seconds where it turns out then that the device has not the shared memory for it.
@@ -1453,7 +1456,7 @@ class Selection:
                     failed[i] = str(error) or type(error).__name__
             return failed
 
-        return wait
+        return Building([future for _, future in begun.values()], wait)
 
     def prepare(self, seed: int) -> None:
         """Make the example inputs: random, or as the operator wants them (`input_gen_fns`)."""
@@ -1930,8 +1933,8 @@ class Padding:
         result = tuning.Operand(operands[-1].dtype, size, tuning.contiguous(size))
         self.problem = tuning.Problem(PADDING + op, operands, result, tuple(sorted(settings.items())))
 
-    def begin_building(self) -> Callable[[], dict[int, str]]:
-        return dict
+    def begin_building(self) -> Building:
+        return Building()
 
     def prepare(self, seed: int) -> None:
         """Have pad_mm make the inputs and both functions, which it hands to what measures them."""

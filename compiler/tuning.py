@@ -290,11 +290,12 @@ class Found(_Record, frozen=True, tag="found"):
 
 
 class Wanted(_Record, frozen=True, tag="wanted"):
-    """A compile needs these problems: have those searched that nobody knows. Answered by Known, at once; asked again
-    until nothing is open."""
+    """A compile needs these problems: have those searched that nobody knows. Answered by Known; asked again until
+    nothing is open. patience: seconds that the answer may be held back, until any of them is known or given up."""
 
     place: Place
     problems: Annotated[list[Problem], Meta(max_length=256)]
+    patience: Annotated[float, Meta(ge=0, le=5)] = 0.0
 
 
 class Next(_Record, frozen=True, tag="next"):
@@ -306,7 +307,8 @@ class Next(_Record, frozen=True, tag="next"):
 
 
 class Trying(_Record, frozen=True, tag="trying"):
-    """A searcher is about to run a candidate for the first time. If its process ends now, that is why."""
+    """A searcher is about to run a candidate for the first time, '': none for now. If its process ends, that is why.
+    Answered by Known; by TakenOver where the task is another's by now."""
 
     task: Name
     candidate: Text
@@ -337,8 +339,12 @@ class Work(_Record, frozen=True, tag="work"):
     over: bool = False
 
 
+class TakenOver(_Record, frozen=True, tag="taken_over"):
+    """A task that a searcher had not begun was given to one that had nothing to do: leave it to him."""
+
+
 Question = Lookup | Found | Wanted | Next | Trying | Unfit
-Answer = Known | Work
+Answer = Known | Work | TakenOver
 QUESTION_LIMIT = 1 << 20
 """Bytes of an encoded question."""
 ENTRY_LIMIT = 16 << 10

@@ -6,18 +6,19 @@ breaks the device ends the process.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from . import contest, measure, rebuild, torch_internals, trials, tuning
-from .candidates import Candidates
+from .candidates import Building, Candidates
 from .configurations import Configuration
 from .tuning import Place, Task
 
@@ -28,11 +29,12 @@ BROKEN = 76
 ROUNDS = {"default": 2, "exhaustive": 4}
 """How often, in a space, a GPU's best configurations are looked around in."""
 BUILD_SECONDS = 900.0
-"""A compiler that takes longer for a problem's candidates hangs."""
+"""Compilers of which none has built anything for so long hang."""
 MOST_BUILT = 1000
 _LEAST_BUILT = 32
 _BUILD_SECONDS = 3.0
 """Of one processor, for one candidate."""
+_LOOK_SECONDS = 1.0
 _WARM = tuning.problem_of("mm(f16[256,256], f16[256,256]) -> f16[256,256]")
 
 
@@ -85,19 +87,26 @@ class Workbench:
         with rebuild.in_force(task):
             return rebuild.rebuild(task, self._device, rebuild.Around(around) if around else None)
 
-    def build(self, task: Task, selection: Candidates) -> Callable[[], Mapping[int, str]]:
-        """Have them built, as many as the task's budget is enough for. What is returned waits for that, and says which
-        failed, and why."""
+    def build(self, task: Task, selection: Candidates) -> Building:
+        """Have them built, as many as the task's budget is enough for."""
         with rebuild.in_force(task):
             if isinstance(selection, torch_internals.Selection):
                 selection.thin(most_built(task))
             return selection.begin_building()
 
+    def rest(self, buildings: Sequence[Building]) -> None:
+        """Until one more candidate of these is built."""
+        left = [future for building in buildings for future in building.futures if not future.done()]
+        with self._watched(BUILD_SECONDS):
+            while left and not any(future.done() for future in left):
+                # of one that is cancelled who waits does not hear
+                concurrent.futures.wait(left, _LOOK_SECONDS, concurrent.futures.FIRST_COMPLETED)
+
     def contest(
         self,
         task: Task,
         selection: Candidates,
-        wait: Callable[[], Mapping[int, str]],
+        building: Building,
         *,
         begun: float,
         first: Collection[str],
@@ -107,7 +116,7 @@ class Workbench:
         it, which says what is raised."""
         try:
             with self._watched(BUILD_SECONDS):
-                doomed = dict(wait())
+                doomed = dict(building.wait())
             for candidate, text in enumerate(selection.candidates):
                 if text in task.avoid:
                     doomed[candidate] = "ended the process that ran it"

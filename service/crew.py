@@ -181,6 +181,20 @@ class Crew:
                 return ticket
         return None
 
+    def taken_over_by(self, searcher: Searcher) -> Ticket | None:
+        """What a searcher that has nothing, and finds nothing queued, takes from the one to which most is left that it
+        has not begun; who has just one left keeps it, for he will have begun it sooner."""
+        if searcher.held or searcher.yields:
+            return None
+        others = [each for each in self._searchers if each is not searcher and self._alike(each, searcher)]
+        most = max((each.waiting() for each in others), key=len, default=[])
+        suits = [ticket for ticket in most if self._suits(ticket, searcher)]
+        if len(suits) < 2 or not (suits[-1].urgent or self._room_for_batch(searcher)):
+            return None
+        for other in others:
+            other.held.pop(suits[-1].task.id, None)
+        return suits[-1]
+
     def may_have(self, searcher: Searcher) -> bool:
         """Whether anything is queued that it could take, now or once compiles leave room, or is about to be."""
         return self._expected(searcher) or self._queued_for(searcher)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -40,7 +39,7 @@ MOST_WANTED = 4096
 """Problems that a namespace's compiles may have searched at once; past it they do it themselves."""
 FORGET_SECONDS = 60.0
 """A problem that no compile has asked for so long is not searched for it, and what became of it is forgotten: the
-compile has ended. One that lives asks every second, or after half a minute's rest (workers/questions.py)."""
+compile has ended. One that lives asks every few seconds, or after half a minute's rest (workers/questions.py)."""
 STALL_SECONDS = 180.0
 """A compile does not wait longer for a searcher to say anything: one that has to import torch first on a busy machine
 needs a minute."""
@@ -77,6 +76,8 @@ class Farm:
         self._urgent: dict[str, Ticket] = {}
         self._batch: dict[str, Ticket] = {}
         """Both: what is queued, in its order, by the task's id."""
+        self._turns: dict[str, int] = {}
+        """When compiles first wanted something, in numbers, by their keys."""
         self._heard: dict[tuple[bytes, Place], float] = {}
         """When a searcher of an aim in a place last said something."""
         self._expected: dict[bytes, _Expected] = {}
@@ -102,18 +103,34 @@ class Farm:
         now = time.monotonic()
         return [expected.aim for expected in self._expected.values() if now < expected.until]
 
-    async def want(self, place: Place, problems: Sequence[Problem], ask: Ask) -> Known:
-        """For a compile that polls: what is known of `problems` in `place`. The rest is searched before any batch job's
-        tasks, once for all compiles that want it, the largest first: they take longest, and the last one should not.
+    async def want(
+        self, place: Place, problems: Sequence[Problem], ask: Ask, *, patience: float = 0.0
+    ) -> Known:
+        """For a compile that asks again: what is known of `problems` in `place`. The rest is searched before any batch
+        job's tasks, once for all compiles that want it. patience: seconds to wait until anything is known or given up.
         What Redis does not tell counts as unknown."""
+        known = await self._want(place, problems, ask)
+        if known.open == len(set(problems)) and patience:
+            tickets = [self._wants[place, problem] for problem in set(problems)]
+            await asyncio.wait(
+                [ticket.settled for ticket in tickets],
+                timeout=patience,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            known = await self._want(place, problems, ask)
+        return known
+
+    async def _want(self, place: Place, problems: Sequence[Problem], ask: Ask) -> Known:
         entries = {entry.problem: entry for entry in await self.known(place, problems)}
         aim = Aim(ask.toolchain, ask.target, place.threads)
         fits = place.threads <= MOST_THREADS and measurable(place, ask.toolchain, ask.target)
         still_open, given_up = 0, []
-        for problem in sorted(dict.fromkeys(problems), key=_elements, reverse=True):
+        turn = self._turns.setdefault(ask.key, next(self._numbers))
+        waiting = len(self._urgent)
+        for problem in dict.fromkeys(problems):
             if problem in entries:
                 continue
-            ticket = self._wanted(place, problem, aim) if fits else None
+            ticket = self._wanted(place, problem, aim, turn) if fits else None
             found = ticket.found() if ticket is not None else None
             if found is not None:
                 entries[problem] = found.entry
@@ -121,6 +138,8 @@ class Farm:
                 still_open += 1
             else:
                 given_up.append(problem)
+        if len(self._urgent) > waiting:
+            self._urgent = dict(sorted(self._urgent.items(), key=lambda item: item[1].order))
         return Known(list(entries.values()), still_open, given_up)
 
     def found(self, place: Place, problem: Problem) -> Found | None:
@@ -128,14 +147,14 @@ class Farm:
         ticket = self._wants.get((place, problem))
         return None if ticket is None else ticket.found()
 
-    def _wanted(self, place: Place, problem: Problem, aim: Aim) -> Ticket | None:
+    def _wanted(self, place: Place, problem: Problem, aim: Aim, turn: int) -> Ticket | None:
         """The ticket of a problem that a compile has asked for just now; None: there are too many."""
         ticket = self._wants.get((place, problem))
         if ticket is None:
             if len(self._wants) >= MOST_WANTED:
                 return None
             task = Task(id=f"compile-{next(self._numbers)}", problem=problem)
-            ticket = self._wants[place, problem] = Ticket(task, aim, place=place)
+            ticket = self._wants[place, problem] = Ticket(task, aim, place=place, turn=turn)
             if ticket.aim_name in self._expected:
                 self._expected[ticket.aim_name].vain = 0
             self._enqueue(ticket)
@@ -304,8 +323,10 @@ class Farm:
                 heard = self._heard.get((ticket.aim_name, key[0]), 0.0)
                 if now - max(ticket.since, heard) > STALL_SECONDS:
                     self.fail(ticket, f"no searcher has said anything for {STALL_SECONDS:g} s", "stalled")
-        if not self._wants and not self._open:
-            self._heard.clear()
+        if not self._wants:
+            self._turns.clear()
+            if not self._open:
+                self._heard.clear()
 
     def no_searcher(self, aim_name: bytes, why: str) -> None:
         """None can be had for an aim: its compiles go on without, and batch jobs wait for one."""
@@ -313,7 +334,3 @@ class Farm:
             self.fail(ticket, why, "no_searcher")
         for ticket in [each for each in self.queued(urgent=False) if each.aim_name == aim_name]:
             ticket.become("queued", why)
-
-
-def _elements(problem: Problem) -> int:
-    return sum(math.prod(operand.size) for operand in (*problem.operands, problem.result))

@@ -68,8 +68,8 @@ class Questions:
         match question:
             case Lookup(place, problems):
                 return Known(await self._tunings.known(place, problems))
-            case Wanted(place, problems):
-                return await self._farm.want(place, problems, self._ask)
+            case Wanted(place, problems, patience):
+                return await self._farm.want(place, problems, self._ask, patience=patience)
             case Found(entry) if self._believes(entry):
                 return Known([kept.entry for kept in await self._tunings.keep([entry])])
             case Found(entry):

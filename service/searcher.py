@@ -15,7 +15,7 @@ import structlog
 from ..compiler import tuning
 from ..compiler.errors import CompileTimeout, MalformedRequest, RelayError
 from ..compiler.search_order import SearchOrder
-from ..compiler.tuning import Found, Known, Lookup, Next, Place, Task, Trying, Unfit, Work
+from ..compiler.tuning import Found, Known, Lookup, Next, Place, TakenOver, Task, Trying, Unfit, Work
 from ..workers.pool import WorkerLost
 from .questions import decoded, measurable
 from .tickets import Aim, Ticket
@@ -57,6 +57,7 @@ class Searcher:
         self.since = time.monotonic()
         self.yields = False
         """Others need the lane more: it ends once it has done what it has."""
+        self._begun: set[str] = set()
         self._crew = crew
         self._trying: Trying | None = None
         self._heard = self._worked = self.since
@@ -67,6 +68,10 @@ class Searcher:
     def hungry(self) -> bool:
         """Whether it takes the next task as soon as it can."""
         return not self.held and not self.yields
+
+    def waiting(self) -> list[Ticket]:
+        """Those of its tasks of which it has measured nothing, last those that it has got last."""
+        return [ticket for task, ticket in self.held.items() if task not in self._begun and not ticket.alone]
 
     def silent(self) -> bool:
         """Whether it should have said something by now."""
@@ -128,6 +133,7 @@ class Searcher:
             else:
                 self.farm.lost(ticket)
         self.held.clear()
+        self._begun.clear()
 
     # --- its questions ---------------------------------------------------------------------------------
 
@@ -148,8 +154,11 @@ class Searcher:
         match question:
             case Next(place, holding):
                 return await self._next(place, holding)
-            case Trying():
-                self._trying = question
+            case Trying(task, candidate):
+                if task not in self.held:
+                    return TakenOver()
+                self._begun.add(task)
+                self._trying = question if candidate else None
                 return Known([])
             case Unfit(task, why):
                 ticket = self._done_with(task)
@@ -167,6 +176,7 @@ class Searcher:
         self._worked = time.monotonic()
         if self._trying is not None and self._trying.task == task:
             self._trying = None
+        self._begun.discard(task)
         ticket = self.held.pop(task, None)
         self._crew.stir()
         return ticket
@@ -226,7 +236,7 @@ class Searcher:
 
     async def _take(self) -> Task | None:
         """The next task that nobody knows by now, its own from here on."""
-        while (ticket := self._crew.next_for(self)) is not None:
+        while (ticket := self._crew.next_for(self) or self._crew.taken_over_by(self)) is not None:
             self.farm.give_out(ticket, self.worker)
             self.held[ticket.task.id] = ticket
             if ticket.task.exact and self.place is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -12,7 +13,7 @@ import structlog
 from msgspec import Struct
 
 from ..compiler import wire
-from ..compiler.tuning import Found, Place, Task
+from ..compiler.tuning import Found, Place, Problem, Task
 
 log = structlog.get_logger(__name__)
 
@@ -46,12 +47,21 @@ class Ticket:
     """
 
     def __init__(
-        self, task: Task, aim: Aim, *, place: Place | None = None, on_change: OnChange | None = None
+        self,
+        task: Task,
+        aim: Aim,
+        *,
+        place: Place | None = None,
+        turn: int = 0,
+        on_change: OnChange | None = None,
     ) -> None:
         self.task = task
         self.aim = aim
         self.aim_name = aim.name()
         self.place = place
+        self.order = turn, -_elements(task.problem)
+        """Of compiles' tasks: who has asked first, and of his the largest. They take longest, and the last one should
+        not."""
         self.state: State = "queued"
         self.detail = ""
         self.known = False
@@ -73,6 +83,11 @@ class Ticket:
     @property
     def open(self) -> bool:
         return self.state in ("queued", "searching")
+
+    @property
+    def settled(self) -> asyncio.Future[Found | str]:
+        """What `outcome` waits for, for who waits for one of many."""
+        return self._outcome
 
     async def outcome(self) -> Found | str:
         """What was found, or why nothing was. Cancelling the caller leaves the task as it is."""
@@ -134,3 +149,7 @@ class Ticket:
             self._on_change(self.state, self.detail)
         except Exception:  # a listener's mistake is not the farm's
             log.exception("task_change_not_heard", task=self.task.id, state=self.state)
+
+
+def _elements(problem: Problem) -> int:
+    return sum(math.prod(operand.size) for operand in (*problem.operands, problem.result))

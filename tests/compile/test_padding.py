@@ -89,7 +89,7 @@ def measured(padding: Candidates) -> contest.Outcome:
         settings=measure.Settings(seconds=0.1),
         threads=1,
         beside=None,
-        doomed=padding.begin_building()(),
+        doomed=padding.begin_building().wait(),
         begun=0.0,
     )
 

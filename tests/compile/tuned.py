@@ -6,6 +6,7 @@ itself, as a fork server does. `Worker` is the side of the tests.
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import signal
@@ -41,8 +42,8 @@ SEARCH = pipeline.measure.Settings(seconds=1.0)
 
 class Case(Struct, kw_only=True):
     """known: what the database has; None: it does not answer. late: it has it only when somebody tells what he found.
-    fault: of FAULTS. store: of built libraries. farm: what others find, one problem each time they are asked; they
-    search on for ever where they do not find."""
+    fault: of FAULTS. store: of built libraries. farm: what others find, one problem each time they are asked again;
+    they search on for ever where they do not find."""
 
     request: bytes
     known: list[tuning.Entry] | None = []
@@ -157,7 +158,8 @@ def _outcome(case: Case, folder: str) -> Outcome:
             raise errors.Unavailable("the database does not answer")
         if isinstance(question, tuning.Wanted) and case.farm is not None:
             polls.append(len(question.problems))
-            ready = [entry for entry in case.farm if entry.problem in question.problems][: len(polls)]
+            again = sum(later <= earlier for earlier, later in itertools.pairwise(polls))
+            ready = [entry for entry in case.farm if entry.problem in question.problems][:again]
             return tuning.Known(ready, open=len(question.problems) - len(ready))
         if isinstance(question, tuning.Found):
             stand = [entry for entry in case.known if entry.problem == question.entry.problem]

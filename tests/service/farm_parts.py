@@ -22,6 +22,7 @@ from torchrelay.compiler.tuning import (
     Next,
     Place,
     Problem,
+    TakenOver,
     Task,
     Timing,
     Trying,
@@ -142,6 +143,8 @@ class Lanes:
         ask: Callable[[tuning.Question], Coroutine[Any, Any, tuning.Answer]],
     ) -> None:
         how = dict(task.problem.settings)
+        if isinstance(await ask(Trying(task.id, "")), TakenOver):
+            return
         self.began.append((worker, task.problem.shape()))
         if "die" in how:
             raise CompileKilled("the search process ended with exit status 9")

@@ -54,6 +54,48 @@ def test_the_largest_problems_are_searched_first(redis_server: RedisServer) -> N
     run(redis_server, scenario)
 
 
+def test_what_a_compile_wants_later_is_put_in_its_order_and_another_compiles_behind(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario(here: Site) -> None:
+        here.lanes.up.pop("b")
+        first, other = of(1, hold="yes"), msgspec.structs.replace(ASK, key="another")
+        await here.farm.want(PLACE, [first], ASK)
+        await here.until(lambda: here.lanes.began != [])
+        await here.farm.want(PLACE, [of(900)], other)
+        await here.farm.want(PLACE, [first, of(3), of(20)], ASK)
+        await here.farm.want(PLACE, [of(500)], ASK)
+        here.lanes.release.set()
+        await here.wanted(*(of(size) for size in (3, 20, 500, 900)))
+        assert [shape for _, shape in here.lanes.began] == [of(size).shape() for size in (1, 500, 20, 3, 900)]
+
+    run(redis_server, scenario)
+
+
+def test_a_patient_compile_hears_of_what_was_found_when_it_is(redis_server: RedisServer) -> None:
+    async def scenario(here: Site) -> None:
+        problems = [of(1, hold="yes"), of(2, hold="yes")]
+        known = await here.farm.want(PLACE, problems, ASK, patience=0.05)
+        assert (known.entries, known.open) == ([], 2)
+        asked = asyncio.create_task(here.farm.want(PLACE, problems, ASK, patience=60.0))
+        await here.until(lambda: len(here.lanes.began) == 2)
+        assert not asked.done()
+        here.lanes.release.set()
+        assert (await asked).entries
+
+    run(redis_server, scenario)
+
+
+def test_a_patient_compile_hears_at_once_that_something_is_given_up(redis_server: RedisServer) -> None:
+    async def scenario(here: Site) -> None:
+        problems = [of(1, hold="yes"), of(2, unfit="it is another")]
+        known = await here.farm.want(PLACE, problems, ASK, patience=60.0)
+        assert (known.given_up, known.open) == ([problems[1]], 1)
+        here.lanes.release.set()
+
+    run(redis_server, scenario)
+
+
 def test_compiles_that_want_the_same_cause_one_search(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
         told = await asyncio.gather(*(here.wanted(of(1, hold="yes"), of(2)) for _ in range(5)), release(here))
@@ -518,6 +560,47 @@ def test_prefetched_tasks_are_left_to_who_has_nothing(redis_server: RedisServer)
         assert {worker for worker, _ in here.lanes.began} == {"a", "b"}
         here.lanes.release.set()
         await asyncio.gather(*(ticket.outcome() for ticket in batch))
+
+    run(redis_server, scenario)
+
+
+def test_who_has_nothing_takes_over_what_another_has_not_begun_and_leaves_him_one(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario(here: Site) -> None:
+        here.lanes.ahead = 4
+        here.lanes.up.pop("b")
+        problems = [of(9, hold="yes"), of(8), of(7), of(6)]
+        await here.farm.want(PLACE, problems, ASK)
+        await here.until(lambda: here.lanes.began == [("a", of(9).shape())])
+        here.lanes.up["b"] = PLACE
+        here.farm.expect(AIM)
+        await here.until(lambda: len(here.lanes.began) == 3)
+        assert here.lanes.began[1:] == [("b", of(6).shape()), ("b", of(7).shape())]
+        here.lanes.release.set()
+        assert len(winners(await here.wanted(*problems))) == 4
+        assert here.lanes.began[3:] == [("a", of(8).shape())]
+        assert (here.counted("found"), here.counted("lost")) == (4, 0)
+
+    run(redis_server, scenario)
+
+
+def test_what_was_taken_over_goes_on_elsewhere_when_its_searcher_is_lost(redis_server: RedisServer) -> None:
+    async def scenario(here: Site) -> None:
+        here.lanes.ahead = 3
+        here.lanes.up.pop("b")
+        problems = [of(9, hold="yes"), of(8), of(7, hold="yes")]
+        await here.farm.want(PLACE, problems, ASK)
+        await here.until(lambda: len(here.lanes.began) == 1)
+        here.lanes.up["b"] = PLACE
+        here.farm.expect(AIM)
+        await here.until(lambda: here.lanes.began[1:] == [("b", of(7).shape())])
+        here.lanes.lose("b")
+        await here.until(lambda: "b" not in here.lanes.searching)
+        here.lanes.release.set()
+        assert len(winners(await here.wanted(*problems))) == 3
+        assert [worker for worker, shape in here.lanes.began if shape == of(7).shape()] == ["b", "a"]
+        assert here.counted("found") == 3
 
     run(redis_server, scenario)
 

@@ -1,0 +1,160 @@
+"""A searcher's loop: what is measured next, what is built meanwhile, and what it leaves to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from torchrelay.compiler import contest, tuning
+from torchrelay.compiler.candidates import Building, Candidates, Plain
+from torchrelay.compiler.configurations import Configuration
+from torchrelay.compiler.errors import CompileFailed
+from torchrelay.compiler.searcher import Searcher
+from torchrelay.compiler.tuning import Entry, Found, Known, Next, Place, TakenOver, Task, Timing, Trying, Work
+
+PLACE = Place("GPU", "9.0", "1", "2.13", "3.7", "13.0")
+
+
+def task(name: str) -> Task:
+    return Task(id=name, problem=tuning.problem_of("mm(f32[4,4], f32[4,4]) -> f32[4,4]"))
+
+
+def text(warps: int) -> str:
+    return f"triton_mm BLOCK_K=32, BLOCK_M=64, BLOCK_N=64, GROUP_M=8, num_stages=3, num_warps={warps}"
+
+
+class Bench:
+    """slow: tasks whose first candidates are not built before it rests. faster: by how much each round's best is."""
+
+    def __init__(self, *, slow: Collection[str] = (), rounds: int = 0, faster: float = 0.5) -> None:
+        self.place, self.band = PLACE, 0.02
+        self.did: list[tuple[str, str]] = []
+        self._slow = slow
+        self._rounds = rounds
+        self._faster = faster
+        self._left: list[Future[Any]] = []
+        self._best = 1.0
+
+    def warm_up(self) -> None: ...
+
+    def rounds(self, task: Task) -> int:
+        return self._rounds
+
+    def candidates(self, task: Task, around: Sequence[Configuration] = ()) -> Candidates:
+        self.did.append((task.id, "around" if around else "new"))
+        return Plain(task.problem, "cpu", {text(4): lambda operands: operands[0]}, aten=[])
+
+    def build(self, task: Task, selection: Candidates) -> Building:
+        future: Future[Any] = Future()
+        if task.id in self._slow:
+            self._left.append(future)
+        else:
+            future.set_result(None)
+        return Building([future])
+
+    def rest(self, buildings: Sequence[Building]) -> None:
+        self.did.append(("", "rest"))
+        self._left.pop(0).set_result(None)
+
+    def contest(
+        self,
+        task: Task,
+        selection: Candidates,
+        building: Building,
+        *,
+        begun: float,
+        first: Collection[str],
+        before: Callable[[str], None],
+    ) -> contest.Outcome:
+        before(selection.candidates[0])
+        self.did.append((task.id, "contest"))
+        self._best *= self._faster
+        timing = Timing(selection.candidates[0], self._best, self._best, self._best, 10)
+        entry = Entry(problem=task.problem, place=PLACE, winner=timing, candidates=1)
+        return contest.Outcome(entry, [timing], [], frozenset())
+
+    def check(self, task: Task) -> None: ...
+
+    def contests(self) -> list[str]:
+        return [task for task, what in self.did if what == "contest"]
+
+
+class Service:
+    """Gives out tasks, one each time. taken: those that were given to others meanwhile."""
+
+    def __init__(self, *tasks: Task, taken: Collection[str] = ()) -> None:
+        self.left = list(tasks)
+        self.taken = taken
+        self.asked: list[tuning.Question] = []
+
+    def __call__(self, question: tuning.Question) -> tuning.Answer:
+        self.asked.append(question)
+        if isinstance(question, Next):
+            return Work([self.left.pop(0)]) if self.left else Work([], over=question.holding == 0)
+        if isinstance(question, Trying) and question.task in self.taken:
+            return TakenOver()
+        return Known([])
+
+    def found(self) -> list[str]:
+        return [question.task for question in self.asked if isinstance(question, Found)]
+
+
+def run(service: Service, bench: Bench, ahead: int = 4) -> None:
+    Searcher(service, bench, ahead=ahead, progress=lambda stage, detail: None).run()
+
+
+def test_what_is_built_is_measured_while_the_first_ones_compilers_work() -> None:
+    service, bench = Service(*map(task, "abc")), Bench(slow=["a"])
+    run(service, bench)
+    assert bench.contests() == ["b", "c", "a"]
+    assert service.found() == ["b", "c", "a"]
+    assert bench.did.index(("", "rest")) > bench.did.index(("c", "contest")), (
+        "it waits when nothing else is left"
+    )
+
+
+def test_who_has_more_rounds_before_him_comes_first() -> None:
+    """Else the rounds of the last task would be built and measured with nothing beside them."""
+    service, bench = Service(*map(task, "abcd")), Bench(rounds=1)
+    run(service, bench, ahead=2)
+    assert bench.contests() == ["a", "b", "a", "c", "b", "d", "c", "d"]
+    assert service.found() == ["a", "b", "c", "d"]
+
+
+def test_a_searcher_holds_no_more_than_it_may_and_asks_again_when_something_is_measured() -> None:
+    service, bench = Service(*map(task, "abcdef")), Bench(slow="abcdef")
+    run(service, bench, ahead=3)
+    assert max(question.holding for question in service.asked if isinstance(question, Next)) == 2
+    assert bench.contests() == list("abcdef")
+    in_vain = [question.holding for question in service.asked if isinstance(question, Next)][6:]
+    assert in_vain == [2, 1, 0], "not at every candidate that is built"
+
+
+def test_what_was_given_to_another_is_left_to_him() -> None:
+    service, bench = Service(*map(task, "abc"), taken="b"), Bench()
+    run(service, bench)
+    assert bench.contests() == service.found() == ["a", "c"]
+    assert [
+        type(question).__name__ for question in service.asked if getattr(question, "task", "") == "b"
+    ] == ["Trying"]
+
+
+def test_between_two_rounds_nothing_is_tried() -> None:
+    service, bench = Service(task("a")), Bench(rounds=1)
+    run(service, bench)
+    told = [question for question in service.asked if not isinstance(question, Next)]
+    assert [question.candidate for question in told if isinstance(question, Trying)] == [text(4), "", text(4)]
+    assert isinstance(told[-1], Found)
+
+
+def test_a_round_that_fails_leaves_what_was_found_before() -> None:
+    class Failing(Bench):
+        def contest(self, *given: Any, **named: Any) -> contest.Outcome:
+            if self.contests():
+                raise CompileFailed("no candidate works")
+            return super().contest(*given, **named)
+
+    service = Service(task("a"))
+    run(service, Failing(rounds=2))
+    assert service.found() == ["a"]
