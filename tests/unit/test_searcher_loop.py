@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from torchrelay.compiler import contest, tuning
+from torchrelay.compiler import contest, measure, tuning
 from torchrelay.compiler.candidates import Building, Candidates, Plain
 from torchrelay.compiler.configurations import Configuration
 from torchrelay.compiler.errors import CompileFailed
 from torchrelay.compiler.searcher import Searcher
 from torchrelay.compiler.tuning import Entry, Found, Known, Next, Place, TakenOver, Task, Timing, Trying, Work
+from torchrelay.compiler.workbench import Workbench
 
 PLACE = Place("GPU", "9.0", "1", "2.13", "3.7", "13.0")
 
@@ -158,3 +160,18 @@ def test_a_round_that_fails_leaves_what_was_found_before() -> None:
     service = Service(task("a"))
     run(service, Failing(rounds=2))
     assert service.found() == ["a"]
+
+
+def test_a_rest_ends_with_the_next_candidate_that_is_built_or_whose_compiler_is_gone() -> None:
+    bench = Workbench("cpu", PLACE, threads=1, beside=lambda: None, settings=measure.DEFAULTS)
+    gone, built, slow = Future[Any](), Future[Any](), Future[Any]()
+    gone.cancel()
+    building = Building([gone, built, slow])
+    assert building.left() == 2
+    threading.Timer(0.05, lambda: built.set_result(None)).start()
+    bench.rest([building])
+    assert building.left() == 1
+    threading.Timer(0.05, slow.cancel).start()
+    bench.rest([building])
+    assert building.left() == 0
+    bench.rest([building])
