@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -118,11 +118,12 @@ def resume(
 ) -> None:
     """Go on with a batch job: what failed, was left out or was cancelled; nothing that is known."""
     with Tunes(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
+        had = tunes.job(tunes.find(job).id).progress
         found = tunes.resume(tunes.find(job).id)
         if detach or found.state in ("done", "cancelled"):
             print(f"{found.id} is {found.state}")
             return
-        _follow(tunes, found, json=False)
+        _follow(tunes, found, json=False, had=had)
 
 
 # --- following ---------------------------------------------------------------------------------------------
@@ -131,12 +132,16 @@ def resume(
 class _Shown(Protocol):
     """How a job's way is shown."""
 
-    def item(self, item: TuneProgress) -> None: ...
+    def item(self, item: TuneProgress, *, told: bool) -> None: ...
     def say(self, text: str) -> None: ...
 
 
-def _follow(tunes: Tunes, job: TuneJob, *, json: bool, plain: bool = False) -> None:
-    """Show the job until its end. Exits with 1 if an item of its file failed or it was cancelled, 130 after Ctrl-C."""
+def _follow(
+    tunes: Tunes, job: TuneJob, *, json: bool, plain: bool = False, had: Sequence[TuneProgress] = ()
+) -> None:
+    """Show the job until its end. Exits with 1 if an item of its file failed or it was cancelled, 130 after Ctrl-C.
+
+    had: how far its items were before it was resumed, which has been told."""
     bar = not (json or plain) and sys.stderr.isatty()
     if not json:
         print(f"job {job.id}: {sum(job.items.values())} items", file=sys.stderr)
@@ -146,8 +151,8 @@ def _follow(tunes: Tunes, job: TuneJob, *, json: bool, plain: bool = False) -> N
                 job.id, on_trouble=lambda error: shown.say(f"{error.message}; waiting")
             ):
                 if isinstance(event, TuneProgress):
-                    shown.item(event)
-                elif isinstance(event, JobChange) and event.state == "cancelled":
+                    shown.item(event, told=event in had)
+                elif isinstance(event, JobChange) and event.state == "cancelled" and not had:
                     shown.say("cancelled")
     except KeyboardInterrupt:
         print(
@@ -173,8 +178,8 @@ def _follow(tunes: Tunes, job: TuneJob, *, json: bool, plain: bool = False) -> N
 @contextmanager
 def _lines(*, quiet: bool) -> Iterator[_Shown]:
     class Lines:
-        def item(self, item: TuneProgress) -> None:
-            if not quiet and item.state in ENDED:
+        def item(self, item: TuneProgress, *, told: bool) -> None:
+            if not (quiet or told) and item.state in ENDED:
                 print(_line(item), flush=True)
 
         def say(self, text: str) -> None:
@@ -201,12 +206,12 @@ def _bar(job: TuneJob) -> Iterator[_Shown]:
     searching: dict[int, str] = {}
 
     class Bar:
-        def item(self, item: TuneProgress) -> None:
+        def item(self, item: TuneProgress, *, told: bool) -> None:
             if item.state in ENDED:
                 searching.pop(item.item, None)
-                if item.item not in ended:
-                    ended.add(item.item)
+                if item.item not in ended and not told:
                     progress.console.print(Text(_line(item)), soft_wrap=True)
+                ended.add(item.item)
             else:
                 ended.discard(item.item)
                 searching[item.item] = item.text

@@ -555,6 +555,8 @@ def test_a_failed_item_is_the_exit_status_and_resume_tries_it_again(
     pool.searchers.unfit.clear()
     again = command("resume", "small")
     assert again.returncode == 0, again.stderr
+    (line,) = again.stdout.splitlines()[:-1]  # what it had before is not told again
+    assert line.startswith("done      line 4: mm(bf16[32,16], ")
     assert again.stdout.splitlines()[-1].endswith("is done: 4 done; 6 s searched, 12 candidates")
 
 
