@@ -1,61 +1,235 @@
-"""How well the farm spreads searches over devices that are not at hand: recorded durations in, efficiencies out.
+"""How well a graph's searches spread over GPUs that are not at hand: recorded durations in, seconds out.
 
-    python benchmarks/farm_scaling.py tuning.lock                # what `torchrelay tune export` wrote
-    python benchmarks/farm_scaling.py tuning.lock --start 6 --lanes 1,2,4,8
+    python benchmarks/farm_scaling.py                            # a GPT-2 of 12 layers
+    python benchmarks/farm_scaling.py --gpus 1,2,4,8 --processors 16
 
-The farm, its crew and Redis are the service's own. The lanes are played: one takes `--start` seconds until it asks, and
-for each problem as long as the lock says that its search took, all of it so many times faster. One compile wants all
-problems at once. Whole problems are spread, so the longest one bounds what many devices can do; that is shown too.
-Writes farm_scaling.json and farm_scaling.png.
+The farm, its crew, its Redis, a compile's wait (compiler/search.py) and the searchers' loop (compiler/searcher.py) are
+the service's own. What they wait for is played, in a time of its own (played_time.py): each configuration takes as
+long to build as it once took (recorded/gpt2_search.json), on as many processors; samples are as long as PyTorch's
+kernel was on an H200, times a factor drawn for each configuration, and measure.rank decides on them. So what a play
+takes is no GPU's figure; what two plays differ by is the scheduling. Writes farm_scaling.json and farm_scaling.png.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import contextlib
+import hashlib
 import importlib.util
 import json
+import logging
+import random
+import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
+import structlog
 from local_redis import redis_server
+from played_time import PlayedLoop, Pool, Processors, played
 from redis.asyncio import Redis
-from torchrelay.compiler import tuning, tuning_lock, wire
+from torchrelay.compiler import contest, measure, torch_internals, tuning, wire
+from torchrelay.compiler.candidates import Building, Candidates
+from torchrelay.compiler.configurations import Configuration, configuration_of
 from torchrelay.compiler.errors import NoWorker
-from torchrelay.compiler.search_order import SearchOrder
-from torchrelay.compiler.tuning import Entry, Found, Next, Place, Problem, Trying
+from torchrelay.compiler.search import Search
+from torchrelay.compiler.searcher import AHEAD, Searcher
+from torchrelay.compiler.tuning import Entry, Place, Problem, Task
 from torchrelay.examples.table import print_table
 from torchrelay.service.crew import Crew
-from torchrelay.service.farm import Farm
+from torchrelay.service.farm import Aim, Farm
 from torchrelay.service.intake import Ask
 from torchrelay.service.metrics import Metrics
+from torchrelay.service.questions import Questions
 from torchrelay.service.scripts import Keys, Scripts
 from torchrelay.service.tunings import Tunings
 from torchrelay.workers.pool import Lane
 
-_HELD = 3
-"""Tasks that a searcher has: one is measured, the others are built."""
-_POLL_SECONDS = 1.0
-"""How often a compile asks (workers/questions.py)."""
+RECORDED = Path(__file__).parent / "recorded" / "gpt2_search.json"
+QUESTION_SECONDS = 0.01
+"""On its way from a job to the gateway and back."""
+LOAD_SECONDS = 0.015
+"""To load what was built, run it once and compare what it computed."""
+SAMPLE_SECONDS = 8e-5
+"""A write that empties the L2, and the events around it."""
+NOISE = 0.01
+"""Of a sample."""
+AOT_SECONDS, FORWARD_SECONDS, BACKWARD_SECONDS = 7.0, 5.0, 10.0
+"""Of a scout: when the first problem that wants padding is met, and how long each half is lowered."""
+
+
+class Recorded(msgspec.Struct):
+    """milliseconds: PyTorch's own kernel's. rebuild: seconds to make the candidates. builds: seconds of a processor,
+    by configuration_name; the first `offered` of them are Inductor's own. half: in which the problem is met, and when,
+    as a share of it."""
+
+    problem: str
+    milliseconds: float
+    rebuild: float
+    offered: int
+    builds: dict[str, float]
+    half: str
+    when: float
+
+
+class Recording(msgspec.Struct):
+    """about: where and how it was taken."""
+
+    about: str
+    problems: list[Recorded]
+
+
+def configuration_name(c: Configuration) -> str:
+    return f"{c.block_m}x{c.block_n}x{c.block_k}/{c.stages}/{c.warps}/{c.group_m}"
+
+
+def configuration_from(name: str) -> Configuration:
+    tile, stages, warps, group = name.split("/")
+    m, n, k = map(int, tile.split("x"))
+    return Configuration("mm", m, n, k, int(stages), int(warps), int(group))
+
+
+def text_of(c: Configuration) -> str:
+    return (
+        f"triton_mm BLOCK_K={c.block_k}, BLOCK_M={c.block_m}, BLOCK_N={c.block_n}, GROUP_M={c.group_m}, "
+        f"num_stages={c.stages}, num_warps={c.warps}"
+    )
+
+
+class PlayedCandidates(msgspec.Struct):
+    """As much of candidates.Candidates as a searcher's loop looks at."""
+
+    problem: Problem
+    candidates: list[str]
+    aten: list[int]
+    device: str = "cuda"
+
+
+class PlayedBench:
+    """A workbench on which nothing runs."""
+
+    def __init__(
+        self,
+        loop: PlayedLoop,
+        place: Place,
+        recorded: Mapping[Problem, Recorded],
+        pool: Pool,
+        *,
+        scale: float,
+        start: float,
+    ) -> None:
+        self.place = place
+        self.band = measure.DEFAULTS.band
+        self.busy = 0.0
+        """Seconds in which something was measured."""
+        self._loop = loop
+        self._recorded = recorded
+        self._pool = pool
+        self._scale = scale
+        self._start = start
+
+    def warm_up(self) -> None:
+        self._loop.sleep(self._start)
+
+    def rounds(self, task: Task) -> int:
+        return 2
+
+    def candidates(self, task: Task, around: Sequence[Configuration] = ()) -> Candidates:
+        known = self._recorded[task.problem]
+        self._loop.sleep(known.rebuild)
+        offered = list(map(configuration_from, list(known.builds)[: known.offered]))
+        own = ["aten mm"] if known.builds else ["aten mm", "aten padded mm"]
+        texts = [*own, *map(text_of, around or offered)]
+        return cast(Candidates, PlayedCandidates(task.problem, texts, list(range(len(own)))))
+
+    def build(self, task: Task, selection: Candidates) -> Building:
+        futures = [
+            self._pool.submit(self._scale * self._build_seconds(task.problem, configuration))
+            for text in selection.candidates
+            if (configuration := configuration_of(text)) is not None
+        ]
+
+        return Building(futures)
+
+    def rest(self, buildings: Sequence[Building]) -> None:
+        left = [future for building in buildings for future in building.futures if not future.done()]
+        self._loop.rest(lambda wake: [future.add_done_callback(lambda _: wake()) for future in left])
+
+    def _build_seconds(self, problem: Problem, wanted: Configuration) -> float:
+        """What was recorded for it; else of configurations of the same tile, else of all."""
+        builds = self._recorded[problem].builds
+        tile = f"{wanted.block_m}x{wanted.block_n}x"
+        alike = [seconds for name, seconds in builds.items() if name.startswith(tile)]
+        return builds.get(configuration_name(wanted)) or statistics.mean(alike or builds.values())
+
+    def contest(
+        self,
+        task: Task,
+        selection: Candidates,
+        building: Building,
+        *,
+        begun: float,
+        first: Collection[str],
+        before: Callable[[str], None],
+    ) -> contest.Outcome:
+        since = self._loop.now
+        for text in selection.candidates:
+            before(text)
+            self._loop.sleep(LOAD_SECONDS)
+        milliseconds = [self._milliseconds(task.problem, text) for text in selection.candidates]
+        draws = random.Random(f"{task.problem.text()} {selection.candidates}")
+
+        def take(order: Sequence[int]) -> list[float | None]:
+            taken = [milliseconds[candidate] * draws.gauss(1.0, NOISE) for candidate in order]
+            self._loop.sleep(sum(taken) / 1e3 + SAMPLE_SECONDS * len(taken))
+            return list(taken)
+
+        preferred = sorted(range(len(milliseconds)), key=lambda i: (i not in selection.aten, i))
+        ranking = measure.rank(take, preferred, name=task.problem.text())
+        self.busy += self._loop.now - since
+        timings = [
+            tuning.Timing(selection.candidates[i], told.median, told.low, told.high, told.samples)
+            for i, told in ranking.timed.items()
+        ]
+        timings.sort(key=lambda timing: timing.milliseconds)
+        winner = selection.candidates[ranking.winner or 0]
+        entry = Entry(
+            problem=task.problem,
+            place=self.place,
+            winner=next(timing for timing in timings if timing.candidate == winner),
+            candidates=len(timings),
+            seconds=self._loop.now - begun,
+        )
+        return contest.Outcome(entry, timings, [], frozenset())
+
+    def _milliseconds(self, problem: Problem, text: str) -> float:
+        """Of PyTorch's own kernel as recorded; of others, drawn, from a few percent faster to three times slower."""
+        drawn = (
+            int.from_bytes(hashlib.sha256(f"{problem.text()} {text}".encode()).digest()[:4], "little") / 2**32
+        )
+        own = self._recorded[problem].milliseconds
+        return own if text == "aten mm" else own * (0.97 + 2.0 * drawn * drawn)
+
+    def check(self, task: Task) -> None: ...
 
 
 class PlayedLanes:
-    """A pool's search lanes on which nothing runs: each search takes as long as it once took."""
+    """A pool's search lanes, each with a GPU."""
 
     def __init__(
-        self, count: int, entries: Sequence[Entry], toolchain: wire.Toolchain, *, start: float, faster: float
+        self,
+        loop: PlayedLoop,
+        benches: Mapping[str, PlayedBench],
+        toolchain: wire.Toolchain,
     ) -> None:
-        self._entries = {entry.problem: entry for entry in entries}
+        self._loop = loop
+        self._benches = benches
         self._toolchain = toolchain
-        self._start = start
-        self._faster = faster
-        self._busy: dict[str, bool] = {f"gpu{n}": False for n in range(count)}
-        self.searched: dict[str, float] = dict.fromkeys(self._busy, 0.0)
-        """Seconds that each lane spent on problems, as they were recorded."""
+        self._busy = dict.fromkeys(benches, False)
 
     def lanes(self, toolchain: wire.Toolchain, target: wire.Target) -> list[Lane]:
         if toolchain != self._toolchain:
@@ -66,134 +240,185 @@ class PlayedLanes:
         return 0
 
     async def search(
-        self,
-        order: bytes,
-        *,
-        worker: str,
-        namespace: str,
-        toolchain: wire.Toolchain,
-        target: wire.Target,
-        on_query: Callable[[bytes], Awaitable[bytes]],
-        deadline_seconds: float,
+        self, order: bytes, *, worker: str, on_query: Callable[[bytes], Awaitable[bytes]], **_: Any
     ) -> None:
-        msgspec.msgpack.decode(order, type=SearchOrder)
-        place = next(iter(self._entries.values())).place
-
-        async def ask(question: tuning.Question) -> tuning.Answer:
-            answer: tuning.Answer = msgspec.msgpack.decode(
-                await on_query(msgspec.msgpack.encode(question)), type=tuning.Answer
-            )
-            return answer
-
         self._busy[worker] = True
+        searcher = Searcher(
+            asker(self._loop, on_query),
+            self._benches[worker],
+            ahead=AHEAD,
+            progress=lambda stage, detail: None,
+        )
         try:
-            await asyncio.sleep(self._start / self._faster)
-            held: list[tuning.Task] = []
-            while True:
-                work = await ask(Next(place, len(held)))
-                assert isinstance(work, tuning.Work)
-                held += work.tasks
-                if work.over and not held:
-                    return
-                if held and (not work.tasks or len(held) >= _HELD):
-                    task = held.pop(0)
-                    entry = self._entries[task.problem]
-                    await ask(Trying(task.id, entry.winner.candidate))
-                    await asyncio.sleep(entry.seconds / self._faster)
-                    self.searched[worker] += entry.seconds
-                    await ask(Found(entry, task.id, [entry.winner]))
+            await self._loop.play(searcher.run)
         finally:
             self._busy[worker] = False
 
 
-async def makespan(entries: Sequence[Entry], count: int, args: argparse.Namespace) -> float:
-    """Seconds until a compile that wants all problems knows them, in recorded time."""
-    place = entries[0].place
-    toolchain = wire.Toolchain("cp312", place.torch, place.triton, place.cuda, "linux-x86_64")
-    target = wire.Target("cuda", place.device, place.capability, 1, [])
-    ask = Ask("key", b"", toolchain, target, {}, [])
-    with tempfile.TemporaryDirectory(prefix="relay-") as folder, redis_server(Path(folder)) as port:
+class OutsideTunings(Tunings):
+    """Redis takes no time."""
+
+    def __init__(self, loop: PlayedLoop, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._loop = loop
+
+    async def known(self, place: Place, problems: Sequence[Problem]) -> list[Entry]:
+        with self._loop.outside():
+            return await super().known(place, problems)
+
+    async def keep(self, entries: Sequence[Entry]) -> list[Any]:
+        with self._loop.outside():
+            return list(await super().keep(entries))
+
+
+def asker(loop: PlayedLoop, answer: Callable[[bytes], Awaitable[bytes]]) -> tuning.Ask:
+    def ask(question: tuning.Question) -> tuning.Answer:
+        loop.sleep(QUESTION_SECONDS)
+        told: tuning.Answer = msgspec.msgpack.decode(
+            loop.result(lambda: answer(msgspec.msgpack.encode(question))), type=tuning.Answer
+        )
+        return told
+
+    return ask
+
+
+class Play(msgspec.Struct):
+    """What a compile waited for its searches, from its beginning to their end, and what share of the time in which it
+    was searched each GPU measured and each processor built."""
+
+    wait: float
+    whole: float
+    measuring: float
+    building: float
+
+
+def play(recording: Recording, gpus: int, args: argparse.Namespace) -> Play:
+    recorded = {cast(Problem, tuning.problem_from(each.problem)): each for each in recording.problems}
+    toolchain = wire.Toolchain("cp312", "2.11", "3.6", "13.0", "linux-x86_64")
+    target = wire.Target("cuda", "NVIDIA H200", "9.0", 1, [])
+    ambient = SimpleNamespace(threads=0)
+    request = SimpleNamespace(toolchain=toolchain, target=target, ambient=ambient, tuning_lock=None)
+    with (
+        tempfile.TemporaryDirectory(prefix="relay-") as folder,
+        redis_server(Path(folder)) as port,
+        played() as loop,
+    ):
+        processors = Processors(loop, args.processors * gpus)
+        ask = Ask("key", b"", toolchain, target, {}, [])
         redis = Redis.from_url(f"redis://127.0.0.1:{port}")
-        tunings = Tunings(redis, Keys("torchrelay:", "default"), Scripts(redis), limit=10_000)
-        metrics = Metrics()
-        crew = Crew(PlayedLanes(count, entries, toolchain, start=args.start, faster=args.faster), metrics)
-        farm = Farm("default", tunings, crew, metrics)
-        try:
-            return await _wanted(farm, place, [entry.problem for entry in entries], ask, args.faster)
-        finally:
-            await farm.close()
-            await crew.close()
-            await redis.aclose()
+        tunings = OutsideTunings(loop, redis, Keys("torchrelay:", "default"), Scripts(redis), limit=10_000)
+        search = Search(
+            cast(Any, request),
+            ask=None,
+            settings=measure.DEFAULTS,
+            unable="",
+            beside=None,
+            during=lambda problem: contextlib.nullcontext(),
+        )
+        place = search.place("cuda")
+        most = min(torch_internals.MOST_COMPILERS, args.processors * gpus)
+        benches = {
+            f"gpu{n}": PlayedBench(
+                loop, place, recorded, Pool(processors, most), scale=args.scale, start=args.start
+            )
+            for n in range(gpus)
+        }
+
+        async def whole() -> Play:
+            metrics = Metrics()
+            crew = Crew(PlayedLanes(loop, benches, toolchain), metrics)
+            farm = Farm("default", tunings, crew, metrics)
+            farm.expect(Aim(toolchain, target))
+            search._ask = asker(loop, Questions(tunings, farm, ask).answer)
+            search._scouts_left = 1
+            try:
+                wait: float = await loop.play(lambda: compiled(loop, search, recording))
+                known = {entry.problem for entry in await farm.known(place, list(recorded))}
+                assert known == set(recorded), "some problem is not known in the end"
+                return Play(
+                    wait,
+                    loop.now,
+                    sum(bench.busy for bench in benches.values()) / gpus / loop.now,
+                    processors.used / loop.now,
+                )
+            finally:
+                await farm.close()
+                await crew.close()
+                await redis.aclose()
+
+        return loop.run_until_complete(whole())
 
 
-async def _wanted(farm: Farm, place: Place, problems: list[Problem], ask: Ask, faster: float) -> float:
-    begun = time.monotonic()
-    while True:
-        known = await farm.want(place, problems, ask)
-        if not known.open:
-            assert len(known.entries) == len(problems), f"{len(known.given_up)} problems were given up"
-            return (time.monotonic() - begun) * faster
-        await asyncio.sleep(_POLL_SECONDS / faster)
-
-
-def bound(seconds: Sequence[float], count: int, start: float) -> float:
-    """No way to spread whole problems takes less."""
-    return start + max(max(seconds), sum(seconds) / count)
+def compiled(loop: PlayedLoop, search: Search, recording: Recording) -> float:
+    """A compile that meets each problem in its time; how long it waits for them in the end."""
+    begins = {"aot": (0.0, AOT_SECONDS), "forward": (AOT_SECONDS, FORWARD_SECONDS)}
+    begins["backward"] = (AOT_SECONDS + FORWARD_SECONDS, BACKWARD_SECONDS)
+    for half, (begin, seconds) in begins.items():
+        for each in recording.problems:
+            if each.half == half:
+                loop.sleep(max(0.0, begin + each.when * seconds - loop.now))
+                problem = tuning.problem_from(each.problem)
+                assert problem is not None
+                search.expects(problem, "cuda")
+        loop.sleep(max(0.0, begin + seconds - loop.now))
+        if half == "forward":
+            search.tell()
+    since = loop.now
+    search.wait(lambda detail: None)
+    return loop.now - since
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("lock", type=Path)
-    parser.add_argument("--lanes", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 4, 8])
+    parser.add_argument("--recording", type=Path, default=RECORDED)
+    parser.add_argument("--gpus", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 4, 8])
+    parser.add_argument("--processors", type=int, default=16, help="for each GPU")
+    parser.add_argument("--scale", type=float, default=1.5, help="of what building took, as recorded")
     parser.add_argument("--start", type=float, default=6.0, help="seconds until a searcher asks")
-    parser.add_argument("--faster", type=float, default=10.0, help="than recorded")
-    parser.add_argument("--problems", type=int, default=1000, help="at most so many")
     parser.add_argument("--out", type=Path, default=Path("out"))
     args = parser.parse_args()
-    every = [entry for entry in tuning_lock.load(args.lock) if not entry.place.threads]
-    entries = [entry for entry in every if entry.place == every[0].place][: args.problems] if every else []
-    if not entries:
-        print(f"{args.lock} has no problem of a GPU", file=sys.stderr)
-        return 1
-    durations = [entry.seconds for entry in entries]
-    took = {count: asyncio.run(makespan(entries, count, args)) for count in args.lanes}
-    best = {count: bound(durations, count, args.start) for count in took}
-    first = min(took)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    recording = msgspec.json.decode(args.recording.read_bytes(), type=Recording)
+    plays = {count: play(recording, count, args) for count in args.gpus}
+    first = plays[min(plays)]
+    building = args.scale * sum(sum(each.builds.values()) for each in recording.problems)
     print_table(
-        f"{len(entries)} problems, {sum(durations):.0f} s of searching, the longest {max(durations):.1f} s",
-        ["devices", "seconds", "the least possible", "of that", f"of {first}'s time"],
+        f"{len(recording.problems)} problems; to build what was recorded of them takes {building:.0f} s of a processor",
+        ["GPUs", "wait, s", f"of {min(plays)}'s", "whole, s", "measuring", "building"],
         [
             [
                 str(n),
-                f"{took[n]:.1f}",
-                f"{best[n]:.1f}",
-                f"{best[n] / took[n]:.2f}",
-                f"{took[n] / took[first]:.3f}",
+                f"{told.wait:.1f}",
+                f"{told.wait / first.wait:.3f}",
+                f"{told.whole:.1f}",
+                f"{told.measuring:.2f}",
+                f"{told.building:.2f}",
             ]
-            for n in took
+            for n, told in plays.items()
         ],
     )
     args.out.mkdir(parents=True, exist_ok=True)
-    record = {"durations": durations, "start": args.start, "seconds": took, "least": best}
+    record = {"processors": args.processors, "scale": args.scale, "plays": msgspec.to_builtins(plays)}
     (args.out / "farm_scaling.json").write_text(json.dumps(record, indent=1) + "\n")
     if importlib.util.find_spec("matplotlib") is not None:
-        _draw(took, best, args.out / "farm_scaling.png")
+        _draw({n: told.wait for n, told in plays.items()}, args.out / "farm_scaling.png")
     return 0
 
 
-def _draw(took: dict[int, float], best: dict[int, float], file: Path) -> None:
+def _draw(waits: dict[int, float], file: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 3.6), dpi=150)
-    axes.plot(list(took), list(took.values()), "o-", color="#dd8452", label="the farm")
-    axes.plot(list(best), list(best.values()), ":", color="#888888", label="the least possible")
-    axes.set_xlabel("devices (played: recorded durations)")
+    axes.plot(list(waits), list(waits.values()), "o-", color="#dd8452", label="wait for searches, played")
+    even = [waits[min(waits)] * min(waits) / n for n in waits]
+    axes.plot(list(waits), even, ":", color="#888888", label="one GPU's, divided")
+    axes.set_xlabel("GPUs (played: recorded durations)")
     axes.set_ylabel("seconds")
     axes.set_ylim(bottom=0)
-    axes.set_xticks(list(took))
+    axes.set_xticks(list(waits))
     axes.legend(frameon=False)
     figure.tight_layout()
     figure.savefig(file)

@@ -1,0 +1,37 @@
+"""The play of searches that were recorded: the service's own farm and searchers, in a time that is theirs alone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import pytest
+
+BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
+
+
+@pytest.fixture(scope="module")
+def farm_scaling() -> Iterator[ModuleType]:
+    before = set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS)
+        import farm_scaling
+
+        yield farm_scaling
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == Path(BENCHMARKS):
+            del sys.modules[name]
+
+
+def test_two_gpus_search_a_graph_in_half_of_ones_time_and_each_play_is_alike(
+    farm_scaling: ModuleType,
+) -> None:
+    recording = msgspec.json.decode(farm_scaling.RECORDED.read_bytes(), type=farm_scaling.Recording)
+    args = argparse.Namespace(processors=16, scale=1.5, start=6.0)
+    one, two, again = (farm_scaling.play(recording, gpus, args) for gpus in (1, 2, 2))
+    assert two == again
+    assert 0 < two.wait <= 0.55 * one.wait, "all but what one GPU has to do after the other is spread"
