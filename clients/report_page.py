@@ -69,7 +69,7 @@ def _head(report: Report) -> str:
         tiles.append(
             (f"saved a step of {escaped(best.key[:8])}", milliseconds(best.saved), "of its tuned products")
         )
-    tried = f"{report.candidates} candidates, {report.failed} failed"
+    tried = f"{_candidates(report.candidates)}, {report.failed} failed"
     tiles.append(("of searching", seconds(report.seconds), tried))
     title = f'<h1>{escaped(report.title)}</h1>\n<p class="quiet">{about}</p>'
     return f"<header>\n{title}\n{tiles_of(tiles)}\n</header>"
@@ -194,7 +194,9 @@ def _row(row: Row) -> str:
         where.append(f"saves {milliseconds(row.saved)} a step in {graphs} graph{'s' * (graphs != 1)}")
     search = "known before" if result.known else seconds(entry.seconds)
     samples = f"{entry.winner.samples} samples of the winner"
-    error = "" if entry.error is None else f"off by {entry.error:.1e}" if entry.error else "exact"
+    error = ""
+    if entry.error is not None:
+        error = f"off by {entry.error:.1e}" if entry.error else "equal to the reference"
     notes = "".join(f"<small>{note}</small>" for note in (samples, error) if note)
     return (
         f"<tr>\n<td>{_problem(entry)}<small>{' &middot; '.join(where)}</small></td>\n<td>{_times(entry)}</td>\n"
@@ -245,7 +247,7 @@ def _spread(row: Row) -> str:
     """Each candidate that ran as a dot, the fastest at the left, on a logarithmic scale."""
     timings, entry = row.result.timings, row.entry
     failed = f", {entry.failed} failed" if entry.failed else ""
-    said = f"<small>{entry.candidates} candidate{'s' * (entry.candidates != 1)}{failed}</small>"
+    said = f"<small>{_candidates(entry.candidates)}{failed}</small>"
     if len(timings) < 2:
         return said
     fastest = min(timing.milliseconds for timing in timings)
@@ -404,6 +406,10 @@ def _brief(candidate: str) -> str:
         f"{escaped(name)} {', '.join(part for part in told if part)}" if tile else escaped(candidate[:160])
     )
     return f'<span title="{escaped(candidate)}">{short}</span>'
+
+
+def _candidates(count: int) -> str:
+    return f"{count} candidate{'s' * (count != 1)}"
 
 
 def _interval(timing: Timing) -> str:

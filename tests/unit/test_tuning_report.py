@@ -283,3 +283,12 @@ def job():
         toolchain=wire.Toolchain("cp311", "2.13.0", "3.7.0", "13.0", "linux-x86_64"),
         target=wire.Target("cuda", "NVIDIA H200", "9.0", 132, []),
     )
+
+
+def test_one_candidate_no_error_and_few_flops_read_as_people_say_them():
+    mm = problem_of("mm(f64[1,1], f64[1,1]) -> f64[1,1]")
+    tiny = Entry(problem=mm, place=PLACE, winner=timing("aten", 0.04), candidates=1, error=0.0)
+    text = Read(report_page.page(tuning_report.report("job", [TuneResult(item="a", entry=tiny)]))).text
+    assert "1 candidate" in text and "1 candidates" not in text
+    assert "equal to the reference" in text
+    assert "50.0 kFLOP/s" in text
