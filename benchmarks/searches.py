@@ -61,7 +61,7 @@ def search(
     runs: dict[str, dict[str, Any]] = {}
     counts = _counts(args)
     one = counts[0]
-    found: dict[str, Any] = {"runs": runs}
+    found: dict[str, Any] = {"runs": runs, "searched": {}}
     result = Searched(found)
 
     def run(name: str, service: PrivateService | None, mode: str, gpus: Sequence[int]) -> dict[str, Any]:
@@ -81,8 +81,14 @@ def search(
             last = len(gpus) == counts[-1] > 1
             service = (stack if last else ends).enter_context(serving(gpus, str(len(gpus))))
             run(f"torchrelay {len(gpus)}", service, MODE, gpus)
+            winners = entries(service)
             if len(gpus) > 1:
-                result.winners.append(entries(service))
+                result.winners.append(winners)
+            log = service.log.read_text(errors="replace").splitlines()
+            found["searched"][len(gpus)] = {
+                "seconds": [[entry.problem.text(), entry.seconds, entry.candidates] for entry in winners],
+                "searchers": [line for line in log if "searcher_ready" in line],
+            }
             if last:
                 result.service = service
 

@@ -134,6 +134,8 @@ class Crew:
 
     def started(self, searcher: Searcher) -> None:
         """It has said where it measures."""
+        seconds = round(time.monotonic() - searcher.since, 1)
+        log.info("searcher_ready", worker=searcher.worker, seconds=seconds)
         self._failed.pop(searcher.aim_name, None)
         self._resting.pop(searcher.worker, None)
         if searcher.place is not None:
