@@ -308,7 +308,7 @@ class TrainDriver:
     def _warm_up(self, order: TrainOrder) -> None:
         order = msgspec.structs.replace(order, package=b"")
         with self._warming:
-            if order != self._warmed and order.spec.kind == "train" and not self._cancelled:
+            if order != self._warmed and not self._cancelled:
                 self._warm.end()
                 self._warm.start(order, self._job.folder)
                 self._warmed = order

@@ -42,11 +42,12 @@ class WarmNodes:
         self._paths: dict[str, Any] = {}
 
     def start(self, order: TrainOrder, folder: str) -> None:
-        """On the nodes that are likely to get ranks. Whatever fails here costs seconds later, and no job."""
+        """On the nodes that are likely to get ranks; none for other programs than ranks, nor for jobs with requirements:
+        what cannot be installed would be tried twice. Whatever fails here costs seconds later, and no job."""
+        if order.spec.kind != "train" or order.spec.requirements:
+            return
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        from .gang import runtime_environment
 
         brief = msgspec.msgpack.encode(msgspec.structs.replace(order, package=b""))
         try:
@@ -57,7 +58,6 @@ class WarmNodes:
                     "max_restarts": 0,
                     "resources": {OFFER: DRIVER_SHARE},
                     "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
-                    "runtime_env": runtime_environment(order.spec),
                 }
                 self._actors[node] = ray.remote(WarmProcess).options(**options).remote(brief, folder)
                 self._paths[node] = self._actors[node].path.remote()
