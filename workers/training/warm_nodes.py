@@ -42,7 +42,7 @@ class WarmNodes:
         self._paths: dict[str, Any] = {}
 
     def start(self, order: TrainOrder, folder: str) -> None:
-        """On the nodes that are likely to get ranks; none for other programs than ranks, nor for jobs with requirements:
+        """On the nodes that are likely to get ranks; none for other programs, nor for jobs with requirements:
         what cannot be installed would be tried twice. Whatever fails here costs seconds later, and no job."""
         if order.spec.kind != "train" or order.spec.requirements:
             return
