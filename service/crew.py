@@ -189,13 +189,11 @@ class Crew:
         if searcher.held or searcher.yields:
             return None
         others = [each for each in self._searchers if each is not searcher and self._alike(each, searcher)]
-        most = max((each.waiting() for each in others), key=len, default=[])
-        suits = [ticket for ticket in most if self._suits(ticket, searcher)]
+        other = max(others, key=lambda each: len(each.waiting()), default=searcher)
+        suits = [ticket for ticket in other.waiting() if self._suits(ticket, searcher)]
         if len(suits) < 2 or not (suits[-1].urgent or self._room_for_batch(searcher)):
             return None
-        for other in others:
-            other.held.pop(suits[-1].task.id, None)
-        return suits[-1]
+        return other.held.pop(suits[-1].task.id)
 
     def may_have(self, searcher: Searcher) -> bool:
         """Whether anything is queued that it could take, now or once compiles leave room, or is about to be."""

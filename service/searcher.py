@@ -71,7 +71,8 @@ class Searcher:
 
     def waiting(self) -> list[Ticket]:
         """Those of its tasks of which it has measured nothing, last those that it has got last."""
-        return [ticket for task, ticket in self.held.items() if task not in self._begun and not ticket.alone]
+        held = (ticket for task, ticket in self.held.items() if task not in self._begun)
+        return [ticket for ticket in held if ticket.open and not ticket.alone]
 
     def silent(self) -> bool:
         """Whether it should have said something by now."""

@@ -585,6 +585,25 @@ def test_who_has_nothing_takes_over_what_another_has_not_begun_and_leaves_him_on
     run(redis_server, scenario)
 
 
+def test_what_nobody_wants_any_more_is_taken_over_by_nobody(redis_server: RedisServer) -> None:
+    async def scenario(here: Site) -> None:
+        here.lanes.ahead = 4
+        here.lanes.up.pop("b")
+        tickets = [here.farm.submit(task(size, hold="yes"), AIM) for size in (9, 8, 7, 6)]
+        await here.until(lambda: len(here.lanes.began) == 1)
+        for ticket in tickets[1:3]:
+            ticket.cancel()
+        here.lanes.up["b"] = PLACE
+        here.farm.expect(AIM)
+        await here.until(lambda: "b" in here.lanes.searching)
+        await asyncio.sleep(0.3)
+        assert [worker for worker, _ in here.lanes.began] == ["a"], "one that is wanted is left to him"
+        here.lanes.release.set()
+        await asyncio.gather(tickets[0].outcome(), tickets[3].outcome())
+
+    run(redis_server, scenario)
+
+
 def test_what_was_taken_over_goes_on_elsewhere_when_its_searcher_is_lost(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
         here.lanes.ahead = 3
