@@ -39,7 +39,8 @@ def square(x):
 
 if __name__ == "__main__":
     atexit.register(lambda: print("left", flush=True))
-    handlers = {n: repr(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)}
+    handlers = {n: repr(signal.getsignal(n)) for n in 
+        (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGHUP, signal.SIGQUIT)}
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         squares = pool.map(square, [2, 3])
     facts = {
@@ -91,8 +92,17 @@ def launch(folder: Path, script: str, *arguments: str, rank: int = 0, **spec: An
 NODE = {**os.environ, "LC_ALL": "C.UTF-8"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def as_ray_starts_programs() -> Iterator[None]:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    yield
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="module")
-def owned() -> Iterator[warm.Owned]:
+def owned(as_ray_starts_programs: None) -> Iterator[warm.Owned]:
     started = warm.start(job_environment(order(), Path("/j"), NODE))
     yield started
     started.alive.close()
@@ -137,6 +147,9 @@ def test_a_script_sees_what_it_would_see_of_a_start_of_its_own(owned: warm.Owned
         assert len({facts.pop(drawn) for facts in seen}) == 3, drawn
     assert seen[1] == seen[2] == seen[0]
     assert seen[1]["environment"]["RANK"] == "1"
+    assert seen[1]["masked"] == []
+    default = repr(signal.Handlers.SIG_DFL)
+    assert [seen[1]["handlers"][str(number)] for number in (signal.SIGHUP, signal.SIGQUIT)] == [default] * 2
 
 
 def test_what_it_starts_ends_with_it_and_its_signal_is_told(owned: warm.Owned, tmp_path: Path) -> None:

@@ -147,6 +147,15 @@ def _exactly(connection: socket.socket, length: int) -> bytes:
     return data
 
 
+def become_rank(keeper: int) -> None:
+    """In a rank's process, just forked: it ends with its keeper, and signals are as a shell's foreground has them. Ray
+    blocks SIGINT in all that it starts, and a service in the background ignores some."""
+    die_with_parent(keeper)
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
 def _start(launch: Launch) -> int:
     named = launch.environment.get(launch.channel)
     return subprocess.Popen(
@@ -156,7 +165,7 @@ def _start(launch: Launch) -> int:
         stdin=subprocess.DEVNULL,
         pass_fds=[int(named)] if named else [],
         process_group=0,
-        preexec_fn=functools.partial(die_with_parent, os.getpid()),
+        preexec_fn=functools.partial(become_rank, os.getpid()),
     ).pid
 
 

@@ -28,9 +28,9 @@ import msgspec
 
 from .. import job_folders
 from ..cluster import short_root
-from ..processes import become_subreaper, die_with_parent, reap
+from ..processes import become_subreaper, reap
 from .environment import PLACE_NAMES, RANK_PROGRAM
-from .keeper import Launch, keep, receive
+from .keeper import Launch, become_rank, keep, receive
 
 _PREFIX = "torchrelay-warm-"
 _SOCKET = "socket"
@@ -138,7 +138,7 @@ def _fork(launch: Launch) -> int:
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
-        die_with_parent(keeper)
+        become_rank(keeper)
     return pid
 
 
