@@ -26,7 +26,8 @@ async def _fetch(http: httpx2.AsyncClient, body: bytes) -> bytes:
 
 
 def _client(gateway: Running) -> httpx2.AsyncClient:
-    limits = httpx2.Limits(max_connections=REQUESTS)
+    # no connection that the gateway, which waits 5 s for another request on it, may be closing just then
+    limits = httpx2.Limits(max_connections=REQUESTS, keepalive_expiry=1.0)
     return httpx2.AsyncClient(
         base_url=gateway.url, headers=HEADERS, timeout=120, limits=limits, trust_env=False
     )
