@@ -451,7 +451,7 @@ def test_jobs_that_each_need_all_cores_are_begun_together_and_all_get_them(site)
 @pytest.mark.slow
 def test_requirements_that_cannot_be_installed_fail_the_job_and_it_says_so(site):
     job = site.begin("print('ran')", workers=1, requirements=["/there/is/no/such-1.0-py3-none-any.whl"])
-    ended = job.end(400)  # Ray copies this Python's environment first
+    ended = job.end(600)  # Ray copies this Python's environment first
     assert ended.state == "failed"
     assert ended.detail.startswith("its requirements cannot be installed: ")
     assert not job.of(RankStarted)
