@@ -31,7 +31,7 @@ _SAVE_SECONDS = 600.0
 """The longest that a checkpoint under way may take when the script has ended well; or badly:"""
 _SAVE_SECONDS_FAILED = 10.0
 _CLOCK_SECONDS = 0.1
-"""A file's time may lie so long before the clock's. The working directory is older: torch is imported in between."""
+"""A file's time may lie so long before the clock's; those of the working directory are older (train_package)."""
 
 
 def preload() -> None:
