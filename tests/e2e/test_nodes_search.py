@@ -23,10 +23,10 @@ name: on nodes that come and go
 device: cpu
 threads: 1
 operators:
-  - {op: bmm, batch: [4, 8], m: [40, 48, 56], k: 32, n: [64, 80], dtype: f32}
+  - {op: bmm, batch: [4, 8, 12], m: [40, 48, 56, 72], k: 32, n: [64, 80, 96, 112], dtype: f32}
 """
-PROBLEMS = 12 + 2
-"""With the two ceilings."""
+PROBLEMS = 48 + 2
+"""With the two ceilings: so many that one worker is not done before a second node is up."""
 
 
 def tune(apart, *arguments):
