@@ -213,6 +213,7 @@ class Drive:
         self._last = 0
         """Number of the news that ends the job."""
         self._made: TrainOrder | None = None
+        self._making = asyncio.Lock()
         self._issued: list[Issued] = []
         """Its ranks' tokens, as far as they were made here."""
         self._aside: list[TrainEvent] = []
@@ -545,9 +546,14 @@ class Drive:
     # --- what nodes are given ------------------------------------------------------------------------------
 
     async def _order(self) -> TrainOrder:
-        """Raises Unavailable; NotFound where the package has gone."""
-        if self._made is not None:
+        """The same one, whoever asks: nodes are warmed with the environment that its ranks have. Raises Unavailable;
+        NotFound where the package has gone."""
+        async with self._making:
+            if self._made is None:
+                self._made = await self._make_order()
             return self._made
+
+    async def _make_order(self) -> TrainOrder:
         parts, package = self._parts, b""
         if self._spec.package:
             found = await once_there(lambda: parts.store.package(self._spec.package), _PACKAGE_SECONDS)
@@ -565,7 +571,7 @@ class Drive:
         )
         self._issued.append(issued)
         keys = ",".join(key_text(key) for key in parts.keyring.public)
-        self._made = TrainOrder(
+        return TrainOrder(
             job=self._id,
             namespace=parts.namespace,
             spec=self._spec,
@@ -579,7 +585,6 @@ class Drive:
             folder=parts.settings.train_folder(parts.namespace),
             resumes=self.loaded.resumes,
         )
-        return self._made
 
     def _owner_grant(self) -> Grant:
         return Grant(self.loaded.job.by, frozenset(), "", self._parts.namespace)

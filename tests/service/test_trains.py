@@ -367,6 +367,23 @@ def test_a_job_whose_package_cannot_be_read_now_is_cancelled(
         assert ended(http, name, seconds=20)["state"] == "cancelled"
 
 
+def test_nodes_are_warmed_with_the_order_that_ranks_have(
+    start_gateway: StartGateway, pool: TrainingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = TrainStore.package
+
+    async def slow(self: TrainStore, digest: str) -> bytes | None:
+        await asyncio.sleep(0.5)
+        return await package(self, digest)
+
+    monkeypatch.setattr(TrainStore, "package", slow)
+    with start_gateway(pool).http() as http:
+        name = begun(http)
+        assert ended(http, name)["state"] == "done"
+    warmed, captured, trained = *pool.warmed, *pool.orders
+    assert warmed == captured == trained
+
+
 def test_a_failed_job_says_why_and_is_resumed(http: httpx2.Client, pool: TrainingPool) -> None:
     pool.ends = "failed"
     name = begun(http, capture=False)
