@@ -10,6 +10,7 @@ import ast
 import contextlib
 import contextvars
 import copy
+import ctypes
 import dataclasses
 import functools
 import hashlib
@@ -2377,9 +2378,11 @@ def preload_loader() -> None:
 
 def preload_training() -> None:
     """Import what the first step of a script imports that trains a compiled model on several ranks, as far as it is the
-    same for nearly all of them; without creating Inductor's process pool or initialising CUDA (torch 2.11 asks whether
-    there is a GPU as it imports torch._inductor.runtime.benchmarking)."""
-    with environment(TORCH_WARM_POOL="0", PYTORCH_NVML_BASED_CUDA_CHECK="1"):
+    same for nearly all of them; without creating Inductor's process pool or initialising CUDA.
+
+    torch 2.11 asks whether there is a GPU as it imports torch._inductor.runtime.benchmarking: CUDA's own answer would
+    keep forks from CUDA."""
+    with environment(TORCH_WARM_POOL="0"), _replaced(torch.cuda, "is_available", _nvml_finds_a_gpu):
         preload_loader()
         import torch._dynamo.backends.registry
         import torch._dynamo.convert_frame
@@ -2394,6 +2397,28 @@ def preload_training() -> None:
         import torch.profiler
 
         torch._dynamo.backends.registry.list_backends()
+
+
+def _nvml_finds_a_gpu() -> bool:
+    return torch.cuda._device_count_nvml() > 0
+
+
+_NO_ERROR, _NO_DEVICE = 0, 100
+"""Of cuInit."""
+
+
+def cuda_starts() -> bool:
+    """Whether CUDA can be initialised in this process, a fork, as in one that was started: not if it was before.
+    Initialises the driver, and takes no memory of a GPU. True where there is no CUDA."""
+    if torch.version.cuda is None:
+        return True
+    if torch.cuda._is_in_bad_fork():
+        return False
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return True
+    return driver.cuInit(0) in (_NO_ERROR, _NO_DEVICE)
 
 
 # --- Dynamo side -----------------------------------------------------------------------------------------

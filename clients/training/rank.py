@@ -43,6 +43,13 @@ def preload() -> None:
     from .. import backend, http, redirect  # noqa: F401
 
 
+def fit() -> bool:
+    """In a fork made for this question: whether ranks may be forked of what `preload` has left."""
+    from ...compiler import torch_internals
+
+    return torch_internals.cuda_starts()
+
+
 def main(arguments: Sequence[str]) -> int:
     """The exit code; SystemExit is the script's own."""
     rank = load_rank()

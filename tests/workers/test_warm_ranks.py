@@ -253,12 +253,16 @@ def test_a_large_launch_arrives_whole(owned: warm.Owned, tmp_path: Path) -> None
         assert (process.wait(), process.warm) == (0, bool(path))
 
 
-def test_a_process_with_threads_is_not_forked(tmp_path: Path) -> None:
+def test_what_does_not_outlive_a_fork_is_not_forked() -> None:
     code = """
-import sys, threading
+import os, sys, threading
 from torchrelay.workers.training import warm
-assert warm._unfit() == "", warm._unfit()
+asked = []
+assert warm._unfit(lambda: asked.append(1) or True) == "" and not asked
+assert "CUDA" in warm._unfit(lambda: False)
+assert "CUDA" in warm._unfit(lambda: os.abort())
+assert "CUDA" in warm._unfit(lambda: 1 / 0)
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-sys.exit("threads" not in warm._unfit())
+sys.exit("threads" not in warm._unfit(lambda: True))
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

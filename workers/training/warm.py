@@ -20,7 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -167,21 +167,19 @@ def _title(command: Sequence[str]) -> None:
         setproctitle(" ".join(command))
 
 
-def _unfit() -> str:
-    """Why this process must not be forked; '' if it may."""
+def _unfit(fit: Callable[[], bool]) -> str:
+    """Why this process must not be forked; '' if it may. fit: asked in a fork."""
     if (probe := os.fork()) == 0:
-        os._exit(0)
-    os.waitpid(
-        probe, 0
-    )  # who knows of forks (OpenBLAS) has ended its threads for it, and makes them anew when needed
+        well = False
+        try:
+            well = fit()
+        finally:
+            os._exit(0 if well else 1)
+    if os.waitpid(probe, 0)[1] != 0:
+        return "importing PyTorch initialised CUDA"
     if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
+        # who knows of forks (OpenBLAS) has ended its threads for the one above, and makes them anew when needed
         return "importing PyTorch started threads"
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if (
-                str(descriptor.readlink()) == "/dev/nvidia-uvm"
-            ):  # NVML, which only counts GPUs, does not open it
-                return "importing PyTorch initialised CUDA"
     return ""
 
 
@@ -205,7 +203,7 @@ def main(arguments: Sequence[str]) -> int:
         gc.collect()
         gc.freeze()  # ranks that collect do not touch, and so copy, these pages
         gc.enable()
-        if why := _unfit():
+        if why := _unfit(program.fit):
             print(f"ranks start cold: {why}", file=sys.stderr, flush=True)
             return 1
         launch = server.serve()
