@@ -2378,11 +2378,8 @@ def preload_loader() -> None:
 
 def preload_training() -> None:
     """Import what the first step of a script imports that trains a compiled model on several ranks, as far as it is the
-    same for nearly all of them; without creating Inductor's process pool or initialising CUDA.
-
-    torch 2.11 asks whether there is a GPU as it imports torch._inductor.runtime.benchmarking: CUDA's own answer would
-    keep forks from CUDA."""
-    with environment(TORCH_WARM_POOL="0"), _replaced(torch.cuda, "is_available", _nvml_finds_a_gpu):
+    same for nearly all of them; without creating Inductor's process pool or initialising CUDA."""
+    with environment(TORCH_WARM_POOL="0"), _asking_nvml():
         preload_loader()
         import torch._dynamo.backends.registry
         import torch._dynamo.convert_frame
@@ -2399,8 +2396,10 @@ def preload_training() -> None:
         torch._dynamo.backends.registry.list_backends()
 
 
-def _nvml_finds_a_gpu() -> bool:
-    return torch.cuda._device_count_nvml() > 0
+def _asking_nvml() -> contextlib.AbstractContextManager[None]:
+    """Whether there is a GPU NVML says: torch 2.11 asks as it imports torch._inductor.runtime.benchmarking, and CUDA's
+    own answer would keep forks from CUDA."""
+    return _replaced(torch.cuda, "is_available", lambda: torch.cuda._device_count_nvml() > 0)
 
 
 _NO_ERROR, _NO_DEVICE = 0, 100
