@@ -93,7 +93,14 @@ def test_each_problem_is_measured_once_and_told(cold: Outcome) -> None:
     manifest = cold.manifest
     assert manifest is not None and manifest.verification.status == "passed"
     asked = [type(question) for question in cold.asked]
-    assert asked == [*[tuning.Lookup] * 2, tuning.Wanted, *[tuning.Found] * 2]
+    wanted = [
+        n for n, kind in enumerate(asked) if kind is tuning.Wanted
+    ]  # told as they are met, if that takes time
+    assert 1 <= len(wanted) <= 3 and wanted[-1] == len(asked) - 3
+    assert [kind for kind in asked if kind is not tuning.Wanted] == [
+        *[tuning.Lookup] * 2,
+        *[tuning.Found] * 2,
+    ]
     assert [entry.problem.text() for entry in cold.found()] == [FIRST, SECOND]
     assert [m.problem for m in manifest.tuning] == [FIRST, SECOND]
     for entry, measurement in zip(cold.found(), manifest.tuning, strict=True):
