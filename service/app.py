@@ -50,6 +50,9 @@ log = structlog.get_logger(__name__)
 
 SHUTDOWN_SECONDS = 5
 """How long answers in progress may take once the gateway is told to stop."""
+_IDLE_SECONDS = 75
+"""A connection without a request is closed after so long: later than by clients (httpx: 5 s) and balancers (60 s), who
+would lose a request to one that is closed just then."""
 
 _SCHEMAS = (
     wire.CompileStatus,
@@ -183,6 +186,7 @@ def create_server(settings: ServiceSettings, pool: CompilePool | None = None) ->
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         **tls.options(settings),
     )

@@ -13,8 +13,9 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 
 class PatientProtocol(AutoHTTPProtocol):
-    """Closes a connection on which no request has begun `head_seconds` after it opened, or after the first
-    byte that follows an answer. (Silence between requests is uvicorn's own keep-alive limit.)"""
+    """Closes a connection on which no request has begun `head_seconds` after it opened, after the first byte that
+    follows an answer, or after the answer to a request whose body has not come. (Silence between whole requests is
+    uvicorn's own keep-alive limit.)"""
 
     def __init__(self, *arguments: Any, head_seconds: float, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -30,6 +31,12 @@ class PatientProtocol(AutoHTTPProtocol):
         if self._answering():
             self._stop_waiting()
         elif self._impatience is None:
+            self._wait()
+
+    def on_response_complete(self) -> None:
+        cut = self.cycle is not None and self.cycle.more_body
+        super().on_response_complete()
+        if cut and self._impatience is None:
             self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -26,8 +26,7 @@ async def _fetch(http: httpx2.AsyncClient, body: bytes) -> bytes:
 
 
 def _client(gateway: Running) -> httpx2.AsyncClient:
-    # no connection that the gateway, which waits 5 s for another request on it, may be closing just then
-    limits = httpx2.Limits(max_connections=REQUESTS, keepalive_expiry=1.0)
+    limits = httpx2.Limits(max_connections=REQUESTS)
     return httpx2.AsyncClient(
         base_url=gateway.url, headers=HEADERS, timeout=120, limits=limits, trust_env=False
     )

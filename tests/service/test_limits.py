@@ -105,6 +105,18 @@ def test_a_body_that_never_ends_is_given_up(start_gateway: StartGateway) -> None
         assert raw.recv(1000).startswith(b"HTTP/1.1 422")
 
 
+def test_a_connection_may_rest_for_longer_than_clients_keep_one(gateway: Running) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as raw:
+        for pause in (6.0, 0.0):  # httpx keeps a connection for 5 s
+            raw.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b"ok\n"):
+                answer += (part := raw.recv(1000))
+                assert part, answer
+            assert answer.startswith(b"HTTP/1.1 200")
+            time.sleep(pause)
+
+
 def test_another_content_type_is_refused(http: httpx2.Client) -> None:
     answer = http.post("/v1/compile", content=graph(), headers={"Content-Type": "application/json"})
     assert _refusal(answer) == (415, "malformed")

@@ -189,7 +189,7 @@ def main(arguments: Sequence[str]) -> int:
     for name in ("--listen", "--owner", "--lock"):
         parser.add_argument(name, type=int, required=True, help="a descriptor")
     given = parser.parse_args(arguments)
-    folder = Path.cwd()
+    folder, server_pid = Path.cwd(), os.getpid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener, owner = socket.socket(fileno=given.listen), socket.socket(fileno=given.owner)
     for descriptor in (given.listen, given.owner, given.lock):
@@ -210,7 +210,7 @@ def main(arguments: Sequence[str]) -> int:
     except EOFError:
         return 0
     finally:
-        if launch is None:
+        if os.getpid() == server_pid:
             shutil.rmtree(folder, ignore_errors=True)
     if launch is None:
         return 0
