@@ -18,6 +18,7 @@ from .capture import Capture
 from .driver import Held, TrainDriver
 from .groups import remove_groups_of_the_dead
 from .rank import driver_name
+from .warm_nodes import ranks_on
 
 log = logging.getLogger(__name__)
 
@@ -157,13 +158,7 @@ def room(spec: TrainSpec, nodes: Sequence[Mapping[str, float]]) -> str:
         return "no node runs jobs"
     if spec.device == "cuda" and not any(node.get("GPU", 0) >= 1 for node in offering):
         return "no node has a GPU"
-    asked = {"CPU": spec.cpus, "memory": float(spec.memory_bytes)}
-    if spec.device == "cuda":
-        asked["GPU"] = 1.0
-    fit = sum(
-        min(int((node.get(name, 0.0) + 1e-6) // amount) for name, amount in asked.items() if amount > 0)
-        for node in offering
-    )
+    fit = sum(ranks_on(node, spec) for node in offering)
     least = spec.min_workers or spec.workers
     if fit >= least:
         return ""

@@ -89,16 +89,15 @@ class WarmNodes:
                 log.warning("a warm process was not ended: %s", error)
 
 
+def ranks_on(node: Mapping[str, float], spec: TrainSpec) -> int:
+    """How many of the job's ranks fit into this much of a node, in Ray's words."""
+    asked = {"CPU": spec.cpus, "memory": float(spec.memory_bytes), "GPU": float(spec.device == "cuda")}
+    return min(int((node.get(name, 0.0) + 1e-6) // amount) for name, amount in asked.items() if amount > 0)
+
+
 def likely(spec: TrainSpec, free: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Nodes that may get ranks, those with the most room first. free: what each has left, in Ray's words."""
-    asked = {"CPU": spec.cpus, "memory": float(spec.memory_bytes), "GPU": float(spec.device == "cuda")}
-
-    def fit(node: Mapping[str, float]) -> int:
-        return min(
-            int((node.get(name, 0.0) + 1e-6) // amount) for name, amount in asked.items() if amount > 0
-        )
-
-    room = {name: fit(node) for name, node in free.items() if OFFER in node}
+    room = {name: ranks_on(node, spec) for name, node in free.items() if OFFER in node}
     names = sorted((name for name in room if room[name]), key=lambda name: (-room[name], name))
     held = needed = 0
     while needed < len(names) and held < spec.workers:
