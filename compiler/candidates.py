@@ -47,6 +47,10 @@ class Candidates(Protocol):
     def prepare(self, seed: int) -> None:
         """Make the example inputs."""
 
+    def move(self, place: int) -> bool:
+        """Have `run` find the inputs in other memory, the same each time for a place (0: where they were made), until
+        they are moved again or closed. False: they stay where they are."""
+
     def reference(self) -> torch.Tensor | None:
         """The result in float64; None where there is none."""
 
@@ -87,6 +91,9 @@ class Plain:
     def prepare(self, seed: int) -> None:
         generator = torch.Generator(self.device).manual_seed(seed)
         self._operands = [_filled(operand, self.device, generator) for operand in self.problem.operands]
+
+    def move(self, place: int) -> bool:
+        return False
 
     def reference(self) -> torch.Tensor | None:
         if not (self._checked and self.aten):

@@ -160,25 +160,29 @@ def together(earlier: Outcome, later: Outcome, band: float) -> Outcome:
 
 
 def around(found: Outcome, tried: Collection[str], band: float) -> list[Configuration]:
-    """What is worth a look after a contest: the best of Triton's configurations, and what differs from the two best by
-    one step. Empty: none is near the winner, or nothing is left to try. tried: candidates by text."""
+    """What is worth a look after a contest: the best of Triton's configurations, and what differs by one step from the
+    winner; if that is another kernel, from the best of those near it. Empty: none is near, or nothing is left to try.
+    tried: candidates by text.
+
+    Around the winner, because who wins is certain and who is second is not: two searches are to look around alike."""
     told = [(timing, configuration_of(timing.candidate)) for timing in found.timings]
     known = [(timing, configuration) for timing, configuration in told if configuration is not None]
     if not known or known[0][0].milliseconds > _NEAR * found.timings[0].milliseconds:
         return []
     limit = known[0][0].milliseconds * (1 + band)
-    # Among equals by text, so that two searches look around the same two.
-    known.sort(key=lambda pair: (max(pair[0].milliseconds, limit), pair[0].candidate))
+    known.sort(key=lambda pair: (max(pair[0].milliseconds, limit), pair[0].candidate))  # among equals by text
     best = [configuration for _, configuration in known[:_BEST_KEPT]]
+    winner = configuration_of(found.entry.winner.candidate)
+    if winner is not None:
+        best = [winner, *(configuration for configuration in best if configuration != winner)]
     seen = [configuration for text in tried if (configuration := configuration_of(text)) is not None]
-    others = neighbours(best[:2], seen)[:_MOST_AROUND]
+    others = neighbours(best[:1], seen)
     return [*best, *others] if others else []
 
 
-_NEAR = 1.12
+_NEAR = 1.05
 """A step seldom gains more."""
 _BEST_KEPT = 3
-_MOST_AROUND = 16
 
 
 def _taken(running: trials.Trials, order: Sequence[int], watched: trials.Watch) -> list[float | None]:

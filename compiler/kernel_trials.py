@@ -7,6 +7,7 @@ those of Inductor's candidates (trials.py): cold caches, interleaved, in an orde
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import traceback
@@ -18,7 +19,7 @@ import msgspec
 import torch
 from msgspec import Struct
 
-from . import contest, measure, tune_kernels, user_kernels, verify, wire
+from . import contest, measure, trials, tune_kernels, user_kernels, verify, wire
 from .tuning import Operand
 
 _SLICE = 1 << 26
@@ -86,7 +87,12 @@ class _Trials:
         self._alive = [i for i in range(len(order.grids)) if i not in order.skip]
         self._inputs: dict[str, torch.Tensor] = {}
         self._memory: dict[str, torch.Tensor] = {}
-        self._ready: dict[int, Callable[[], Any]] = {}
+        self._places = trials.Places()
+        self._elsewhere: list[dict[str, torch.Tensor]] = []
+        """Arguments in other memory."""
+        self._ready: dict[tuple[int, int], Callable[[], Any]] = {}
+        """By place and candidate."""
+        self._place = 0
 
     def run(self) -> None:
         self._tell(Takes(-1))
@@ -194,9 +200,13 @@ class _Trials:
             self._out(candidate, f"does not compile: {type(error).__name__}: {error!s:.300}")
 
     def _launch(self, candidate: int) -> None:
-        if candidate not in self._ready:
-            self._ready[candidate] = self._launcher(candidate)
-        self._ready[candidate]()
+        self._get_ready(candidate)()
+
+    def _get_ready(self, candidate: int) -> Callable[[], Any]:
+        key = self._place, candidate
+        if key not in self._ready:
+            self._ready[key] = self._launcher(candidate)
+        return self._ready[key]
 
     def _launcher(self, candidate: int) -> Callable[[], Any]:
         """Launches it; on a GPU by what Triton compiled, past what its JIT looks up at every call."""
@@ -222,12 +232,27 @@ class _Trials:
 
     def _take(self, order: Sequence[int]) -> list[float | None]:
         """measure.Take. The GPU is waited for after each round of samples, so that a hang is known by its round."""
-        sample = self._sample_gpu if self._order.device == "cuda" else self._sample_cpu
+        if self._order.device == "cuda":
+            self._place = self._places.next(self._move)
+            for candidate in sorted({*order}):
+                with contextlib.suppress(Exception):  # it fails again when it is launched
+                    self._get_ready(candidate)
+            sample = self._sample_gpu
+        else:
+            sample = self._sample_cpu
         times: list[float | None] = []
         for part in _parts(order, 1 if self._order.careful else max(len(set(order)), 1)):
             self._tell(Takes(part[0] if self._order.careful else -1))
             times += sample(part)
         return times
+
+    def _move(self, place: int) -> bool:
+        if not self._elsewhere:
+            self._elsewhere = [self._memory]
+        if place == len(self._elsewhere):
+            self._elsewhere.append({name: value.clone() for name, value in self._inputs.items()})
+        self._memory = self._elsewhere[place]
+        return True
 
     def _sample_cpu(self, order: Sequence[int]) -> list[float | None]:
         times: list[float | None] = []

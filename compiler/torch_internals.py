@@ -1340,6 +1340,8 @@ class Selection:
         self._choices = list(given["choices"])
         self._graph = V.graph
         self._arguments: Any = None
+        self._places: dict[int, Any] = {}
+        """The same arguments in other memory."""
         self.device: str = given["layout"].device.type
         self.candidates = _distinct([_candidate_text(choice) for choice in self._choices])
         self.aten = [i for i, choice in enumerate(self._choices) if isinstance(choice, ExternKernelCaller)]
@@ -1474,6 +1476,14 @@ class Selection:
                 self._given["layout"],
                 self._given.get("input_gen_fns"),
             )
+        self._places = {0: self._arguments}
+
+    def move(self, place: int) -> bool:
+        """See Candidates.move: copies of torch._inductor.select_algorithm.AutotuneArgs."""
+        if place not in self._places:
+            self._places[place] = _elsewhere(self._places[0])
+        self._arguments = self._places[place]
+        return True
 
     def reference(self) -> torch.Tensor | None:
         """What PyTorch's own kernel makes of the inputs in float64; None where it cannot."""
@@ -1526,11 +1536,30 @@ class Selection:
 
     def close(self) -> None:
         """Let go of inputs and of what was loaded to run candidates (BenchmarkRequest.cleanup_run_fn)."""
-        self._arguments = None
+        self._arguments, self._places = None, {}
         for choice in self._choices:
             clean: Any = getattr(_benchmark_request(choice), "cleanup_run_fn", None)
             if clean is not None:
                 clean()
+
+
+def _elsewhere(arguments: Any) -> Any:
+    """AutotuneArgs in other memory; tensors that share theirs share it again."""
+    memory: dict[int, Any] = {}
+    new_storage: Any = torch.UntypedStorage
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if (copied := memory.get(storage.data_ptr())) is None:
+            copied = new_storage(storage.nbytes(), device=storage.device)
+            memory[storage.data_ptr()] = copied.copy_(storage)
+        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return empty.set_(copied, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    def copies(tensors: Any) -> Any:
+        return type(tensors)([copy(tensor) for tensor in tensors.input_tensors], copy(tensors.output_tensor))
+
+    return type(arguments)(triton=copies(arguments.triton), extern=copies(arguments.extern))
 
 
 def _precisions(name: str, device: str, dtypes: Collection[str]) -> dict[str, str]:
@@ -1966,6 +1995,9 @@ class Padding:
             raise RuntimeError(f"{self.problem.text()} is not decided by measuring")
         self._functions = functions
 
+    def move(self, place: int) -> bool:
+        return False
+
     def reference(self) -> None:
         """Both are PyTorch's own product of the same numbers."""
 
@@ -2398,8 +2430,20 @@ def preload_training() -> None:
 
 def _asking_nvml() -> contextlib.AbstractContextManager[None]:
     """Whether there is a GPU NVML says: torch 2.11 asks as it imports torch._inductor.runtime.benchmarking, and CUDA's
-    own answer would keep forks from CUDA."""
-    return _replaced(torch.cuda, "is_available", lambda: torch.cuda._device_count_nvml() > 0)
+    own answer would keep forks from CUDA. NVML is asked in a fork, for it starts a thread that goes on."""
+    return _replaced(torch.cuda, "is_available", _nvml_sees_a_gpu)
+
+
+@functools.cache
+def _nvml_sees_a_gpu() -> bool:
+    child = os.fork()
+    if child == 0:
+        seen = False
+        try:
+            seen = torch.cuda._device_count_nvml() > 0
+        finally:
+            os._exit(0 if seen else 1)
+    return os.waitpid(child, 0)[1] == 0
 
 
 _NO_ERROR, _NO_DEVICE = 0, 100

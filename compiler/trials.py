@@ -254,8 +254,41 @@ def _cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> i
     return min(max(max(sizes, default=usual), least), most)
 
 
+class Places:
+    """Where in a GPU's memory operands are to lie for the next samples: in a few places by turns, as many as there is
+    room for. Which memory a tensor has decides which of its parts share a channel, and that makes one kernel a per cent
+    faster and the next one slower, differently in each process."""
+
+    MOST = 16
+    SHARE = 0.25
+    """Of the memory that is free: what all copies may take."""
+
+    def __init__(self) -> None:
+        self._turns = 0
+        self._count = self.MOST
+
+    def next(self, move: Callable[[int], bool]) -> int:
+        """move: has the operands in a place, the first time by copying them; False: they stay in place 0."""
+        place = self._turns % self._count
+        self._turns += 1
+        before = torch.cuda.memory_allocated()
+        try:
+            moved = move(place)
+        except torch.OutOfMemoryError:
+            move(0)
+            moved = False
+        if not moved:
+            self._count = 1
+            return 0
+        if place == 1 and (taken := torch.cuda.memory_allocated() - before) > 0:
+            self._count = min(self.MOST, 2 + int(self.SHARE * torch.cuda.mem_get_info()[0] / taken))
+        return place
+
+
 class OnGpu:
     """On the current GPU, in this process; a candidate that ends the process's use of the GPU ends the search.
+
+    The inputs lie elsewhere at each call of `take` (Places).
 
     A few dozen samples are enqueued behind a kernel that does nothing for longer than that takes, so that no wait of
     the host's (another thread, an import, other work) stands between them: else they are taken again. Each starts with
@@ -271,7 +304,9 @@ class OnGpu:
     def __init__(self, selection: Candidates, reference: torch.Tensor | None) -> None:
         self._selection = selection
         self._reference = reference
-        self._once: dict[int, Callable[[], Any]] = {}
+        self._once: dict[tuple[int, int], Callable[[], Any]] = {}
+        """By place and candidate."""
+        self._places = Places()
         self._others: torch.Tensor | None = None
         self._lead = self.LEAD_SECONDS[0]
 
@@ -284,38 +319,56 @@ class OnGpu:
         self._reference = None
 
     def start(self, candidate: int) -> float | None:
-        kept: list[Callable[[], Any]] = []
-
         def body(once: Callable[[], Any]) -> None:
-            kept.append(once)
+            self._once[0, candidate] = once
             once()
 
         try:
             result = self._selection.run(candidate, body)
             torch.cuda.synchronize()
-            error = error_of(result, self._reference)
+            return error_of(result, self._reference)
         except Exception as error:
+            self._once.pop((0, candidate), None)
             raise Failed(" ".join(str(error).split())[:500] or type(error).__name__) from error
-        self._once[candidate] = kept[0]
-        return error
 
     def take(self, order: Sequence[int]) -> list[float | None]:
         if self._others is None:
             size = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
             self._others = torch.empty(max(4 * size, 64 << 20), dtype=torch.uint8, device="cuda")
+        place = self._places.next(self._selection.move)
+        for candidate in sorted({*order}):
+            self._bind(place, candidate)
         times: list[float | None] = []
         for begin in range(0, len(order), self.AT_ONCE):
-            times += self._in_line(order[begin : begin + self.AT_ONCE], self._others)
+            times += self._in_line(place, order[begin : begin + self.AT_ONCE], self._others)
         return times
 
-    def _in_line(self, order: Sequence[int], others: torch.Tensor) -> list[float | None]:
+    def _bind(self, place: int, candidate: int) -> None:
+        """Have the candidate ready on the inputs where they are now."""
+        if (place, candidate) in self._once or (0, candidate) not in self._once:
+            return
+
+        def body(once: Callable[[], Any]) -> None:
+            self._once[place, candidate] = once
+
+        try:
+            self._selection.run(candidate, body)
+        except Exception:
+            self._lose(candidate)
+
+    def _lose(self, candidate: int) -> None:
+        traceback.print_exc()
+        for key in [key for key in self._once if key[1] == candidate]:
+            del self._once[key]
+
+    def _in_line(self, place: int, order: Sequence[int], others: torch.Tensor) -> list[float | None]:
         least, most = self.LEAD_SECONDS
         for _ in range(self.ATTEMPTS):
             begun = time.perf_counter()
             started = _event()
             torch_internals.keep_gpu_busy(self._lead)
             started.record()
-            events = [self._enqueue(candidate, others) for candidate in order]
+            events = [self._enqueue(place, candidate, others) for candidate in order]
             in_time = not started.query()
             self._lead = min(max(2 * (time.perf_counter() - begun), least), most)
             torch.cuda.synchronize()
@@ -323,8 +376,8 @@ class OnGpu:
                 break
         return [None if pair is None else max(pair[0].elapsed_time(pair[1]), 1e-6) for pair in events]
 
-    def _enqueue(self, candidate: int, others: torch.Tensor) -> tuple[Any, Any] | None:
-        once = self._once.get(candidate)
+    def _enqueue(self, place: int, candidate: int, others: torch.Tensor) -> tuple[Any, Any] | None:
+        once = self._once.get((place, candidate))
         if once is None:
             return None
         begin, end = _event(), _event()
@@ -333,8 +386,7 @@ class OnGpu:
         try:
             once()
         except Exception:
-            traceback.print_exc()
-            del self._once[candidate]
+            self._lose(candidate)
             return None
         end.record()
         return begin, end

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from torchrelay.compiler import torch_internals, workbench
+from torchrelay.compiler import rebuild, torch_internals, workbench
 from torchrelay.compiler.toolchain import local_target, local_toolchain
 from torchrelay.compiler.tuning import Task, problem_of
 
@@ -157,3 +157,26 @@ def test_a_small_budget_builds_few_of_many_candidates_and_the_same_ones_each_tim
     assert workbench.most_built(whole) == workbench.MOST_BUILT
     assert workbench.most_built(replace(whole, seconds=0.1)) == 32
     assert workbench.most_built(replace(whole, seconds=1e6)) == workbench.MOST_BUILT
+
+
+def test_moved_inputs_are_the_same_numbers_in_other_memory_and_share_it_as_before():
+    task = described(
+        "addmm", "addmm(f32[48], f32[32,64], f32[64,48]:1,64) -> f32[32,48]", precision="highest"
+    )
+    with rebuild.in_force(task):
+        selection = rebuild.rebuild(task, "cpu")
+        selection.begin_building().wait()
+        selection.prepare(seed=3)
+        results, addresses = [], []
+        for place in (0, 1, 2, 1, 0):
+            assert selection.move(place)
+            results.append(selection.run(0, lambda once: once()).clone())
+            given = selection._arguments
+            tensors = [*given.triton.input_tensors, *given.extern.input_tensors, given.extern.output_tensor]
+            addresses.append([tensor.data_ptr() for tensor in tensors])
+        assert all(result.equal(results[0]) for result in results)
+        assert addresses[0] == addresses[4] and addresses[1] == addresses[3]
+        assert not {*addresses[0]} & {*addresses[1]} and not {*addresses[1]} & {*addresses[2]}
+        shared = [[each.index(address) for address in each] for each in addresses]
+        assert shared[0] == shared[1] == shared[2]
+        selection.close()

@@ -237,3 +237,51 @@ def test_the_last_level_cache_is_asked_for(tmp_path, files, size):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
     assert trials._cache_bytes(tmp_path) == size
+
+
+class Memory:
+    """A GPU's, in bytes: what its tensors take, and what is free."""
+
+    def __init__(self, monkeypatch, free):
+        self.taken, self.free = 0, free
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: self.taken)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (self.free, 0))
+
+    def places(self, turns, size):
+        """Where operands of that size lie, turn after turn."""
+        places, made = trials.Places(), {0}
+
+        def move(place):
+            if place not in made:
+                if size > self.free:
+                    raise torch.OutOfMemoryError
+                made.add(place)
+                self.taken += size
+                self.free -= size
+            return True
+
+        return [places.next(move) for _ in range(turns)]
+
+
+def test_operands_lie_in_one_place_after_the_other_and_begin_anew(monkeypatch):
+    most = trials.Places.MOST
+    assert Memory(monkeypatch, 1 << 30).places(2 * most + 3, size=1000) == [
+        *range(most),
+        *range(most),
+        0,
+        1,
+        2,
+    ]
+
+
+def test_copies_of_operands_take_a_share_of_the_free_memory_and_no_more(monkeypatch):
+    memory = Memory(monkeypatch, 1000)
+    assert memory.places(6, size=100) == [0, 1, 2, 3, 0, 1]
+    assert memory.free == 700
+    assert Memory(monkeypatch, 50).places(4, size=100) == [0, 0, 0, 0]
+
+
+def test_operands_that_cannot_be_moved_stay(monkeypatch):
+    Memory(monkeypatch, 1000)
+    places = trials.Places()
+    assert [places.next(lambda place: False) for _ in range(3)] == [0, 0, 0]

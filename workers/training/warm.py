@@ -177,9 +177,10 @@ def _unfit(fit: Callable[[], bool]) -> str:
             os._exit(0 if well else 1)
     if os.waitpid(probe, 0)[1] != 0:
         return "importing PyTorch initialised CUDA"
-    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
-        # who knows of forks (OpenBLAS) has ended its threads for the one above, and makes them anew when needed
-        return "importing PyTorch started threads"
+    # who knows of forks (OpenBLAS) has ended its threads for the one above, and makes them anew when needed
+    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    if len(threads) > 1:
+        return f"importing PyTorch started threads: {', '.join(sorted(threads))}"
     return ""
 
 
