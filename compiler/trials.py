@@ -259,7 +259,7 @@ class Places:
     room for. Which memory a tensor has decides which of its parts share a channel, and that makes one kernel a per cent
     faster and the next one slower, differently in each process."""
 
-    MOST = 16
+    MOST = 64
     SHARE = 0.25
     """Of the memory that is free: what all copies may take."""
 
