@@ -30,7 +30,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     band: float = 0.02
     """A candidate this much slower than the best, as a share, is as good."""
     rounds: int = 10
-    """Samples of each candidate before any is dropped."""
+    """Samples of each candidate before any is dropped that is not hopeless."""
     at_once: int = 5
     """Rounds of one call of `take`."""
     most: int = 4096
@@ -86,9 +86,12 @@ def rank(
             _sort_in(samples, batch, take(batch), failed)
             alive -= failed
             done += rounds
+            if done < settings.rounds:
+                best = _best(samples, alive)
+                alive = {c for c in alive if not _hopeless(samples[c], samples[best])}
         if not alive:
             break
-        best = min(alive, key=lambda c: (statistics.median(samples[c]), c))
+        best = _best(samples, alive)
         ratios = {c: _ratio(samples[c], samples[best]) for c in alive}
         alive = {c for c in alive if ratios[c].low <= limit}
         over = done < wanted or done >= settings.most or clock() - begun >= settings.seconds
@@ -102,6 +105,20 @@ def rank(
     shortest = min((told.median for told in rest.values()), default=0.0)
     winner = next((c for c in preferred if c in rest and rest[c].median <= limit * shortest), None)
     return Ranking(winner, rest, frozenset(failed))
+
+
+def _best(samples: dict[int, list[float]], alive: set[int]) -> int:
+    """0 if there is none."""
+    return min(alive, key=lambda c: (statistics.median(samples[c]), c), default=0)
+
+
+HOPELESS = 1.25
+"""Who is slower than this, as a multiple of the best, in each round of the first few is measured no more: half of a
+search's time would go to candidates that take twice the best one's or more."""
+
+
+def _hopeless(times: Sequence[float], others: Sequence[float]) -> bool:
+    return all(its > HOPELESS * other for its, other in zip(times, others, strict=True))
 
 
 REPORTED = 0.025
