@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -33,11 +34,13 @@ from .workbench import Workbench
 
 log = logging.getLogger(__name__)
 
-AHEAD = 4
+AHEAD = 6
 """Tasks at hand: one that is measured, others whose candidates are being built. With fewer a GPU waits for compilers,
 with more the last ones are not where there is time for them (benchmarks/farm_scaling.py)."""
 MOST_QUESTIONS = 100_000
 """After so many it ends, when it holds nothing: a service starts another one, with nothing left behind."""
+AGAIN_SECONDS = 0.2
+"""Between two questions for more while what is in hand is being built: a compile tells one problem after the other."""
 PATIENCE_SECONDS = 300.0
 """Of a service that does not answer."""
 _RETRY_SECONDS = 2.0
@@ -124,7 +127,7 @@ class Bench(Protocol):
     def rounds(self, task: Task) -> int: ...
     def candidates(self, task: Task, around: Sequence[Configuration] = ()) -> Candidates: ...
     def build(self, task: Task, selection: Candidates) -> Building: ...
-    def rest(self, buildings: Sequence[Building]) -> None: ...
+    def rest(self, buildings: Sequence[Building], seconds: float) -> None: ...
     def contest(
         self,
         task: Task,
@@ -154,8 +157,8 @@ class Searcher:
         self._progress = progress
         self._asked = 0
         self._over = False
-        self._in_vain = False
-        """Nothing more was to be had since a task was last measured."""
+        self._again_at = -math.inf
+        """Nothing more was to be had: until when it is not asked for again beside what is in hand."""
         self._held: list[_Held] = []
 
     def run(self) -> None:
@@ -169,19 +172,23 @@ class Searcher:
             if built is not None:
                 self._held.remove(built)
                 self._search(built)
-                self._in_vain = False
+                self._again_at = -math.inf
             else:
                 since = time.monotonic()
-                self._bench.rest([held.building for held in in_turn])
+                self._bench.rest([held.building for held in in_turn], AGAIN_SECONDS)
                 in_turn[0].spent += time.monotonic() - since
 
     def _take(self) -> None:
-        while not self._over and len(self._held) < self._ahead and not (self._held and self._in_vain):
+        while not self._over and len(self._held) < self._ahead and not self._waits():
             work = self._next()
             self._over = work.over or self._asked >= MOST_QUESTIONS
-            self._in_vain = not work.tasks
+            if not work.tasks:
+                self._again_at = time.monotonic() + AGAIN_SECONDS
             for task in work.tasks:
                 self._prepare(task)
+
+    def _waits(self) -> bool:
+        return bool(self._held) and time.monotonic() < self._again_at
 
     def _next(self) -> tuning.Work:
         """What the service gives, however long it takes to answer at all. Raises Unavailable after PATIENCE_SECONDS."""

@@ -44,7 +44,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from . import triton_store, tuning
 from .ahead import Copy
 from .candidates import Building
-from .configurations import Configuration, configuration_of
+from .configurations import Configuration, configuration_of, slowest_first
 from .descents import Descents, PutOff
 from .errors import Unsupported
 from .kernel_store import Exchange
@@ -1422,7 +1422,8 @@ class Selection:
         begun: dict[int, tuple[str, Any]] = {}
         rest: list[int] = []
         with V.set_graph_handler(self._graph):
-            for i, choice in enumerate(self._choices):
+            for i in slowest_first(self.candidates):
+                choice = self._choices[i]
                 if parallel and isinstance(choice, TritonTemplateCaller):
                     source = Path(choice.bmreq.module_path).read_text()
                     begun[i] = source, compilers.triton(choice.bmreq.kernel_name, source).future

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -63,6 +64,8 @@ class Workbench:
         self._beside = beside
         self._settings = settings
         self._watched = _watched if device == "cuda" else trials.unwatched
+        self._rested = 0.0
+        """Seconds, since one more candidate was built."""
 
     def warm_up(self) -> None:
         """Have the GPU's context, its libraries and Inductor's templates ready: there may be no work yet."""
@@ -94,13 +97,19 @@ class Workbench:
                 selection.thin(most_built(task))
             return selection.begin_building()
 
-    def rest(self, buildings: Sequence[Building]) -> None:
-        """Until one more candidate of these is built."""
+    def rest(self, buildings: Sequence[Building], seconds: float) -> None:
+        """Until one more candidate of these is built, for so long at most."""
         left = [future for building in buildings for future in building.futures if not future.done()]
-        with self._watched(BUILD_SECONDS):
+        begun = time.monotonic()
+        with self._watched(BUILD_SECONDS - self._rested):
             while left and not any(future.done() for future in left):
+                more = begun + seconds - time.monotonic()
+                if more <= 0:
+                    self._rested += seconds
+                    return
                 # of one that is cancelled who waits does not hear
-                concurrent.futures.wait(left, _LOOK_SECONDS, concurrent.futures.FIRST_COMPLETED)
+                concurrent.futures.wait(left, min(_LOOK_SECONDS, more), concurrent.futures.FIRST_COMPLETED)
+        self._rested = 0.0
 
     def contest(
         self,

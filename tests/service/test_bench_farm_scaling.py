@@ -27,11 +27,12 @@ def farm_scaling() -> Iterator[ModuleType]:
             del sys.modules[name]
 
 
+@pytest.mark.parametrize(("scale", "start"), [(1.5, 6.0), (2.0, 2.0), (3.0, 2.0)])
 def test_two_gpus_search_a_graph_in_half_of_ones_time_and_each_play_is_alike(
-    farm_scaling: ModuleType,
+    farm_scaling: ModuleType, scale: float, start: float
 ) -> None:
     recording = msgspec.json.decode(farm_scaling.RECORDED.read_bytes(), type=farm_scaling.Recording)
-    args = argparse.Namespace(processors=16, scale=1.5, start=6.0)
+    args = argparse.Namespace(processors=16, scale=scale, start=start)
     one, two, again = (farm_scaling.play(recording, gpus, args) for gpus in (1, 2, 2))
     assert two == again
     assert 0 < two.wait <= 0.55 * one.wait, "all but what one GPU has to do after the other is spread"

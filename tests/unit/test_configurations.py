@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from torchrelay.compiler.configurations import Configuration, configuration_of, neighbours
+from torchrelay.compiler.configurations import Configuration, configuration_of, neighbours, slowest_first
 
 TEXT = (
     "triton_mm ACC_TYPE='tl.float32', ALLOW_TF32=False, BLOCK_K=32, BLOCK_M=64, BLOCK_N=128, EVEN_K=True, "
@@ -51,6 +51,15 @@ def test_neighbours_of_the_best_come_first() -> None:
     own = neighbours([first], [first, second])
     assert found[: len(own)] == own
     assert len(found) > len(own)
+
+
+def test_large_tiles_of_few_warps_are_compiled_first_and_all_are() -> None:
+    tiles = [(64, 4), (128, 4), (128, 8), (16, 8)]
+    texts = [
+        TEXT.replace("BLOCK_K=32", f"BLOCK_K={k}").replace("num_warps=4", f"num_warps={warps}")
+        for k, warps in tiles
+    ]
+    assert slowest_first(["aten mm", *texts, "decompose_k_mm_64_split"]) == [2, 1, 3, 4, 0, 5]
 
 
 def test_no_step_leaves_the_bounds() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -27,12 +28,16 @@ def text(warps: int) -> str:
 
 
 class Bench:
-    """slow: tasks whose first candidates are not built before it rests. faster: by how much each round's best is."""
+    """slow: tasks whose first candidates are not built before it rests, patience: so often in vain. faster: by how much
+    each round's best is."""
 
-    def __init__(self, *, slow: Collection[str] = (), rounds: int = 0, faster: float = 0.5) -> None:
+    def __init__(
+        self, *, slow: Collection[str] = (), patience: int = 0, rounds: int = 0, faster: float = 0.5
+    ) -> None:
         self.place, self.band = PLACE, 0.02
         self.did: list[tuple[str, str]] = []
         self._slow = slow
+        self._patience = patience
         self._rounds = rounds
         self._faster = faster
         self._left: list[Future[Any]] = []
@@ -55,9 +60,13 @@ class Bench:
             future.set_result(None)
         return Building([future])
 
-    def rest(self, buildings: Sequence[Building]) -> None:
+    def rest(self, buildings: Sequence[Building], seconds: float) -> None:
         self.did.append(("", "rest"))
-        self._left.pop(0).set_result(None)
+        if self._patience:
+            self._patience -= 1
+            time.sleep(seconds)
+        else:
+            self._left.pop(0).set_result(None)
 
     def contest(
         self,
@@ -83,9 +92,9 @@ class Bench:
 
 
 class Service:
-    """Gives out tasks, one each time. taken: those that were given to others meanwhile."""
+    """Gives out tasks, one each time; None: none for once. taken: those that were given to others meanwhile."""
 
-    def __init__(self, *tasks: Task, taken: Collection[str] = ()) -> None:
+    def __init__(self, *tasks: Task | None, taken: Collection[str] = ()) -> None:
         self.left = list(tasks)
         self.taken = taken
         self.asked: list[tuning.Question] = []
@@ -93,7 +102,10 @@ class Service:
     def __call__(self, question: tuning.Question) -> tuning.Answer:
         self.asked.append(question)
         if isinstance(question, Next):
-            return Work([self.left.pop(0)]) if self.left else Work([], over=question.holding == 0)
+            if not self.left:
+                return Work([], over=question.holding == 0)
+            given = self.left.pop(0)
+            return Work([] if given is None else [given])
         if isinstance(question, Trying) and question.task in self.taken:
             return TakenOver()
         return Known([])
@@ -133,6 +145,14 @@ def test_a_searcher_holds_no_more_than_it_may_and_asks_again_when_something_is_m
     assert in_vain == [2, 1, 0], "not at every candidate that is built"
 
 
+def test_while_compilers_work_it_asks_for_more_now_and_then() -> None:
+    """A compile tells its problems one after the other: those told later are built beside the first."""
+    service, bench = Service(task("a"), None, task("b"), None, task("c")), Bench(slow="abc", patience=2)
+    run(service, bench)
+    assert [what for _, what in bench.did][:6] == ["new", "rest", "new", "rest", "new", "rest"]
+    assert bench.contests() == ["a", "b", "c"]
+
+
 def test_what_was_given_to_another_is_left_to_him() -> None:
     service, bench = Service(*map(task, "abc"), taken="b"), Bench()
     run(service, bench)
@@ -169,9 +189,10 @@ def test_a_rest_ends_with_the_next_candidate_that_is_built_or_whose_compiler_is_
     building = Building([gone, built, slow])
     assert building.left() == 2
     threading.Timer(0.05, lambda: built.set_result(None)).start()
-    bench.rest([building])
+    bench.rest([building], 60.0)
     assert building.left() == 1
     threading.Timer(0.05, slow.cancel).start()
-    bench.rest([building])
+    bench.rest([building], 60.0)
     assert building.left() == 0
-    bench.rest([building])
+    bench.rest([building], 60.0)
+    bench.rest([Building([Future()])], 0.05)  # and when its time is up
