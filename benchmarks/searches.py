@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import json
 import os
 import statistics
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +76,8 @@ def search(
         return runs[name]
 
     def serving(gpus: Sequence[int], name: str) -> PrivateService:
-        return PrivateService(root / f"service-{name}", environment=_visible(gpus))
+        logs = {"TORCHRELAY_SERVICE_LOG_LEVEL": "debug", "TORCHRELAY_SERVICE_LOG_FORMAT": "json"}
+        return PrivateService(root / f"service-{name}", environment=_visible(gpus) | logs)
 
     def search_on(gpus: Sequence[int]) -> None:
         with contextlib.ExitStack() as ends:
@@ -84,10 +87,9 @@ def search(
             winners = entries(service)
             if len(gpus) > 1:
                 result.winners.append(winners)
-            log = service.log.read_text(errors="replace").splitlines()
             found["searched"][len(gpus)] = {
                 "seconds": [[entry.problem.text(), entry.seconds, entry.candidates] for entry in winners],
-                "searchers": [line for line in log if "searcher_ready" in line],
+                **timeline(service.log.read_text(errors="replace").splitlines()),
             }
             if last:
                 result.service = service
@@ -208,6 +210,37 @@ def train(
         "benchmarks": sum(manifest.benchmarks for manifest in made),
         "winners": [[each.problem, each.winner, each.milliseconds] for m in made for each in m.tuning],
     }
+
+
+def timeline(log: Sequence[str]) -> dict[str, Any]:
+    """Of a service's log: after how many seconds each searcher was ready, and when each problem was wanted, given out,
+    measured first and found, in seconds since the first was wanted."""
+    searchers: list[float] = []
+    problems: dict[str, dict[str, Any]] = {}
+    first: datetime | None = None
+    for line in log:
+        try:
+            event = json.loads(line)
+            name = event["event"]
+        except (ValueError, KeyError, TypeError):  # of another program
+            continue
+        if name == "searcher_ready":
+            searchers.append(event["seconds"])
+        elif name in _EVENTS:
+            at = datetime.fromisoformat(event["timestamp"])
+            first = at if first is None else first
+            told = problems.setdefault(event["task"], {})
+            told |= {key: event[key] for key in ("problem", "worker") if key in event}
+            told[_EVENTS[name]] = round((at - first).total_seconds(), 2)
+    return {"searchers": searchers, "timeline": list(problems.values())}
+
+
+_EVENTS = {
+    "search_wanted": "wanted",
+    "search_given_out": "given",
+    "search_begun": "begun",
+    "search_found": "found",
+}
 
 
 def told(record: dict[str, Any]) -> str:

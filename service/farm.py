@@ -155,6 +155,7 @@ class Farm:
                 return None
             task = Task(id=f"compile-{next(self._numbers)}", problem=problem)
             ticket = self._wants[place, problem] = Ticket(task, aim, place=place, turn=turn)
+            log.debug("search_wanted", task=task.id, problem=problem.text()[:300])
             if ticket.aim_name in self._expected:
                 self._expected[ticket.aim_name].vain = 0
             self._enqueue(ticket)
@@ -224,6 +225,7 @@ class Farm:
     def give_out(self, ticket: Ticket, worker: str) -> None:
         (self._urgent if ticket.urgent else self._batch).pop(ticket.task.id, None)
         ticket.become("searching", worker)
+        log.debug("search_given_out", task=ticket.task.id, worker=worker)
 
     def take_back(self, ticket: Ticket) -> None:
         """Queue it again, before all others."""
@@ -250,6 +252,7 @@ class Farm:
         known = not found.timings and found.entry.winner == standing.winner
         self._metrics.searches.labels("known" if known else "found").inc()
         ticket.finish(msgspec.structs.replace(found, entry=standing), known=known)
+        log.debug("search_found", task=ticket.task.id)
         self._forget(ticket)
         return standing
 

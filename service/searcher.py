@@ -158,6 +158,8 @@ class Searcher:
             case Trying(task, candidate):
                 if task not in self.held:
                     return TakenOver()
+                if task not in self._begun:
+                    log.debug("search_begun", task=task, worker=self.worker)
                 self._begun.add(task)
                 self._trying = question if candidate else None
                 return Known([])

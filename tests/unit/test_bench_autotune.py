@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -37,6 +38,30 @@ def timing(candidate: str, milliseconds: float) -> Timing:
 def entry(size: int, winner: Timing, runner_up: Timing | None = None) -> Entry:
     problem = problem_of(f"mm(f32[{size},4], f32[4,4]) -> f32[{size},4]")
     return Entry(problem=problem, place=PLACE, winner=winner, runner_up=runner_up, candidates=2)
+
+
+def test_a_log_tells_when_each_problem_was_wanted_and_found(autotune: ModuleType) -> None:
+    import searches
+
+    def line(at: float, event: str, **named: object) -> str:
+        return json.dumps({"event": event, "timestamp": f"2026-01-01T00:00:{at:09.6f}Z", **named})
+
+    log = [
+        "INFO: another program's",
+        line(1.0, "searcher_ready", seconds=1.5, worker="w"),
+        line(2.0, "search_wanted", task="1", problem="mm"),
+        line(2.25, "search_wanted", task="2", problem="addmm"),
+        line(2.5, "search_given_out", task="1", worker="w"),
+        line(4.0, "search_begun", task="1", worker="w"),
+        line(5.5, "search_found", task="1"),
+        line(6.0, "compiled", key="k"),
+    ]
+    told = searches.timeline(log)
+    assert told["searchers"] == [1.5]
+    assert told["timeline"] == [
+        {"problem": "mm", "worker": "w", "wanted": 0.0, "given": 0.5, "begun": 2.0, "found": 3.5},
+        {"problem": "addmm", "wanted": 0.25},
+    ]
 
 
 def test_winners_of_two_searches_are_equal_alike_or_apart(autotune: ModuleType) -> None:
