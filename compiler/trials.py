@@ -260,7 +260,7 @@ class Places:
     faster and the next one slower, differently in each process."""
 
     MOST = 64
-    SHARE = 0.25
+    SHARE = 0.1
     """Of the memory that is free: what all copies may take."""
 
     def __init__(self) -> None:

@@ -276,8 +276,8 @@ def test_operands_lie_in_one_place_after_the_other_and_begin_anew(monkeypatch):
 
 def test_copies_of_operands_take_a_share_of_the_free_memory_and_no_more(monkeypatch):
     memory = Memory(monkeypatch, 1000)
-    assert memory.places(6, size=100) == [0, 1, 2, 3, 0, 1]
-    assert memory.free == 700
+    assert memory.places(8, size=20) == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert memory.free == 900
     assert Memory(monkeypatch, 50).places(4, size=100) == [0, 0, 0, 0]
 
 
