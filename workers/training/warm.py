@@ -178,9 +178,13 @@ def _unfit(fit: Callable[[], bool]) -> str:
     if os.waitpid(probe, 0)[1] != 0:
         return "importing PyTorch initialised CUDA"
     # who knows of forks (OpenBLAS) has ended its threads for the one above, and makes them anew when needed
-    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
-    if len(threads) > 1:
-        return f"importing PyTorch started threads: {', '.join(sorted(threads))}"
+    tasks = list(Path("/proc/self/task").iterdir())
+    if len(tasks) > 1:
+        names = []
+        for task in tasks:
+            with contextlib.suppress(OSError):  # it has ended
+                names.append((task / "comm").read_text().strip())
+        return f"importing PyTorch started threads: {', '.join(sorted(names))}"
     return ""
 
 
