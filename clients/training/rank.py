@@ -67,6 +67,9 @@ def main(arguments: Sequence[str]) -> int:
     except BaseException as error:
         code = 1
         sys.excepthook(type(error), error.with_traceback(run_script.without_ours(error)), error.__traceback__)
+        if isinstance(error, KeyboardInterrupt):  # Python ends itself by SIGINT then, as it does without us
+            sys.excepthook = lambda *told: None
+            raise
     finally:
         _end(closers, well=well)
     return STOPPED_CODE if well and process_stopping().told else code

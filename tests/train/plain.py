@@ -30,5 +30,7 @@ if __name__ == "__main__":
             raise ValueError("as asked")
         case "exit":
             sys.exit(5)
+        case "interrupt":
+            raise KeyboardInterrupt("as asked")
         case "die":
             os.abort()

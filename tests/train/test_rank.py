@@ -15,7 +15,7 @@ from train_parts import HERE, finish, signal, start, wait_for
 PLAIN = HERE / "plain.py"
 
 
-@pytest.mark.parametrize("ending", ["well", "raise", "exit", "die"])
+@pytest.mark.parametrize("ending", ["well", "raise", "exit", "die", "interrupt"])
 def test_output_traceback_and_exit_code_are_python_s_own(ending: str) -> None:
     (rank,) = start(PLAIN, [ending, "--more"])
     alone = subprocess.run(

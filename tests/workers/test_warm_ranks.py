@@ -179,6 +179,19 @@ os.kill(os.getpid(), 9) if sys.argv[1] == "die" else time.sleep(1000)
         assert not gone(child)
 
 
+def test_an_interrupted_script_ends_as_python_ends_it(owned: warm.Owned, tmp_path: Path) -> None:
+    script = "import atexit\natexit.register(lambda: print('at exit', flush=True))\nraise KeyboardInterrupt('as asked')"
+    for path in (owned.path, ""):
+        process = RankProcess(launch(tmp_path, script), 0, 0, warm=path)
+        events = run(process)
+        assert process.wait() == -signal.SIGINT
+        assert lines(events) == ["at exit"]
+        said = lines(events, "stderr")
+        assert said[-1] == "KeyboardInterrupt: as asked"
+        assert said.count("Traceback (most recent call last):") == 1
+        assert process.warm == bool(path)
+
+
 def gone(process: psutil.Process) -> bool:
     """Whether it still runs."""
     try:
