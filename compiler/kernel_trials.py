@@ -88,8 +88,8 @@ class _Trials:
         self._inputs: dict[str, torch.Tensor] = {}
         self._memory: dict[str, torch.Tensor] = {}
         self._places = trials.Places()
-        self._elsewhere: list[dict[str, torch.Tensor]] = []
-        """Arguments in other memory."""
+        self._elsewhere = [self._memory]
+        """By place."""
         self._ready: dict[tuple[int, int], Callable[[], Any]] = {}
         """By place and candidate."""
         self._place = 0
@@ -247,8 +247,6 @@ class _Trials:
         return times
 
     def _move(self, place: int) -> bool:
-        if not self._elsewhere:
-            self._elsewhere = [self._memory]
         if place == len(self._elsewhere):
             self._elsewhere.append({name: value.clone() for name, value in self._inputs.items()})
         self._memory = self._elsewhere[place]

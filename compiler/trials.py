@@ -256,8 +256,8 @@ def _cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> i
 
 class Places:
     """Where in a GPU's memory operands are to lie for the next samples: in a few places by turns, as many as there is
-    room for. Which memory a tensor has decides which of its parts share a channel, and that makes one kernel a per cent
-    faster and the next one slower, differently in each process."""
+    room for. Where they lie makes one kernel a per cent faster and the next one slower, and they lie elsewhere in each
+    process (decision 17)."""
 
     MOST = 64
     SHARE = 0.1
