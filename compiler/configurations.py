@@ -62,7 +62,7 @@ def configuration_of(candidate: str) -> Configuration | None:
 
 def slowest_first(candidates: Sequence[str]) -> list[int]:
     """Positions, in the order in which to have them compiled: a few take ten times as long as the others, and what is
-    begun last ends last. A compiler unrolls a tile's product over a warp's threads: of 15 products on an H200 compile
+    begun last ends last. A compiler unrolls a tile's product over a warp's threads: of 15 products compiled for an H200
     times rank as this does, with coefficients of 0.74 to 0.95 (benchmarks/recorded/gpt2_search.json)."""
 
     def effort(position: int) -> float:
