@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import platform
 import signal
 import statistics
@@ -28,17 +29,20 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal, cast
 
+import msgspec
 import torch
 import verdicts
 from searches import search
-from torchrelay.compiler import measure, tuning, tuning_lock
+from torchrelay.compiler import measure, toolchain, tuning, tuning_lock
+from torchrelay.compiler.search_order import SearchOrder
 from torchrelay.examples.machines import FreshMachine
 from torchrelay.examples.private_service import PrivateService, ServiceDidNotStart
 from torchrelay.examples.table import print_table
-from variants import HERE, ChildFailed
+from variants import HERE, ChildFailed, run_child
 from winners import Tenant
+from winners_once import Pair, Work
 
 JOBS = {
     "cpu": """\
@@ -73,8 +77,11 @@ def say(text: str) -> None:
 class Benchmark:
     """The parts, and what they found."""
 
-    def __init__(self, args: argparse.Namespace, root: Path, stack: contextlib.ExitStack) -> None:
+    def __init__(
+        self, args: argparse.Namespace, about: dict[str, str], root: Path, stack: contextlib.ExitStack
+    ) -> None:
         self.args = args
+        self.about = about
         self.root = root
         self.found: dict[str, Any] = {}
         self.verdicts: list[verdicts.Verdict] = []
@@ -140,7 +147,7 @@ class Benchmark:
                 self._first = self._first or second
             pairs.append((self._first, second))
         first, second = ([entry for pair in pairs for entry in pair[side]] for side in (0, 1))
-        result = agreement(first, second)
+        result = agreement(first, second, self._held)
         self.found["again"] = result
         for text in result["others"]:
             print(f"  {text}")
@@ -150,12 +157,36 @@ class Benchmark:
         apart = result["apart"]
         self._bar(apart == 0, f"{apart} (0)  {of} differ by more than the tie band")
 
+    def _held(self, pairs: list[Pair]) -> list[list[float | None]]:
+        """By winners_once.py, on the first GPU."""
+        device: Literal["cpu", "cuda"] = self.args.device
+        made, aim = toolchain.local_toolchain(), toolchain.local_target(device)
+        order = SearchOrder(made, aim, torch.get_num_threads() if device == "cpu" else 0)
+        place = Path(tempfile.mkdtemp(dir=self.root))
+        (place / "pairs.json").write_bytes(msgspec.json.encode(Work(order, pairs)))
+        command = [sys.executable, str(HERE / "winners_once.py"), str(place / "pairs.json")]
+        environment = FreshMachine(place / "machine").environment(PYTORCH_NVML_BASED_CUDA_CHECK="1")
+        found: Any = run_child(command, environment, self.args.child_timeout)
+        return cast(list[list[float | None]], found)
+
     def search(self) -> None:
         parts = {"search", "known"} & set(self.args.part)
-        result = search(self.root / "search", self.args, say, self._bar, parts=parts, stack=self._stack)
-        self.found["search"], self._service = result.found, result.service
+        result = search(
+            self.root / "search", self.args, say, self._bar, parts=parts, stack=self._stack, keep=self._keep
+        )
+        self._service = result.service
         if len(result.winners) > 1:
             self._elsewhere = result.winners[0], result.winners[1]
+
+    def _keep(self, found: dict[str, Any]) -> None:
+        self.found["search"] = found
+        self.write()
+
+    def write(self) -> None:
+        """What is known so far."""
+        text = json.dumps({**self.about, **self.found, "bars": self.verdicts}, indent=1)
+        (self.args.out / "autotune.json").write_text(text + "\n")
+        (self.args.out / "autotune.md").write_text(_written(self.about, self))
 
     def job(self) -> None:
         """A batch job from its file to its report, as a user runs it."""
@@ -246,31 +277,29 @@ def _written(about: dict[str, str], benchmark: Benchmark) -> str:
     return "\n".join(lines) + "\n"
 
 
-def agreement(first: Sequence[tuning.Entry], second: Sequence[tuning.Entry]) -> dict[str, Any]:
+Held = Callable[[list[Pair]], Sequence[Sequence[float | None]]]
+"""Two candidates of a problem each, measured by turns: milliseconds; None for one that does not work."""
+
+
+def agreement(first: Sequence[tuning.Entry], second: Sequence[tuning.Entry], held: Held) -> dict[str, Any]:
     """Of the problems that both searched: how many have equal winners, and of the others how many lie further apart
-    than the tie band, by the search that timed both as its first two, else by the two searches' medians."""
+    than the tie band, where both are measured by turns."""
     others = {tuning.order(entry): entry for entry in second}
-    pairs = [(entry, others[tuning.order(entry)]) for entry in first if tuning.order(entry) in others]
+    both = [(entry, others[tuning.order(entry)]) for entry in first if tuning.order(entry) in others]
+    pairs = [
+        Pair(one.problem, one.winner.candidate, other.winner.candidate)
+        for one, other in both
+        if one.winner.candidate != other.winner.candidate
+    ]
     told, apart = [], 0
-    for one, other in pairs:
-        if one.winner.candidate == other.winner.candidate:
-            continue
-        share = difference(one, other)
+    for pair, times in zip(pairs, held(pairs) if pairs else [], strict=True):
+        working = [each for each in times if each is not None]
+        share = max(working) / min(working) - 1 if len(working) == 2 else math.inf
         apart += share > measure.DEFAULTS.band
         told.append(
-            f"{one.problem.text()}: {one.winner.candidate} {one.winner.milliseconds} ms, "
-            f"then {other.winner.candidate} {other.winner.milliseconds} ms: {share:+.1%}"
+            f"{pair.problem.text()}: {pair.one}, then {pair.other}: {times[0]} and {times[1]} ms by turns, {share:+.1%}"
         )
-    return {"problems": len(pairs), "equal": len(pairs) - len(told), "apart": apart, "others": told}
-
-
-def difference(one: tuning.Entry, other: tuning.Entry) -> float:
-    """How much slower the slower winner of two is, as a share."""
-    for entry, its in ((one, other), (other, one)):
-        second = entry.runner_up
-        if second is not None and second.candidate == its.winner.candidate:
-            return abs(second.milliseconds / entry.winner.milliseconds - 1)
-    return abs(other.winner.milliseconds / one.winner.milliseconds - 1)
+    return {"problems": len(both), "equal": len(both) - len(told), "apart": apart, "others": told}
 
 
 def _row(record: dict[str, Any]) -> list[str]:
@@ -303,7 +332,7 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="relay-", ignore_cleanup_errors=True) as folder,
         contextlib.ExitStack() as stack,
     ):
-        benchmark = Benchmark(args, Path(folder), stack)
+        benchmark = Benchmark(args, about, Path(folder), stack)
         for name in args.part:
             if name == "known" and "search" in args.part:
                 continue  # one service for both
@@ -316,9 +345,7 @@ def main() -> int:
                 failures.append(f"{name}: {error}")
                 say(f"{name} FAILED: {error}")
             say(f"{name} took {time.monotonic() - begin:.0f} s")
-            text = json.dumps({**about, **benchmark.found, "bars": benchmark.verdicts}, indent=1)
-            (args.out / "autotune.json").write_text(text + "\n")
-            (args.out / "autotune.md").write_text(_written(about, benchmark))
+            benchmark.write()
     status = verdicts.conclude(benchmark.verdicts, check=args.check)
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)

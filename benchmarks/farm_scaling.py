@@ -22,7 +22,7 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -125,7 +125,7 @@ class PlayedBench:
         start: float,
     ) -> None:
         self.place = place
-        self.band = measure.DEFAULTS.band
+        self.ties = measure.DEFAULTS.ties
         self.busy = 0.0
         """Seconds in which something was measured."""
         self._loop = loop
@@ -291,8 +291,8 @@ def asker(loop: PlayedLoop, answer: Callable[[bytes], Awaitable[bytes]]) -> tuni
 
 
 class Play(msgspec.Struct):
-    """What a compile waited for its searches, from its beginning to their end, and what share of the time in which it
-    was searched each GPU measured and each processor built."""
+    """What a compile waited for its searches, how long it took, and what share of that each GPU measured and each
+    processor built."""
 
     wait: float
     whole: float
@@ -315,13 +315,14 @@ def play(recording: Recording, gpus: int, args: argparse.Namespace) -> Play:
         ask = Ask("key", b"", toolchain, target, {}, [])
         redis = Redis.from_url(f"redis://127.0.0.1:{port}")
         tunings = OutsideTunings(loop, redis, Keys("torchrelay:", "default"), Scripts(redis), limit=10_000)
+        clock = PlayedClock(loop)
         search = Search(
             cast(Any, request),
             ask=None,
             settings=measure.DEFAULTS,
             unable="",
             beside=None,
-            during=lambda problem: contextlib.nullcontext(),
+            clock=clock,
         )
         place = search.place("cuda")
         most = min(torch_internals.MOST_COMPILERS, args.processors * gpus)
@@ -340,11 +341,11 @@ def play(recording: Recording, gpus: int, args: argparse.Namespace) -> Play:
             search._ask = asker(loop, Questions(tunings, farm, ask).answer)
             search._scouts_left = 1
             try:
-                wait: float = await loop.play(lambda: compiled(loop, search, recording))
+                await loop.play(lambda: compiled(loop, search, recording))
                 known = {entry.problem for entry in await farm.known(place, list(recorded))}
                 assert known == set(recorded), "some problem is not known in the end"
                 return Play(
-                    wait,
+                    clock.waited,
                     loop.now,
                     sum(bench.busy for bench in benches.values()) / gpus / loop.now,
                     processors.used / loop.now,
@@ -357,28 +358,52 @@ def play(recording: Recording, gpus: int, args: argparse.Namespace) -> Play:
         return loop.run_until_complete(whole())
 
 
-def compiled(loop: PlayedLoop, search: Search, recording: Recording) -> float:
-    """A compile that meets each problem in its time; how long it waits for them in the end."""
-    begins = {"aot": (0.0, AOT_SECONDS), "forward": (AOT_SECONDS, FORWARD_SECONDS)}
-    begins["backward"] = (AOT_SECONDS + FORWARD_SECONDS, BACKWARD_SECONDS)
-    for half, (begin, seconds) in begins.items():
+class PlayedClock:
+    """Of a compile: how long it waits for its searches."""
+
+    def __init__(self, loop: PlayedLoop) -> None:
+        self.waited = 0.0
+        self._loop = loop
+
+    def enter(self, stage: wire.Stage, detail: str) -> None:
+        assert stage == "search"
+
+    @contextlib.contextmanager
+    def during(self, stage: wire.Stage, detail: str) -> Iterator[None]:
+        since = self._loop.now
+        yield
+        if stage == "search":
+            self.waited += self._loop.now - since
+
+
+def compiled(loop: PlayedLoop, search: Search, recording: Recording) -> None:
+    """A compile that meets each problem in its time, and again when it has begun again."""
+    lowered(loop, search, recording)
+    search.hand_over()
+    lowered(loop, search, recording)
+
+
+def lowered(loop: PlayedLoop, search: Search, recording: Recording) -> None:
+    """Seconds that this waits come on top of what lowering takes."""
+    halves = {"aot": AOT_SECONDS, "forward": FORWARD_SECONDS, "backward": BACKWARD_SECONDS}
+    for half, seconds in halves.items():
         met = [
-            (begin + (each.when + 0.9 * layer / LAYERS) * seconds, each.problem)
+            ((each.when + 0.9 * layer / LAYERS) * seconds, each.problem)
             for each in recording.problems
             if each.half == half
             for layer in range(LAYERS if each.when < 0.5 else 1)
         ]
-        for at, text in sorted(met):
-            loop.sleep(max(0.0, at - loop.now))
-            problem = tuning.problem_from(text)
-            assert problem is not None
-            search.expects(problem, "cuda")
-        loop.sleep(max(0.0, begin + seconds - loop.now))
+        lowered_until = 0.0
+        for at, text in [*sorted(met), (seconds, "")]:
+            if at > lowered_until:
+                loop.sleep(at - lowered_until)
+                lowered_until = at
+            if text:
+                problem = tuning.problem_from(text)
+                assert problem is not None
+                search.expects(problem, "cuda")
         if half == "forward":
             search.tell()
-    since = loop.now
-    search.wait(lambda detail: None)
-    return loop.now - since
 
 
 def main() -> int:

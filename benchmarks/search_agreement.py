@@ -85,17 +85,17 @@ class Search:
 
     def winner(self) -> str:
         """As compiler/searcher.py has it."""
-        band = measure.DEFAULTS.band
+        ties = measure.DEFAULTS.ties
         candidates = [OWN, *(text_of(Configuration("mm", *each)) for each in OFFERED)]
         tried: set[str] = set()
         found: contest.Outcome | None = None
         for left in range(ROUNDS, -1, -1):
             now = self._hold(candidates, tried)
             best = min(timing.milliseconds for timing in now.timings)
-            worse = found is not None and best * (1 + band) > found.timings[0].milliseconds
-            found = now if found is None else contest.together(found, now, band)
+            worse = found is not None and best * (1 + ties) > found.timings[0].milliseconds
+            found = now if found is None else contest.together(found, now, ties)
             tried |= set(candidates)
-            around = [] if worse or not left else contest.around(found, tried, band)
+            around = [] if worse or not left else contest.around(found, tried, ties)
             if not around:
                 break
             candidates = [OWN, *map(text_of, around)]

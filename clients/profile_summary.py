@@ -10,6 +10,7 @@ train. What is communicated while nothing is computed is exposed.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import sys
 from collections import Counter, defaultdict
@@ -37,7 +38,9 @@ _SYNCHRONIZES = frozenset(
      "cuCtxSynchronize", "cuEventSynchronize"}
 )  # fmt: skip
 _READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero"})
-"""Operators that wait for the device, to have a number on the host."""
+"""Operators that wait for the device, to have a number on the host: if the number is there."""
+WAITED_MICROSECONDS = 10.0
+"""A shorter call found the device done, or an event long past."""
 _LOADER = "enumerate(DataLoader)#"
 _BACKWARD = "autograd::engine::evaluate_function"
 
@@ -113,7 +116,7 @@ class Collective(Struct, frozen=True, kw_only=True):
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
-    """A call by which the host waits for the device."""
+    """Calls in which the host waited for the device."""
 
     name: str
     calls: int
@@ -340,7 +343,7 @@ def _kernels(kernels: Sequence[Event], host: Sequence[Event], cores: Mapping[str
                 block=list(most[1]),
                 registers=like.args.registers,
                 shared=like.args.shared,
-                occupancy=like.args.occupancy,
+                occupancy=like.args.occupancy or None,  # Kineto's 0: it could not tell
                 shapes=len(times) - 1,
                 tensor_cores=cores[name].answer,
                 how=cores[name].how,
@@ -418,7 +421,15 @@ def _collectives(host: Sequence[Event], kernels: Sequence[Event]) -> list[Collec
 def _waits(host: Sequence[Event], runtime: Sequence[Event], device: bool) -> list[Waiting]:
     if not device:  # on CPU there is nothing to wait for
         return []
-    spans = [e for e in runtime if e.name in _SYNCHRONIZES] + [e for e in host if e.name in _READS]
+    spans = [e for e in runtime if e.name in _SYNCHRONIZES and e.dur >= WAITED_MICROSECONDS]
+    begun: dict[Any, list[float]] = {}
+    for e in sorted(spans, key=lambda e: e.ts):
+        begun.setdefault(e.tid, []).append(e.ts)
+    for e in host:
+        starts = begun.get(e.tid, [])
+        inside = bisect.bisect_left(starts, e.ts)
+        if e.name in _READS and inside < len(starts) and starts[inside] <= e.end:
+            spans.append(e)
     time: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     for e in spans:

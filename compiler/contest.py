@@ -32,7 +32,7 @@ _ULPS = 4.0
 """A candidate may be as far off the reference as this many times PyTorch's own kernel, and as many units in the last
 place of its dtype: another order of summation is not an error."""
 
-PADDING_BAND = 0.1
+PADDING_TIES = 0.1
 """So much faster must padding be, as a share: in a graph it costs memory too (torch/_inductor/fx_passes/pad_mm.py)."""
 
 ALONE_SECONDS = 30.0
@@ -71,7 +71,7 @@ def hold(
     """
     name = tuning.name_of(selection.problem)
     if selection.problem.op.startswith(PADDING):
-        settings = msgspec.structs.replace(settings, band=max(settings.band, PADDING_BAND))
+        settings = msgspec.structs.replace(settings, band=max(settings.band, 2 * PADDING_TIES))
     why = dict(doomed)
     errors: dict[int, float | None] = {}
     try:
@@ -137,7 +137,7 @@ def gpu_clock() -> str:
         return ""
 
 
-def together(earlier: Outcome, later: Outcome, band: float) -> Outcome:
+def together(earlier: Outcome, later: Outcome, ties: float) -> Outcome:
     """Of two contests for one problem, of which the later had what was best in the earlier, and PyTorch's own kernels:
     the later one's winner, unless what it did not have was better."""
     again = {timing.candidate for timing in later.timings}
@@ -147,7 +147,7 @@ def together(earlier: Outcome, later: Outcome, band: float) -> Outcome:
     failures = [failure for failure in why.values() if failure.candidate not in ran]
     first, second = earlier.entry, later.entry
     keeps = first.winner.candidate not in again and (
-        first.winner.milliseconds <= second.winner.milliseconds * (1 + band)
+        first.winner.milliseconds <= second.winner.milliseconds * (1 + ties)
     )
     entry = msgspec.structs.replace(
         first if keeps else second,
@@ -159,7 +159,7 @@ def together(earlier: Outcome, later: Outcome, band: float) -> Outcome:
     return Outcome(entry, timings, failures, later.failed)
 
 
-def around(found: Outcome, tried: Collection[str], band: float) -> list[Configuration]:
+def around(found: Outcome, tried: Collection[str], ties: float) -> list[Configuration]:
     """What is worth a look after a contest: the best of Triton's configurations, and what differs by one step from the
     winner; if that is another kernel, from the best of those near it. Empty: none is near, or nothing is left to try.
     tried: candidates by text.
@@ -169,7 +169,7 @@ def around(found: Outcome, tried: Collection[str], band: float) -> list[Configur
     known = [(timing, configuration) for timing, configuration in told if configuration is not None]
     if not known or known[0][0].milliseconds > _NEAR * found.timings[0].milliseconds:
         return []
-    limit = known[0][0].milliseconds * (1 + band)
+    limit = known[0][0].milliseconds * (1 + ties)
     known.sort(key=lambda pair: (max(pair[0].milliseconds, limit), pair[0].candidate))  # among equals by text
     best = [configuration for _, configuration in known[:_BEST_KEPT]]
     winner = configuration_of(found.entry.winner.candidate)

@@ -5,8 +5,8 @@ while slows all of them, and candidates are compared round by round. A few round
 takes them can have the operands elsewhere for the next: where they lie makes a kernel faster or slower by a per cent.
 Medians, and intervals of medians from order statistics alone: times are skewed, and no shape is assumed. The field is
 halved and halved again, or faster: who is slower than the best for certain is measured no more, and the rest twice as
-often. Within the tie band the winner is who stands first in an order that does not depend on the samples, so two
-searches agree.
+often. Among those that are as good as the best the winner is who stands first in an order that does not depend on the
+samples, so that two searches agree; where they do not, their winners are to lie within the tie band of each other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ a candidate that failed, then and from there on."""
 
 class Settings(Struct, frozen=True, kw_only=True):
     band: float = 0.02
-    """A candidate this much slower than the best, as a share, is as good."""
+    """The tie band: two searches' winners are to differ by no more than this, as a share."""
     rounds: int = 10
     """Samples of each candidate before any is dropped that is not hopeless."""
     at_once: int = 5
@@ -37,6 +37,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Samples of one candidate."""
     seconds: float = 10.0
     """After this long the first `rounds` are finished, and nothing more is begun."""
+
+    @property
+    def ties(self) -> float:
+        """A candidate this much slower than the best, as a share, is as good. Half of the band: who is at the edge is
+        as good for one search and not for the next, and each is off by a little."""
+        return self.band / 2
 
 
 DEFAULTS = Settings()
@@ -69,8 +75,8 @@ def rank(
 ) -> Ranking:
     """Measure the candidates 0 to n - 1.
 
-    preferred: all of them; of those in the tie band, the first one wins. name: of what is measured; the order of the
-    samples is a function of it alone.
+    preferred: all of them; of those that are as good as the best, the first one wins. name: of what is measured; the
+    order of the samples is a function of it alone.
     """
     begun = clock()
     samples: dict[int, list[float]] = {candidate: [] for candidate in preferred}
@@ -78,7 +84,7 @@ def rank(
     batch = _orders(name, alive, 0, 1)
     _sort_in({candidate: [] for candidate in alive}, batch, take(batch), failed)  # warms up; kept out
     alive -= failed
-    done, wanted, limit = 0, settings.rounds, 1 + settings.band
+    done, wanted, limit = 0, settings.rounds, 1 + settings.ties
     while alive:
         while alive and done < wanted and (done < settings.rounds or clock() - begun < settings.seconds):
             rounds = min(settings.at_once, wanted - done)

@@ -90,6 +90,7 @@ def compile_request(
     with (
         torch_internals.environment(**caches),
         triton_store.sharing_binaries(kernels),
+        torch_internals.without_tuning_caches(),  # before there are Triton's compilers
         kernel_search.nursery_for(request) as nursery,  # before there are threads, and a GPU in use
         _kernel_processes(request, threads),
         torch_internals.sharing_libraries(kernels) as builds,
@@ -109,7 +110,7 @@ def compile_request(
             settings=settings.search,
             unable=_why_not_runnable(request),
             beside=None if kernels is None else kernels.store,
-            during=lambda problem: clock.during("autotune", problem),
+            clock=clock,
         )
         compiled = _compiled(request, own_kernels, winners, threads, clock)
         if any(kernel.configs for kernel in request.kernels):
@@ -203,7 +204,7 @@ def _compiled(
                     keep_halves=verify.draws_random_numbers(program.gm),
                 )
         except torch_internals.Scouted:
-            winners.wait(lambda detail: clock.enter("search", detail))
+            winners.hand_over()
         except CompileFailed as error:
             if winners.scouting:
                 winners.give_up_scouting()

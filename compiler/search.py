@@ -12,9 +12,10 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 from . import contest, measure, tuning, wire
 from .candidates import Candidates
@@ -27,16 +28,24 @@ from .tuning import Entry, Place, Problem, Timing
 log = logging.getLogger(__name__)
 
 
+class Clock(Protocol):
+    """Is told what a compile does, and counts the seconds of each stage."""
+
+    def enter(self, stage: wire.Stage, detail: str) -> None: ...
+    def during(self, stage: wire.Stage, detail: str) -> AbstractContextManager[None]:
+        """A stage inside the present one, which goes on afterwards."""
+
+
 class Search:
     """What one compile chooses; the Guide of its lowering. searched, recalled: problems that were measured for it, here
     or elsewhere, and that were known.
 
     ask: the team's database, and whoever searches for it. unable: why candidates cannot be run here; '' if they can.
-    beside: a folder that the compiles on this machine share. during(problem): around the work on one problem.
+    beside: a folder that the compiles on this machine share.
 
     The first problem that nobody knows makes a scout of the compile: from there on it takes PyTorch's own kernels,
     generates no code, and gathers what else nobody knows (`scouting`). Then it has all of these searched at once
-    (`wait`), and compiles from the beginning.
+    (`hand_over`), and compiles from the beginning; where it comes to one that is still being searched it waits.
     """
 
     def __init__(
@@ -47,16 +56,14 @@ class Search:
         settings: measure.Settings,
         unable: str,
         beside: Path | None,
-        during: Callable[[str], AbstractContextManager[None]],
+        clock: Clock,
     ) -> None:
-        self.searched = 0
-        self.recalled = 0
         self._request = request
         self._ask = ask
         self._settings = settings
         self._unable = unable
         self._beside = beside
-        self._during = during
+        self._clock = clock
         self._places: dict[str, Place] = {}
         self._entries: dict[Problem, Entry] = {}
         self._looked_up: dict[Problem, list[Entry]] = {}
@@ -68,9 +75,21 @@ class Search:
         """Of the scout that is under way: what nobody knows, and on which device."""
         self._told = 0
         self._told_at = -math.inf
+        self._open: dict[Problem, str] = {}
+        """What scouts before found out and others still search."""
+        self._handed_over = 0
         self._fetched: set[Problem] = set()
+        """Measured for this compile, here or elsewhere."""
         self._own: set[Problem] = set()
         """Problems that nobody else will search."""
+
+    @property
+    def searched(self) -> int:
+        return len(self._entries.keys() & self._fetched)
+
+    @property
+    def recalled(self) -> int:
+        return len(self._entries.keys() - self._fetched)
 
     def measurements(self) -> list[wire.Measurement]:
         """What was taken for each problem that was measured or known."""
@@ -115,13 +134,14 @@ class Search:
         self._announced = problem
         if self._only_aten:
             return ATEN
+        self._await(problem)
         entry = self._entries.get(problem)
         if entry is None:
-            with self._during(problem.text()):
+            with self._clock.during("autotune", problem.text()):
                 entry = next(iter(self._pinned(problem, device) or self._database(problem, device)), None)
             if entry is None:
                 return ATEN if self._scouts(problem, device) else None
-            self._note(problem, entry)
+            self._entries[problem] = entry
         return entry.winner.candidate
 
     def more(self, problem: Problem) -> Sequence[Configuration]:
@@ -142,9 +162,10 @@ class Search:
         self._announced = None
         if self._only_aten and selection.aten:
             return selection.aten[0]
+        self._await(problem)
         entry = self._entries.get(problem)
         if entry is None or entry.winner.candidate not in selection.candidates:
-            with self._during(problem.text()):
+            with self._clock.during("autotune", problem.text()):
                 entry = self._known(selection)
                 if entry is None:
                     if self._scouts(problem, selection.device):
@@ -154,7 +175,7 @@ class Search:
                         return contest.preferred(selection)[0]
                     entry = self._measured(selection, settle)
                     self._fetched.add(problem)
-            self._note(problem, entry)
+            self._entries[problem] = entry
         return selection.candidates.index(entry.winner.candidate)
 
     def _guess(self, selection: Candidates) -> int:
@@ -163,12 +184,6 @@ class Search:
         if selection.problem.op.startswith(PADDING):
             return len(selection.candidates) - 1
         return contest.preferred(selection)[0]
-
-    def _note(self, problem: Problem, entry: Entry) -> None:
-        if problem not in self._entries:
-            self.searched += problem in self._fetched
-            self.recalled += problem not in self._fetched
-        self._entries[problem] = entry
 
     # --- known winners ---------------------------------------------------------------------------------
 
@@ -239,38 +254,57 @@ class Search:
             with contextlib.suppress(Unavailable):
                 self._asked(list(self._wanted))
 
-    def wait(self, progress: Callable[[str], None]) -> None:
-        """Until all that the scout found is known, or nobody searches it. What is not known then is measured here."""
-        wanted, self._wanted, self._told = self._wanted, {}, 0
+    def hand_over(self) -> None:
+        """The scout is done: others search what it found out, while the compile begins again. On a CPU it waits until
+        nothing is searched: what it did meanwhile would be measured too."""
+        self.tell()
+        self._open |= self._wanted
+        self._handed_over = len(self._open)
+        self._wanted, self._told = {}, 0
         self._scouts_left -= 1
-        open_, pause, news = list(wanted), _PAUSES[0], time.monotonic()
-        told = -1
-        while open_:
-            if told != len(open_):
-                told = len(open_)
-                progress(f"{len(wanted) - told} of {len(wanted)} problems searched")
-            asked = time.monotonic()
-            try:
-                found, given_up, searching = self._asked(open_, wanted, PATIENCE_SECONDS)
-            except Unavailable as error:
-                log.warning("what is not known yet is measured here: %s", error)
-                self._scouts_left = 0
-                break
-            for problem, entry in found.items():
-                self._looked_up[problem] = [entry]
-                self._fetched.add(problem)
-            left = [problem for problem in open_ if problem not in found and problem not in given_up]
-            if not searching:
-                break
-            if len(left) < len(open_):
-                open_, news, pause = left, time.monotonic(), _PAUSES[0]
-                continue
-            if time.monotonic() - news > NEWS_SECONDS:
-                log.warning("no problem was searched elsewhere for %.0f s", NEWS_SECONDS)
-                break
-            time.sleep(max(0.0, pause - (time.monotonic() - asked)))
-            pause = min(pause * 1.5, _PAUSES[1])
-        self._own.update(problem for problem in wanted if problem not in self._fetched)
+        if not DISTURBED.isdisjoint(self._open.values()):
+            self._await(None)
+
+    def _await(self, problem: Problem | None) -> None:
+        """Until this problem, or None: all that others search, is known, or nobody searches it. What is not known then
+        is measured here. A scout waits for nothing."""
+        if self.scouting or not self._open or (problem is not None and problem not in self._open):
+            return
+        with self._clock.during("search", self._how_far()):
+            pause, news = _PAUSES[0], time.monotonic()
+            while self._open if problem is None else problem in self._open:
+                asked = time.monotonic()
+                try:
+                    found, given_up, searching = self._asked(list(self._open), self._open, PATIENCE_SECONDS)
+                except Unavailable as error:
+                    log.warning("what is not known yet is measured here: %s", error)
+                    self._scouts_left = 0
+                    self._search_here(list(self._open))
+                    return
+                for known, entry in found.items():
+                    self._looked_up[known] = [entry]
+                    self._fetched.add(known)
+                    del self._open[known]
+                self._search_here(given_up.intersection(self._open))
+                if not searching:
+                    self._search_here(list(self._open))
+                elif found or given_up:
+                    pause, news = _PAUSES[0], time.monotonic()
+                    self._clock.enter("search", self._how_far())
+                elif time.monotonic() - news > NEWS_SECONDS:
+                    log.warning("no problem was searched elsewhere for %.0f s", NEWS_SECONDS)
+                    self._search_here(list(self._open))
+                else:
+                    time.sleep(max(0.0, pause - (time.monotonic() - asked)))
+                    pause = min(pause * 1.5, _PAUSES[1])
+
+    def _how_far(self) -> str:
+        return f"{self._handed_over - len(self._open)} of {self._handed_over} problems searched"
+
+    def _search_here(self, problems: Collection[Problem]) -> None:
+        for problem in problems:
+            del self._open[problem]
+        self._own.update(problems)
 
     def give_up_scouting(self) -> None:
         """Measure here what the scout was to find out: it failed."""
@@ -346,6 +380,8 @@ NEWS_SECONDS = 300.0
 """A compile waits so long for one more of its problems to be searched."""
 TELL_SECONDS = 0.3
 """A scout tells no more often what it has found out."""
+DISTURBED = frozenset({"cpu"})
+"""Kinds of device on which what a compile does shows in what is measured beside it."""
 PATIENCE_SECONDS = 4.0
 """For so long at most is the service to hold an answer back in which nothing is new."""
 _PAUSES = (0.1, 0.5)

@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -56,11 +56,31 @@ def serve(
     beside: Path | None = None,
     settings: measure.Settings = measure.DEFAULTS,
 ) -> None:
-    """Search what `ask` hands out until it says that it is over.
+    """Search what `ask` hands out until it says that it is over; for the rest see `workbench_for`.
+
+    Raises Unavailable if the service does not answer for long. The process ends where a candidate hangs or breaks the
+    device.
+    """
+    with workbench_for(order, workdir=workdir, kernels=kernels, beside=beside, settings=settings) as bench:
+        # What is built while something is measured on the same processors would be measured too.
+        spare = len(os.sched_getaffinity(0)) > order.threads
+        ahead = AHEAD if order.target.kind == "cuda" or spare else 1
+        Searcher(ask, bench, ahead=ahead, progress=progress).run()
+
+
+@contextlib.contextmanager
+def workbench_for(
+    order: SearchOrder,
+    *,
+    workdir: Path,
+    kernels: Exchange | None = None,
+    beside: Path | None = None,
+    settings: measure.Settings = measure.DEFAULTS,
+) -> Iterator[Workbench]:
+    """Where problems of an order are searched, until the block ends.
 
     workdir: a folder of this job alone. kernels: where what was built is found and laid. beside: a folder that the
-    searches on this machine share, so that only one measures on its CPU at a time; None: that of `kernels`. Raises
-    Unavailable if the service does not answer for long. The process ends where a candidate hangs or breaks the device.
+    searches on this machine share, so that only one measures on its CPU at a time; None: that of `kernels`.
     """
     device = order.target.kind
     threads = len(os.sched_getaffinity(0))
@@ -86,16 +106,13 @@ def serve(
         if order.threads and torch.get_num_threads() != order.threads:
             torch.set_num_threads(order.threads)
         shared = beside if beside is not None or kernels is None else kernels.store
-        bench = Workbench(
+        yield Workbench(
             device,
             place_of(order.toolchain, order.target, device, order.threads),
             threads=order.threads,
             beside=(lambda: shared) if device == "cpu" else contest.gpu_folder,
             settings=settings,
         )
-        # What is built while something is measured on the same processors would be measured too.
-        ahead = AHEAD if device == "cuda" or threads > order.threads else 1
-        Searcher(ask, bench, ahead=ahead, progress=progress).run()
 
 
 class _Held(Struct):
@@ -121,7 +138,7 @@ class Bench(Protocol):
     """What a searcher needs of workbench.Workbench."""
 
     place: Place
-    band: float
+    ties: float
 
     def warm_up(self) -> None: ...
     def rounds(self, task: Task) -> int: ...
@@ -269,19 +286,19 @@ class Searcher:
     def _all(self, held: _Held, found: contest.Outcome) -> contest.Outcome:
         """What was found in this round and in those before."""
         before = held.found
-        return found if before is None else contest.together(before, found, self._bench.band)
+        return found if before is None else contest.together(before, found, self._bench.ties)
 
     def _look_around(self, held: _Held, found: contest.Outcome) -> bool:
         """Have configurations near the best ones built, to be measured in their turn; False if there is no need."""
-        task, band = held.task, self._bench.band
+        task, ties = held.task, self._bench.ties
         best = min(timing.milliseconds for timing in found.timings)
         before = held.found
-        worse = before is not None and best * (1 + band) > before.timings[0].milliseconds
+        worse = before is not None and best * (1 + ties) > before.timings[0].milliseconds
         if not held.rounds or worse or (task.seconds and held.spent > task.seconds):
             return False
         found = self._all(held, found)
         tried = held.tried | set(held.selection.candidates) | set(task.avoid)
-        configurations = contest.around(found, tried, band)
+        configurations = contest.around(found, tried, ties)
         if not configurations:
             return False
         self._say(tuning.Trying(task.id, ""))

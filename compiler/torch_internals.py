@@ -867,6 +867,17 @@ class Builds:
 
 
 @contextlib.contextmanager
+def without_tuning_caches() -> Iterator[None]:
+    """Inside the block no kernel looks for its winner in a file or leaves it in one (torch._inductor.runtime.
+    autotune_cache.AutotuneCache): winners go into the artifact, and into a node's store. Files would be read and
+    written for each of a graph's kernels."""
+    from torch._inductor.runtime.autotune_cache import AutotuneCache
+
+    with _replaced(AutotuneCache, "create", staticmethod(lambda *args, **kwargs: None)):
+        yield
+
+
+@contextlib.contextmanager
 def sharing_libraries(exchange: Exchange | None) -> Iterator[Builds]:
     """Take C++ libraries from earlier compiles instead of building them, and offer those that are built.
 
@@ -953,6 +964,11 @@ def preload_compiler() -> None:
     from torch._inductor.decomposition import select_decomp_table
 
     select_decomp_table()
+    from torch._inductor.runtime import triton_compat
+    from torch.utils._triton import has_triton_package
+
+    if has_triton_package():
+        triton_compat.triton_key()  # a digest of all of Triton's files, that each compiler process would make anew
 
 
 MOST_COMPILERS = 24
@@ -1353,7 +1369,7 @@ class Selection:
         name, nodes = self._given["name"], list(self._given["input_nodes"])
         keys = [self._cache.key_of(node) for node in nodes]
         result = self._cache.key_of(ir.Buffer(name="result", layout=self._given["layout"]))
-        settings = {option: str(value) for option, value in changed_options().items() if option in SPACES}
+        settings = {option: str(value) for option, value in changed_options(SPACES).items()}
         settings |= _precisions(name, self.device, {key[1] for key in keys})
         if self.aten:
             own = self._choices[self.aten[0]]
@@ -1676,6 +1692,7 @@ def choosing(
     is to be decided otherwise than by time.
     """
     from torch._inductor import config
+    from torch._inductor.codegen.common import KernelTemplate
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
     from torch._inductor.virtualized import V
 
@@ -1701,7 +1718,23 @@ def choosing(
         stack.enter_context(_replaced(AlgorithmSelectorCache, "__call__", call))
         if guide is not None:
             stack.enter_context(V.set_choices_handler(_putting_off()))
+            append = _putting_off_cpp(KernelTemplate.maybe_append_choice)
+            stack.enter_context(_replaced(KernelTemplate, "maybe_append_choice", append))
         yield
+
+
+def _putting_off_cpp(append: Callable[..., Any]) -> Callable[..., Any]:
+    """torch._inductor.codegen.common.KernelTemplate.maybe_append_choice, that renders no C++ template yet."""
+    from torch._inductor.codegen.cpp_template import CppTemplate
+
+    @functools.wraps(append)
+    def maybe_append_choice(self: Any, choices: list[Any], **kwargs: Any) -> Any:
+        if not isinstance(getattr(self, "_wrapped", self), CppTemplate):
+            return append(self, choices, **kwargs)
+        choices.append(_PutOff(lambda: self.generate(**kwargs)))
+        return None
+
+    return maybe_append_choice
 
 
 @functools.cache
@@ -1740,10 +1773,31 @@ def _putting_off() -> Any:
     return PuttingOff()
 
 
-class _Unrendered:
+class _PutOff:
+    """Stands in for a C++ template's candidate, which takes Jinja as long as the rest of lowering its operator."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._made: list[Any] = []
+
+    def may_be(self, text: str) -> bool:
+        return not text.startswith(("aten ", "triton_"))
+
+    def rendered(self) -> Any:
+        """None: the template cannot do this after all."""
+        if not self._made:
+            try:
+                self._made = [self._make()]
+            except NotImplementedError:
+                self._made = [None]
+        return self._made[0]
+
+
+class _Unrendered(_PutOff):
     """A torch._inductor.kernel_template_choice.KernelTemplateChoice that stands in for its own candidate."""
 
     def __init__(self, made: Any, others: Callable[[Any, Sequence[Configuration]], list[Any]]) -> None:
+        super().__init__(lambda: made.choice)
         self.made = made
         self._others = others
         self.template = made.template
@@ -1778,7 +1832,7 @@ class _Unrendered:
 
 
 def _rendered(choice: Any) -> Any:
-    return choice.made.choice if isinstance(choice, _Unrendered) else choice
+    return choice.rendered() if isinstance(choice, _PutOff) else choice
 
 
 def _with_configurations(
@@ -1803,17 +1857,18 @@ def _narrowed(cache: Any, given: Mapping[str, Any], guide: Guide) -> tuple[list[
     """An operator's candidates without those that will not be taken, and with the guide's own; and the problem, if it
     can be told before any is rendered. To render a template fixes its operands' strides, often to others."""
     choices = list(given["choices"])
-    templates = [choice for choice in choices if isinstance(choice, _Unrendered)]
-    ready = [choice for choice in choices if not isinstance(choice, _Unrendered)]
+    templates = [choice for choice in choices if isinstance(choice, _PutOff)]
+    ready = [choice for choice in choices if not isinstance(choice, _PutOff)]
     if not templates or given["name"] not in _TOLD_BY_OPERANDS or given.get("input_gen_fns"):
         return choices, None
     selection = Selection(cache, {**given, "choices": ready})
     if not selection.aten:
         return choices, None
     expected = guide.expects(selection.problem, selection.device)
+    tunable = [template for template in templates if isinstance(template, _Unrendered)]
     if expected is None:
-        tried = {str(template.made.params.to_kwargs()) for template in templates}
-        first = {template.template.uid: template for template in templates}
+        tried = {str(template.made.params.to_kwargs()) for template in tunable}
+        first = {template.template.uid: template for template in tunable}
         more = [
             other for template in first.values() for other in template.others(guide.more(selection.problem))
         ]
@@ -1828,7 +1883,7 @@ def _narrowed(cache: Any, given: Mapping[str, Any], guide: Guide) -> tuple[list[
     configuration = configuration_of(expected)
     offered = [template for template in templates if template.may_be(expected)]
     if not offered and configuration is not None:
-        first = {template.template.uid: template for template in templates}
+        first = {template.template.uid: template for template in tunable}
         offered = [other for template in first.values() for other in template.others([configuration])]
     for template in offered:
         rendered = _rendered(template)
@@ -2105,8 +2160,9 @@ _loading = _Libraries()
 def _install_library_lookup() -> None:
     """For the thread that loads an artifact, and else as before: AsyncCompile.cpp_pybinding asks the artifact
     first, CompiledTritonKernels.key names its kernels as the worker did, use_process_pool starts no processes
-    (there is nothing to compile), and autotune_cache's inductor_meta_from_config says that there are no tuning
-    caches to consult (winners are in the artifact), rather than digest every source file of Triton."""
+    (there is nothing to compile), autotune_cache's inductor_meta_from_config says that there are no tuning
+    caches to consult (winners are in the artifact), rather than digest every source file of Triton, and AutotuneCache
+    has none, rather than digest every source file of PyTorch."""
     from torch._inductor.async_compile import AsyncCompile, CompiledTritonKernels
     from torch._inductor.codecache import CppPythonBindingsCodeCache
     from torch._inductor.runtime import autotune_cache
@@ -2143,6 +2199,12 @@ def _install_library_lookup() -> None:
         return upstream_meta() if _loading.table is None else {"autotune_local_cache": False}
 
     autotune_cache.inductor_meta_from_config = inductor_meta_from_config
+    upstream_cache = autotune_cache.AutotuneCache.create
+
+    def create(*args: Any, **kwargs: Any) -> Any:
+        return upstream_cache(*args, **kwargs) if _loading.table is None else None
+
+    autotune_cache.AutotuneCache.create = staticmethod(create)  # type: ignore[method-assign]
 
 
 def deserialize(
@@ -2560,20 +2622,17 @@ def current_aot_options() -> dict[str, Any]:
     return dict(config.get_config_copy())
 
 
-def changed_options() -> dict[str, Any]:
-    """Entries of torch._inductor.config that this process set to something else."""
-    from torch._inductor import config
+def changed_options(among: Collection[str] | None = None) -> dict[str, Any]:
+    """Entries of torch._inductor.config that this process set to something else: all, or of those named."""
+    import torch._inductor.config
 
-    return _changed(config)
+    config: Any = torch._inductor.config
 
-
-def _changed(config: Any) -> dict[str, Any]:
     # By value, not by "was it set": Inductor itself sets some entries to what they are.
     entries = config._config
+    values = config.get_config_copy() if among is None else {name: getattr(config, name) for name in among}
     return {
-        name: value
-        for name, value in config.get_config_copy().items()
-        if name in entries and value != entries[name].default
+        name: value for name, value in values.items() if name in entries and value != entries[name].default
     }
 
 

@@ -58,7 +58,7 @@ class Workbench:
         settings: measure.Settings,
     ) -> None:
         self.place = place
-        self.band = settings.band
+        self.ties = settings.ties
         self._device = device
         self._threads = threads
         self._beside = beside

@@ -37,9 +37,10 @@ log = structlog.get_logger(__name__)
 
 MOST_WANTED = 4096
 """Problems that a namespace's compiles may have searched at once; past it they do it themselves."""
-FORGET_SECONDS = 60.0
+FORGET_SECONDS = 300.0
 """A problem that no compile has asked for so long is not searched for it, and what became of it is forgotten: the
-compile has ended. One that lives asks every few seconds, or after half a minute's rest (workers/questions.py)."""
+compile has ended. One that lives asks every few seconds where it waits, or after half a minute's rest
+(workers/questions.py); while it traces a large graph again it asks nothing."""
 STALL_SECONDS = 180.0
 """A compile does not wait longer for a searcher to say anything: one that has to import torch first on a busy machine
 needs a minute."""

@@ -192,7 +192,7 @@ def _random(tensor: torch.Tensor, shape: Sequence[int], generator: torch.Generat
     """Of the example's dtype, mean and spread; whole numbers and truth values between its least and largest."""
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         wide = tensor.to(torch.complex64 if tensor.dtype.is_complex else torch.float32)
-        spread, middle = (float(wide.std()), wide.mean()) if wide.numel() > 1 else (1.0, 0.0)
+        spread, middle = (wide.std().item(), wide.mean().item()) if wide.numel() > 1 else (1.0, 0.0)
         drawn = torch.randn(tuple(shape), generator=generator, dtype=wide.dtype) * (spread or 1.0)
         return (drawn + middle).to(tensor.dtype)
     low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 0)

@@ -156,12 +156,11 @@ def test_what_inductor_times_itself_is_counted() -> None:
     assert torch_internals.benchmarks_run() == before + 1
 
 
-def test_the_known_winner_is_what_is_compiled(worker: Worker, cold: Outcome) -> None:
-    codes = {
-        name: worker.compile(requested(), elected(cold, name)).code[0] for name in ("aten bmm", "template")
-    }
-    assert codes["aten bmm"].count("extern_kernels.bmm(") == 3
-    assert "extern_kernels.bmm(" not in codes["template"]
+def test_the_known_winner_is_what_is_compiled_and_rendered(worker: Worker, cold: Outcome) -> None:
+    known = {name: worker.compile(requested(), elected(cold, name)) for name in ("aten bmm", "template")}
+    assert known["aten bmm"].code[0].count("extern_kernels.bmm(") == 3
+    assert "extern_kernels.bmm(" not in known["template"].code[0]
+    assert (known["aten bmm"].rendered, known["template"].rendered) == (0, 3)
 
 
 @pytest.mark.parametrize("slow, winner", [("aten is slow", "template"), ("cpp is slow", "aten bmm")])

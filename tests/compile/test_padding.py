@@ -116,7 +116,7 @@ def test_a_problem_is_rebuilt_and_both_ways_are_measured(op: str) -> None:
 
 def test_a_little_faster_is_not_worth_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[float] = []
-    monkeypatch.setattr(contest.measure, "rank", lambda *args, settings, **rest: kept.append(settings.band))
+    monkeypatch.setattr(contest.measure, "rank", lambda *args, settings, **rest: kept.append(settings.ties))
     padding = Padding(
         "mm",
         torch_internals.fake_tensors(

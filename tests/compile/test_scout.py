@@ -76,6 +76,30 @@ def test_a_compile_waits_for_others_and_measures_nothing(helped: Outcome, alone:
     assert all(measured.uses == 1 for measured in helped.manifest.tuning)
 
 
+def test_a_compile_goes_on_while_others_search(
+    worker: Worker, request_: wire.GraphRequest, helped: Outcome, alone: Outcome
+) -> None:
+    """As on a GPU: it begins again at once, and waits where it comes to what is not known yet."""
+    outcome = worker.compile(request_, farm=alone.found(), fault="goes on meanwhile")
+    assert counted(outcome) == (PROBLEMS, 0, 0)
+    assert outcome.code == alone.code
+    for told, waits in ((helped, "backward"), (outcome, "forward")):
+        stages = [stage for stage, _ in told.stages]
+        last = max(index for index, stage in enumerate(stages) if stage == "aot")
+        assert (stages.index("search") > last) == (waits == "forward")
+    before = outcome.stages[[stage for stage, _ in outcome.stages].index("search") - 1]
+    assert before == ("inductor", "forward")
+    assert [stage for stage, _ in outcome.stages if stage in ("inductor", "search")][-1] == "inductor"
+
+
+def test_what_is_found_no_longer_is_measured_by_who_goes_on(
+    worker: Worker, request_: wire.GraphRequest, alone: Outcome
+) -> None:
+    outcome = worker.compile(request_, farm=alone.found()[:2], fault="goes on, and nobody finds")
+    assert counted(outcome) == (PROBLEMS, 0, PROBLEMS - 2)
+    assert len(outcome.found()) == PROBLEMS - 2
+
+
 def test_what_is_known_is_not_wanted_again(helped: Outcome) -> None:
     asked = wanted(helped)
     asked = asked[next(i for i, told in enumerate(asked) if len(told) == PROBLEMS) :]

@@ -125,3 +125,12 @@ def test_without_a_store_nothing_is_kept() -> None:
     assert triton_store.find_winner(None, KEY) is None
     with triton_store.sharing_binaries(None):
         pass
+
+
+def test_what_names_tritons_version_is_worked_out_before_jobs_are_forked() -> None:
+    pytest.importorskip("triton")
+    from torchrelay.compiler import torch_internals
+    from triton.runtime.cache import triton_key
+
+    torch_internals.preload_compiler()
+    assert triton_key.cache_info().currsize == 1

@@ -55,8 +55,8 @@ class Case(Struct, kw_only=True):
 
 class Outcome(Struct, kw_only=True):
     """error: `code: message` of what the compile raised. code: what Inductor generated. measured: Inductor's own count
-    of operators for which it ran candidates. benchmarks: how often Inductor measured anything by itself. stages: in the
-    order of their progress."""
+    of operators for which it ran candidates. benchmarks: how often Inductor measured anything by itself. rendered: C++
+    templates. stages: in the order of their progress."""
 
     error: str = ""
     manifest: wire.Manifest | None = None
@@ -64,6 +64,7 @@ class Outcome(Struct, kw_only=True):
     code: list[str] = []
     measured: int = 0
     benchmarks: int = 0
+    rendered: int = 0
     stages: list[tuple[str, str]] = []
 
     def found(self) -> list[tuning.Entry]:
@@ -151,6 +152,7 @@ def _outcome(case: Case, folder: str) -> Outcome:
     autotune.fix_winners = recorded
 
     _count_benchmarks(outcome)
+    _count_templates(outcome)
 
     def ask(question: tuning.Question) -> tuning.Answer:
         outcome.asked.append(question)
@@ -203,6 +205,18 @@ def _count_benchmarks(outcome: Outcome) -> None:
 
     for name in ("benchmark", "benchmark_cpu", "benchmark_gpu"):
         setattr(type(benchmarker), name, counted(getattr(type(benchmarker), name)))
+
+
+def _count_templates(outcome: Outcome) -> None:
+    from torch._inductor.codegen.cpp_template import CppTemplate
+
+    generate: Any = CppTemplate.generate
+
+    def counted(self: Any, **kwargs: Any) -> Any:
+        outcome.rendered += 1
+        return generate(self, **kwargs)
+
+    CppTemplate.generate = counted  # type: ignore[method-assign]
 
 
 # --- candidates that misbehave -----------------------------------------------------------------------------
@@ -277,6 +291,15 @@ def _impatience() -> None:
     pipeline.search.NEWS_SECONDS = 0.3
 
 
+def _undisturbed() -> None:
+    pipeline.search.DISTURBED = frozenset()
+
+
+def _undisturbed_impatience() -> None:
+    _undisturbed()
+    _impatience()
+
+
 def _unable() -> None:
     pipeline._why_not_runnable = lambda request: "this worker's CPU lacks avx512f"
 
@@ -294,6 +317,8 @@ FAULTS: dict[str, Callable[[], None]] = {
     "unable": _unable,
     "kernels may run for 10 s": lambda: setattr(kernel_search, "RUN_SECONDS", 10.0),
     "nobody finds": _impatience,
+    "goes on meanwhile": _undisturbed,
+    "goes on, and nobody finds": _undisturbed_impatience,
 }
 
 if __name__ == "__main__":

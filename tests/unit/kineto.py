@@ -49,6 +49,7 @@ class Trace:
         grid: tuple[int, int, int] = (132, 1, 1),
         block: tuple[int, int, int] = (256, 1, 1),
         stream: int = 7,
+        occupancy: int = 12,
     ) -> None:
         self._external += 1
         if op:
@@ -72,7 +73,7 @@ class Trace:
                 "warps per SM": 8.0,
                 "grid": list(grid),
                 "block": list(block),
-                "est. achieved occupancy %": 12,
+                "est. achieved occupancy %": occupancy,
             },
         )
 

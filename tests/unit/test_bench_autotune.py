@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from torchrelay.compiler.tuning import Entry, Place, Timing, problem_of
@@ -35,9 +36,9 @@ def timing(candidate: str, milliseconds: float) -> Timing:
     return Timing(candidate, milliseconds, milliseconds, milliseconds, 10)
 
 
-def entry(size: int, winner: Timing, runner_up: Timing | None = None) -> Entry:
+def entry(size: int, winner: Timing) -> Entry:
     problem = problem_of(f"mm(f32[{size},4], f32[4,4]) -> f32[{size},4]")
-    return Entry(problem=problem, place=PLACE, winner=winner, runner_up=runner_up, candidates=2)
+    return Entry(problem=problem, place=PLACE, winner=winner, candidates=2)
 
 
 def test_a_log_tells_when_each_problem_was_wanted_and_found(autotune: ModuleType) -> None:
@@ -57,7 +58,7 @@ def test_a_log_tells_when_each_problem_was_wanted_and_found(autotune: ModuleType
         line(6.0, "compiled", key="k"),
     ]
     told = searches.timeline(log)
-    assert told["searchers"] == [1.5]
+    assert (told["searchers"], told["span"]) == ([1.5], 3.5)
     assert told["timeline"] == [
         {"problem": "mm", "worker": "w", "wanted": 0.0, "given": 0.5, "begun": 2.0, "found": 3.5},
         {"problem": "addmm", "wanted": 0.25},
@@ -65,22 +66,26 @@ def test_a_log_tells_when_each_problem_was_wanted_and_found(autotune: ModuleType
 
 
 def test_winners_of_two_searches_are_equal_alike_or_apart(autotune: ModuleType) -> None:
-    first = [
-        entry(1, timing("a", 1.0)),
-        entry(2, timing("a", 1.0), timing("b", 1.01)),
-        entry(3, timing("a", 1.0)),
-        entry(4, timing("a", 1.0)),
-        entry(5, timing("a", 1.0)),
-    ]
+    """Their own times say nothing: the clock fell between the two."""
+    first = [entry(number, timing("a", 1.0)) for number in (1, 2, 3, 4, 5)]
     second = [
         entry(1, timing("a", 9.0)),
-        entry(2, timing("b", 2.0)),  # the clock fell, but the first search saw both
-        entry(3, timing("b", 1.015)),
-        entry(4, timing("b", 1.03)),
+        entry(2, timing("b", 2.0)),
+        entry(3, timing("b", 1.0)),
+        entry(4, timing("b", 1.0)),
         entry(6, timing("a", 1.0)),
     ]
-    told = autotune.agreement(first, second)
-    assert (told["problems"], told["equal"], told["apart"], len(told["others"])) == (4, 1, 1, 3)
+    held: list[tuple[str, str, str]] = []
+
+    def by_turns(pairs: Sequence[Any]) -> list[list[float | None]]:
+        held.extend((pair.problem.text()[:8], pair.one, pair.other) for pair in pairs)
+        return [[1.0, 1.015], [1.03, 1.0], [1.0, None]]
+
+    told = autotune.agreement(first, second, by_turns)
+    assert held == [(f"mm(f32[{number}", "a", "b") for number in (2, 3, 4)]
+    assert (told["problems"], told["equal"], told["apart"], len(told["others"])) == (4, 1, 2, 3)
+    assert autotune.agreement(first[:1], second[:1], by_turns)["equal"] == 1
+    assert len(held) == 3, "where all are equal nothing is measured"
 
 
 def test_calls_are_timed_by_turns(autotune: ModuleType) -> None:

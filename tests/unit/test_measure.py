@@ -76,7 +76,24 @@ def test_two_searches_agree_and_what_differs_is_in_the_tie_band():
     assert equal >= 0.95 * searches, f"{equal} of {searches} searches found the same winner again"
 
 
-def test_within_the_tie_band_the_preferred_one_wins_however_often_it_is_measured():
+def test_where_two_searches_differ_their_winners_are_in_the_tie_band():
+    """Each finds candidates a little faster or slower than the other does, as tensors that lie elsewhere make them."""
+    draw = random.Random(11)
+    differ = 0
+    for number in range(60):
+        true = 1.002 + 0.0005 * number
+        winners = []
+        for search in range(2):
+            off = [math.exp(draw.gauss(0, 0.0015)) for _ in range(2)]
+            times = [true * off[0], off[1]]
+            winners.append(Machine(times, (number << 8) + search, noise=0.01).rank().winner)
+        if winners[0] != winners[1]:
+            differ += 1
+            assert true <= 1 + measure.DEFAULTS.band, "who was at the edge for one was out of the band"
+    assert differ, "no candidate was at the edge"
+
+
+def test_of_those_as_good_as_the_best_the_preferred_one_wins_however_often_it_is_measured():
     times = [1.0, 1.004, 1.002, 1.5]
     assert {Machine(times, seed).rank(preferred=[2, 1, 0, 3]).winner for seed in range(30)} == {2}
     assert {Machine(times, seed).rank(preferred=[3, 1, 0, 2]).winner for seed in range(30)} == {1}
@@ -102,8 +119,8 @@ def test_a_clear_field_is_measured_once():
     assert machine.taken == [11, 6]
 
 
-def test_candidates_that_differ_by_the_tie_band_are_measured_as_often_as_allowed():
-    machine = Machine([1.02, 1.0], seed=3)
+def test_a_candidate_at_the_edge_is_measured_as_often_as_allowed():
+    machine = Machine([1.01, 1.0], seed=3)
     machine.rank(most=100)
     assert machine.taken == [101, 101]
 
@@ -114,7 +131,7 @@ def test_who_fails_is_out_whenever_it_fails():
     assert (ranking.winner, ranking.failed) == (1, frozenset({0}))
     assert 0 not in ranking.timed
 
-    late = Machine([1.0, 1.02, 3.0], seed=4)
+    late = Machine([1.0, 1.01, 3.0], seed=4)
     take = late.take
 
     def fail_later(order):
@@ -154,15 +171,15 @@ def test_the_same_samples_give_the_same_ranking(times, seed):
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.floats(0.1, 10.0), min_size=2, max_size=8), st.integers(0, 1000))
-def test_a_clock_without_noise_finds_the_preferred_of_the_band(times, seed):
-    band = [c for c, t in enumerate(times) if t <= min(times) * 1.02]
+def test_a_clock_without_noise_finds_the_preferred_of_those_as_good(times, seed):
+    good = [c for c, t in enumerate(times) if t <= min(times) * 1.01]
 
     def take(order):
         return [times[c] for c in order]
 
     preferred = random.Random(seed).sample(range(len(times)), len(times))
     found = measure.rank(take, preferred, name="mm", clock=lambda: 0.0)
-    assert found.winner == next(c for c in preferred if c in band)
+    assert found.winner == next(c for c in preferred if c in good)
 
 
 @pytest.mark.parametrize("count", [6, 8, 13, 40, 100])

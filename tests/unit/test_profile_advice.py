@@ -123,6 +123,18 @@ def test_a_host_that_waits_for_the_gpu_in_every_step(tmp_path: Path) -> None:
     assert "3.0 times a step (more than 1;" in found.text
 
 
+def test_a_number_that_is_on_the_host_is_not_waited_for(tmp_path: Path) -> None:
+    """An optimizer reads each parameter's count of steps, a reducer asks for events that are long past."""
+    built = Trace()
+    built.step(1, 0, 1000)
+    built.kernel(GEMM, 0, 900, op="aten::mm")
+    for number in range(90):
+        built.add("cpu_op", "aten::_local_scalar_dense", 10.0 * number, 4)
+        built.add("cuda_runtime", "cudaEventSynchronize", 10.0 * number + 5, 2)
+    built.add("cuda_runtime", "cudaStreamSynchronize", 960, 30)
+    assert "waits" not in said(built, tmp_path)
+
+
 @pytest.mark.parametrize(("limit", "expected"), [(1050, True), (2000, False)])
 def test_memory_that_is_nearly_full(tmp_path: Path, limit: int, expected: bool) -> None:
     built = busy()

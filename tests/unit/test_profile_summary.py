@@ -139,6 +139,15 @@ def test_kernels_tell_their_launch_and_what_launched_them(tmp_path: Path) -> Non
     assert (second.name, second.share) == (ADD, 0.2)
 
 
+def test_an_occupancy_of_nothing_is_one_that_is_not_known(tmp_path: Path) -> None:
+    """Kineto wrote 0 for cuBLAS's kernels on an H200."""
+    built = Trace()
+    built.step(1, 0, 1000)
+    built.kernel(GEMM, 100, 300, op="aten::mm", occupancy=0)
+    (kernel,) = summary_of(built, tmp_path).kernels
+    assert kernel.occupancy is None
+
+
 def test_an_operators_own_time_leaves_out_what_it_calls(tmp_path: Path) -> None:
     built = Trace()
     built.step(1, 0, 1000)

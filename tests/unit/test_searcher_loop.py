@@ -34,7 +34,7 @@ class Bench:
     def __init__(
         self, *, slow: Collection[str] = (), patience: int = 0, rounds: int = 0, faster: float = 0.5
     ) -> None:
-        self.place, self.band = PLACE, 0.02
+        self.place, self.ties = PLACE, 0.01
         self.did: list[tuple[str, str]] = []
         self._slow = slow
         self._patience = patience
