@@ -7,6 +7,7 @@ is an event of the job, and training goes on. Who can write to the place can run
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import io
@@ -37,6 +38,7 @@ from ...compiler.errors import CheckpointError, SettingsError
 from ...compiler.train_records import Checkpoint
 from ..settings import load_rank
 from ..whole_file import write_whole
+from .ending import until_gloo_is_idle
 from .metrics import process_telling
 from .places import File, Place, Whole, damage, file_of, place_of, step_of
 from .steps import process_steps
@@ -318,6 +320,8 @@ class _Group:
     def __init__(self) -> None:
         several = dist.is_available() and dist.is_initialized()
         self.group: Any = dist.new_group(backend="gloo") if several else None
+        if several:
+            atexit.register(until_gloo_is_idle)  # under torchrun too
         self.rank = dist.get_rank() if several else 0
         self.size = dist.get_world_size() if several else 1
 

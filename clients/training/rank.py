@@ -8,7 +8,6 @@ code is STOPPED_CODE where the script ended because `train.should_stop()` told i
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import sys
 import time
@@ -20,6 +19,7 @@ from ...compiler.train_records import STOPPED_CODE
 from ..settings import Rank, load_rank
 from . import run_script, setup
 from .channel import process_channel
+from .ending import end_groups
 from .metrics import process_telling
 from .outputs import keep_outputs, uploader
 from .stopping import process_stopping
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     """The exit code; SystemExit is the script's own."""
     rank = load_rank()
     run = runner(list(arguments))
-    atexit.register(_end_groups)  # first of all, so that it runs last
+    atexit.register(end_groups)  # first of all, so that it runs last
     closers = _prepare(rank)
     code, well = 0, False
     try:
@@ -134,15 +134,6 @@ def _end(closers: Sequence[Callable[[], None]], *, well: bool) -> None:
         close()
     process_telling().end()
     process_channel().close()
-
-
-def _end_groups() -> None:
-    """A gloo group that is still there when Python ends aborts the process now and then."""
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        with contextlib.suppress(RuntimeError):  # its peers are gone
-            dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -170,6 +170,29 @@ dist.all_reduce(torch.ones(1))
     assert [rank.out for rank in ranks] == ["ended\n"] * 2
 
 
+def test_what_gloo_still_holds_when_the_script_is_over_does_not_abort_the_rank(tmp_path: Path) -> None:
+    script = tmp_path / "drops.py"
+    script.write_text(
+        """
+import builtins, warnings
+import torch, torch.distributed as dist
+warnings.simplefilter("ignore")
+dist.init_process_group("gloo")
+builtins.known = dist.new_group(backend="gloo")  # to the end of Python, as by a model that cannot be freed
+tensors = [torch.ones(1) for _ in range(100_000)]
+last = tensors[-1]
+dist.all_reduce_coalesced(tensors, group=builtins.known, async_op=True)
+del tensors
+while last.item() != 2:
+    pass
+dist.destroy_process_group()  # while gloo's thread lets go of the others
+"""
+    )
+    ranks = start(script, ranks=2)
+    finish(ranks)
+    assert [rank.error for rank in ranks] == ["", ""]
+
+
 def test_sigterm_ends_a_script_that_never_asks_and_is_a_question_to_one_that_does(tmp_path: Path) -> None:
     script = tmp_path / "waits.py"
     script.write_text(
