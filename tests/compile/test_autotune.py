@@ -177,7 +177,7 @@ def test_a_winner_that_is_no_candidate_is_measured_again(worker: Worker, cold: O
 
 
 @pytest.mark.parametrize(
-    "changed", [{"device": "another CPU"}, {"torch": "2.10.0"}, {"threads": 99}, {"capability": "avx2"}]
+    "changed", [{"device": "another CPU"}, {"torch": "2.10.0"}, {"threads": 99}, {"capability": "vsx"}]
 )
 def test_what_was_found_elsewhere_does_not_apply(
     worker: Worker, cold: Outcome, changed: dict[str, Any]
