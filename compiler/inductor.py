@@ -18,8 +18,12 @@ from .candidates import Candidates
 from .errors import CompileFailed, CompileKilled, RelayError, SpecializeInputs, Unsupported
 
 
-class Guide(torch_internals.Guide, torch_internals.Scout, Protocol):
+class Guide(torch_internals.Guide, torch_internals.Scout, torch_internals.Ahead, Protocol):
     """What a lowering asks before it makes candidates, and whether it stops before code is generated."""
+
+    @property
+    def may_be_copied(self) -> bool:
+        """Whether a copy of this process chooses as this one does, and measures nothing."""
 
 
 Choose = Callable[[Candidates, Callable[[], None]], int]
@@ -126,7 +130,7 @@ def compile_program(
                 options,
                 on_lowering=lambda backward: progress("inductor", "backward" if backward else "forward"),
                 kept=halves if keep_halves else None,
-                backward_ahead=threads > 1 and _may_go_ahead(program, request),
+                ahead=guide if threads > 1 and _may_go_ahead(program, request, guide) else None,
                 scout=guide,
             )
             bundle = torch_internals.serialize(run)
@@ -166,11 +170,15 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         found = found.__cause__ or found.__context__
 
 
-def _may_go_ahead(program: Program, request: wire.GraphRequest) -> bool:
+def _may_go_ahead(program: Program, request: wire.GraphRequest, guide: Guide | None) -> bool:
     """Whether lowering the backward depends on nothing that lowering the forward leaves behind: no sizes that either
     could make assumptions about, no kernels that either measures, no GPU (it cannot be used in two processes)."""
     symbolic = program.symbols or program.numbers or torch_internals.has_symbols(program.fake_mode)
-    return request.target.kind == "cpu" and request.mode == "default" and not request.options and not symbolic
+    measured = request.mode not in _MEASURES_NOTHING and (guide is None or not guide.may_be_copied)
+    return request.target.kind == "cpu" and not measured and not request.options and not symbolic
+
+
+_MEASURES_NOTHING = frozenset({"default", "reduce-overhead"})
 
 
 def libraries(compiled: Compiled) -> list[Library]:

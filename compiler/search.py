@@ -17,12 +17,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+from msgspec import Struct
+
 from . import contest, measure, tuning, wire
 from .candidates import Candidates
 from .configurations import Configuration
 from .errors import TuningUnknown, Unavailable
 from .place import place_of
-from .torch_internals import ATEN, PADDING
+from .torch_internals import ATEN, PADDING, Scouted
 from .tuning import Entry, Place, Problem, Timing
 
 log = logging.getLogger(__name__)
@@ -34,6 +37,24 @@ class Clock(Protocol):
     def enter(self, stage: wire.Stage, detail: str) -> None: ...
     def during(self, stage: wire.Stage, detail: str) -> AbstractContextManager[None]:
         """A stage inside the present one, which goes on afterwards."""
+
+
+class _Unwatched:
+    """The clock of a copy, whose seconds nobody counts."""
+
+    def enter(self, stage: wire.Stage, detail: str) -> None:
+        pass
+
+    def during(self, stage: wire.Stage, detail: str) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class _Chosen(Struct, frozen=True):
+    """Of a copy's lowering: how often each problem was met, and what is known of them."""
+
+    uses: Counter[Problem]
+    entries: dict[Problem, Entry]
+    looked_up: dict[Problem, list[Entry]]
 
 
 class Search:
@@ -82,6 +103,8 @@ class Search:
         """Measured for this compile, here or elsewhere."""
         self._own: set[Problem] = set()
         """Problems that nobody else will search."""
+        self._inside_copy = False
+        self._uses_before: Counter[Problem] = Counter()
 
     @property
     def searched(self) -> int:
@@ -185,6 +208,44 @@ class Search:
             return len(selection.candidates) - 1
         return contest.preferred(selection)[0]
 
+    # --- in a copy of this process -----------------------------------------------------------------------
+
+    @property
+    def may_be_copied(self) -> bool:
+        """Whether what nobody knows would be others' to measure."""
+        return self._ask is not None and bool(self._scouts_left) and not self._own and not self._open
+
+    def answer(self, question: bytes) -> bytes:
+        """Of a copy: what it asks of the database; b'' for no answer."""
+        assert self._ask is not None
+        try:
+            return msgspec.msgpack.encode(self._ask(msgspec.msgpack.decode(question, type=tuning.Question)))
+        except Unavailable:
+            return b""
+
+    def leave(self, ask: Callable[[bytes], bytes]) -> None:
+        """This is the copy. What nobody knows ends it."""
+
+        def through(question: tuning.Question) -> tuning.Answer:
+            answer = ask(msgspec.msgpack.encode(question))
+            if not answer:
+                raise Scouted
+            answered: tuning.Answer = msgspec.msgpack.decode(answer, type=tuning.Answer)
+            return answered
+
+        self._inside_copy = True
+        self._ask = through
+        self._clock = _Unwatched()
+        self._uses_before = self._uses.copy()
+
+    def taken_along(self) -> _Chosen:
+        return _Chosen(self._uses - self._uses_before, self._entries, self._looked_up)
+
+    def take_over(self, found: _Chosen) -> None:
+        self._uses += found.uses
+        self._entries |= found.entries
+        self._looked_up |= found.looked_up
+
     # --- known winners ---------------------------------------------------------------------------------
 
     def _known(self, selection: Candidates) -> Entry | None:
@@ -240,6 +301,8 @@ class Search:
 
     def _scouts(self, problem: Problem, device: str) -> bool:
         """Whether others are to search the problem, which nobody knows."""
+        if self._inside_copy:
+            raise Scouted  # whoever is copied comes to it too
         if problem in self._own or not (self._scouts_left or self.scouting):
             return False
         self._wanted[problem] = device

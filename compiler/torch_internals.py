@@ -315,14 +315,14 @@ def inductor_compile(
     *,
     on_lowering: Callable[[bool], None] | None = None,
     kept: dict[int, torch.fx.GraphModule] | None = None,
-    backward_ahead: bool = False,
+    ahead: Ahead | None = None,
     scout: Scout | None = None,
 ) -> Callable[..., Any]:
     """torch._inductor.compile_fx.compile_fx: AOTAutograd, lowering and code generation.
 
     on_lowering(is_backward) is called as each half leaves AOTAutograd and enters Inductor. kept: receives a copy of
-    each half as it was then, by the id of its compiled form (see `replaying`). backward_ahead: lower the backward in
-    a copy of this process while this one lowers the forward. Raises Scouted in place of an answer if `scout` says so.
+    each half as it was then, by the id of its compiled form (see `replaying`). ahead: lower the backward in a copy of
+    this process while this one lowers the forward. Raises Scouted in place of an answer if `scout` says so.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
@@ -331,7 +331,11 @@ def inductor_compile(
         assert callable(compiled)
         return compiled
     with contextlib.ExitStack() as stack:
-        lower = stack.enter_context(_BackwardAhead(compile_fx_inner)) if backward_ahead else compile_fx_inner
+        lower = (
+            compile_fx_inner
+            if ahead is None
+            else stack.enter_context(_BackwardAhead(compile_fx_inner, ahead))
+        )
         if scout is not None:
             lower = stack.enter_context(_lowering_only(lower, scout))
 
@@ -362,6 +366,22 @@ class Scout(Protocol):
 
     def tell(self) -> None:
         """The forward was lowered, and the backward will be."""
+
+
+class Ahead(Protocol):
+    """What chooses while a graph is lowered, where half of that is done in a copy of this process."""
+
+    def answer(self, question: bytes) -> bytes:
+        """What `ask` gives in the copy; in a thread of this process. Raises nothing."""
+
+    def leave(self, ask: Callable[[bytes], bytes]) -> None:
+        """This is the copy now; it can tell nobody anything but through `ask`, and ends by Scouted."""
+
+    def taken_along(self) -> Any:
+        """In the copy: what it has found out, as pickle has it."""
+
+    def take_over(self, found: Any) -> None:
+        """In this process: what the copy took was taken."""
 
 
 class Scouted(BaseException):
@@ -449,8 +469,9 @@ class _BackwardAhead:
     forward saves, which only its lowering decides, were a guess. Otherwise it lowers the backward itself.
     """
 
-    def __init__(self, lower: Callable[..., Any]) -> None:
+    def __init__(self, lower: Callable[..., Any], ahead: Ahead) -> None:
         self._lower = lower
+        self._ahead = ahead
         self._copy: Copy | None = None
 
     def __enter__(self) -> _BackwardAhead:
@@ -473,8 +494,9 @@ class _BackwardAhead:
         held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         if not kwargs.get("is_inference") and held <= LARGEST_COPIED:
             with contextlib.suppress(OSError):
-                self._copy = Copy()
-            if self.inside_copy:
+                self._copy = Copy(self._ahead.answer)
+            if self._copy is not None and self._copy.inside:
+                self._ahead.leave(self._copy.ask)
                 torch.set_num_threads(1)  # a pool of threads does not survive a fork
                 return _forward_elsewhere
         return self._lower(*args, **kwargs)
@@ -491,12 +513,13 @@ class _BackwardAhead:
                 with building_nothing():
                     lowered = original(gm, inputs, *args, **kwargs)
                 lowered.prepare_for_serialization()
-                self._copy.answer(pickle.dumps((task, lowered)))
+                self._copy.answer(pickle.dumps((task, lowered, self._ahead.taken_along())))
             data = self._copy.result()
             self._copy = None
-            done, lowered = pickle.loads(data) if data else ((), None)
+            done, lowered, found = pickle.loads(data) if data else ((), None, None)
             if lowered is None or done != task:
                 return original(gm, inputs, *args, **kwargs)
+            self._ahead.take_over(found)
             lowered.after_deserialization(compile_fx.CompiledFxGraphConstantsWithGm(gm))
             return lowered
 

@@ -159,6 +159,12 @@ class _Reader:
 
     def entries(self) -> list[tuning.Entry]:
         parsed = self._parsed()
+        if "version" not in parsed:
+            self._fail(
+                0,
+                "the file is empty" if not parsed else "the file does not say its version",
+                hint="`torchrelay tune export FILE` writes a tuning lock, and a merge must leave its first lines",
+            )
         written = self._convert(parsed, _Version, ()).version
         if written != VERSION:
             self._fail(

@@ -22,10 +22,13 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from ..compiler.errors import SettingsError, Unavailable
 from ..workers.pool import short_directory
 from .auth import new_token
+
+log = structlog.get_logger(__name__)
 
 _LOCK_SECONDS = 15.0
 """How long to wait for a service that is just shutting down."""
@@ -38,9 +41,15 @@ async def exclusive(state_dir: Path) -> AsyncIterator[int]:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        until = time.monotonic() + _LOCK_SECONDS
+        since = time.monotonic()
+        told = False
         while not _try_lock(descriptor):
-            if time.monotonic() > until:
+            if not told:
+                told = True
+                log.info(
+                    "waiting_for_another_service_to_end", state_dir=str(state_dir), seconds=_LOCK_SECONDS
+                )
+            if time.monotonic() - since > _LOCK_SECONDS:
                 raise Unavailable(
                     f"another torchrelay service runs on {state_dir}",
                     hint="Stop it, or give this one a folder of its own with --state",

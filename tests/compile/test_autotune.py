@@ -148,6 +148,47 @@ def test_a_compile_whose_problems_are_known_measures_nothing_and_makes_the_same_
     assert (cold.manifest.benchmarks, warm.manifest.benchmarks) == (0, 0), "a search's samples are its own"
 
 
+def step() -> wire.GraphRequest:
+    """A training step with a problem in each half."""
+
+    def program(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(torch.bmm(x, w).relu(), v.transpose(1, 2))
+
+    x, w, v = operands(requires_grad=True)
+    return requested(program, [x, w, v.detach().transpose(1, 2).contiguous().requires_grad_()])
+
+
+@pytest.fixture(scope="module")
+def trained(worker: Worker) -> Outcome:
+    """A compile of it that nobody knows anything for."""
+    return worker.compile(step())
+
+
+def test_a_copy_lowers_a_backward_whose_winners_are_known(worker: Worker, trained: Outcome) -> None:
+    copied = worker.compile(step(), trained.found())
+    alone = worker.compile(step(), trained.found(), fault="does not copy itself")
+    assert (copied.copied, alone.copied) == ([True], [])
+    assert len(copied.code) == 2 and copied.code == alone.code == trained.code
+    assert counted(copied) == counted(alone) == (0, len(trained.found()), 0)
+    assert copied.manifest is not None and alone.manifest is not None
+    assert copied.manifest.tuning == alone.manifest.tuning
+    assert copied.manifest.verification.status == "passed"
+
+
+def test_a_copy_that_comes_to_what_nobody_knows_ends_and_measures_nothing(
+    worker: Worker, trained: Outcome
+) -> None:
+    forward = [entry for entry in trained.found() if entry.problem.text() == FIRST]
+    assert (len(forward), len(trained.found())) == (1, 2)
+    outcome = worker.compile(step(), forward)
+    assert outcome.copied[0] is False
+    assert counted(outcome) == (1, 1, 1)
+    assert outcome.manifest is not None and trained.manifest is not None
+    assert [(m.problem, m.uses) for m in outcome.manifest.tuning] == [
+        (m.problem, m.uses) for m in trained.manifest.tuning
+    ]
+
+
 def test_what_inductor_times_itself_is_counted() -> None:
     from torch._inductor.runtime.benchmarking import benchmarker
 

@@ -34,6 +34,7 @@ from torchrelay.compiler import (
     tuning,
     wire,
 )
+from torchrelay.compiler.ahead import Copy
 from torchrelay.compiler.kernel_store import Exchange
 
 _LENGTH = struct.Struct(">Q")
@@ -56,7 +57,8 @@ class Case(Struct, kw_only=True):
 class Outcome(Struct, kw_only=True):
     """error: `code: message` of what the compile raised. code: what Inductor generated. measured: Inductor's own count
     of operators for which it ran candidates. benchmarks: how often Inductor measured anything by itself. rendered: C++
-    templates. stages: in the order of their progress."""
+    templates. stages: in the order of their progress. copied: of each copy of the process, whether it had a
+    backward when it was asked for one."""
 
     error: str = ""
     manifest: wire.Manifest | None = None
@@ -66,6 +68,7 @@ class Outcome(Struct, kw_only=True):
     benchmarks: int = 0
     rendered: int = 0
     stages: list[tuple[str, str]] = []
+    copied: list[bool] = []
 
     def found(self) -> list[tuning.Entry]:
         return [question.entry for question in self.asked if isinstance(question, tuning.Found)]
@@ -153,6 +156,7 @@ def _outcome(case: Case, folder: str) -> Outcome:
 
     _count_benchmarks(outcome)
     _count_templates(outcome)
+    _count_copies(outcome)
 
     def ask(question: tuning.Question) -> tuning.Answer:
         outcome.asked.append(question)
@@ -217,6 +221,17 @@ def _count_templates(outcome: Outcome) -> None:
         return generate(self, **kwargs)
 
     CppTemplate.generate = counted  # type: ignore[method-assign]
+
+
+def _count_copies(outcome: Outcome) -> None:
+    result = Copy.result
+
+    def recorded(self: Copy) -> bytes | None:
+        answer = result(self)
+        outcome.copied.append(answer is not None)
+        return answer
+
+    Copy.result = recorded  # type: ignore[method-assign]
 
 
 # --- candidates that misbehave -----------------------------------------------------------------------------
@@ -300,6 +315,10 @@ def _undisturbed_impatience() -> None:
     _impatience()
 
 
+def _uncopied() -> None:
+    torch_internals.LARGEST_COPIED = 0
+
+
 def _unable() -> None:
     pipeline._why_not_runnable = lambda request: "this worker's CPU lacks avx512f"
 
@@ -315,6 +334,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "aten is slow": _slow("aten"),
     "none runs": _all,
     "unable": _unable,
+    "does not copy itself": _uncopied,
     "kernels may run for 10 s": lambda: setattr(kernel_search, "RUN_SECONDS", 10.0),
     "nobody finds": _impatience,
     "goes on meanwhile": _undisturbed,

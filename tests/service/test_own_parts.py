@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 from torchrelay.compiler.errors import SettingsError, Unavailable
 from torchrelay.service import embedded, state
 from torchrelay.service.redis_process import RedisProcess, find_server
@@ -61,9 +62,10 @@ def test_a_state_folder_serves_one_service_at_a_time(tmp_path, monkeypatch):
 
     async def scenario():
         async with state.exclusive(tmp_path):
-            with pytest.raises(Unavailable, match=str(tmp_path)):
+            with capture_logs() as logs, pytest.raises(Unavailable, match=str(tmp_path)):
                 async with state.exclusive(tmp_path):
                     pass
+            assert [entry["event"] for entry in logs] == ["waiting_for_another_service_to_end"]
         async with state.exclusive(tmp_path):
             pass
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -45,3 +46,35 @@ def test_a_copy_that_nobody_asks_is_ended() -> None:
         os._exit(0)
     copy.close()
     assert gone(copy.pid)
+
+
+def test_a_copy_asks_the_process_that_made_it() -> None:
+    asked: list[bytes] = []
+
+    def answer(question: bytes) -> bytes:
+        asked.append(question)
+        return question.upper()
+
+    copy = Copy(answer)
+    if copy.inside:
+        copy.answer(copy.ask(b"one") + copy.ask(b"two" * 100_000))
+    assert copy.result() == b"ONE" + b"TWO" * 100_000
+    assert asked == [b"one", b"two" * 100_000]
+    copy.close()
+
+
+def test_nobody_waits_for_a_copy_s_questions_that_is_gone() -> None:
+    before = threading.active_count()
+    for how in ("killed", "not asked"):
+        copy = Copy(lambda question: b"")
+        if copy.inside:
+            time.sleep(1000)
+            os._exit(0)
+        if how == "killed":
+            os.kill(copy.pid, signal.SIGKILL)
+            assert copy.result() is None
+        copy.close()
+    until = time.monotonic() + 60
+    while threading.active_count() > before:
+        assert time.monotonic() < until, "its thread waits for ever"
+        time.sleep(0.01)

@@ -168,7 +168,7 @@ def test_what_a_screen_would_not_show_is_escaped() -> None:
         ('cuda = "13.0"', 'cuda = "13.0"\nrocm = "7"', 14, "unknown field `rocm`"),
         ("version = 1", "version = 2\nmore = 1", 5, "version 2, this torchrelay reads 1"),
         ("version = 1", "version = 1\nmore = 1", 6, "unknown field `more`"),
-        ("version = 1\n", "", 0, "missing required field `version`"),
+        ("version = 1\n", "", 0, "does not say its version"),
         ("[[place]]", "[[place", 7, "no TOML"),
         ('winner = "', 'winner = "\n', 17, "no TOML"),
         ("clock", "<<<<<<< HEAD\nclock", 37, "merge conflict"),
@@ -192,6 +192,12 @@ def test_an_entry_that_the_service_would_refuse_is_refused_here() -> None:
     large = msgspec.structs.replace(MM, winner=long, runner_up=long, aten=long, clock="c" * 4096)
     with pytest.raises(TuningLockError, match=r"x.lock, line 15: this entry has more than 16384 bytes"):
         tuning_lock.read(tuning_lock.write([large]).encode(), "x.lock")
+
+
+def test_an_empty_file_is_no_lock() -> None:
+    with pytest.raises(TuningLockError, match="the file is empty") as caught:
+        tuning_lock.read(b"# nothing\n", "x.lock")
+    assert "torchrelay tune export" in caught.value.advice
 
 
 def test_a_file_that_is_not_text_names_its_line() -> None:
