@@ -680,7 +680,8 @@ def cpu_target(vector_sets: Collection[str], flags: Sequence[str], avx512_bf16: 
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
+    # of a class as it lies there: a static method that is asked for is a function
+    original = inspect.getattr_static(owner, name) if isinstance(owner, type) else getattr(owner, name)
     setattr(owner, name, value)
     try:
         yield
@@ -699,11 +700,13 @@ def lean_lowering() -> Iterator[None]:
     index, though that of a sum of integers times symbols can be read off. Graphs are printed, and turned into scripts
     with the worker's environment (print_readable, save_graph_repro), which made up half of an artifact. A key for a
     cache that is always empty digests every source file of PyTorch (autograd_cache_key); a nonce finds nothing in any.
+    Each time that a C++ template is rendered, Jinja compiles its parts anew (KernelTemplate._template_from_string), and
+    sympy its indices (parse_expr_with_index_symbols), which are a few texts.
     """
     from torch._dynamo.repro import after_aot
     from torch._functorch._aot_autograd import autograd_cache
     from torch._inductor import scheduler
-    from torch._inductor.codegen import common, cpp
+    from torch._inductor.codegen import common, cpp, cpp_template_kernel
     from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
     from torch._inductor.virtualized import V
     from torch.fx import interpreter
@@ -734,6 +737,15 @@ def lean_lowering() -> Iterator[None]:
             uses(node) if V.graph.sizevars.shape_env.var_to_range else torch.utils._ordered_set.OrderedSet()
         )
 
+    template = functools.cache(common.KernelTemplate._template_from_string)
+    parse_anew: Callable[[Any], Any] = cpp_template_kernel.parse_expr_with_index_symbols
+    parse_text = functools.cache(parse_anew)
+
+    def parse(given: Any) -> Any:
+        if isinstance(given, (list, tuple)):
+            return [parse(each) for each in given]
+        return parse_anew(given) if isinstance(given, sympy.Expr) else parse_text(str(given))
+
     stride = vars(cpp)["stride_at_vec_range"]  # defined there until 2.12, in sizevars from 2.13 on
 
     @functools.cache
@@ -747,6 +759,8 @@ def lean_lowering() -> Iterator[None]:
             (cpp.CppVecOverrides, "__new__", wrap_once),
             (scheduler, "get_scheduler_node_symbol_uses", symbol_uses),
             (cpp, "stride_at_vec_range", stride_at_vec_range),
+            (common.KernelTemplate, "_template_from_string", staticmethod(template)),
+            (cpp_template_kernel, "parse_expr_with_index_symbols", parse),
             (torch.fx.GraphModule, "print_readable", lambda self, *args, **kwargs: ""),
             (after_aot, "save_graph_repro", lambda *args, **kwargs: None),
             (autograd_cache, "autograd_cache_key", lambda *args, **kwargs: (secrets.token_hex(16), [])),

@@ -204,6 +204,15 @@ def test_the_known_winner_is_what_is_compiled_and_rendered(worker: Worker, cold:
     assert (known["aten bmm"].rendered, known["template"].rendered) == (0, 3)
 
 
+def test_templates_are_rendered_as_pytorch_renders_them(worker: Worker, cold: Outcome) -> None:
+    spared, whole = (
+        worker.compile(requested(), elected(cold, "template"), fault=each)
+        for each in ("", "is spared nothing")
+    )
+    assert (spared.rendered, whole.rendered) == (3, 3)
+    assert spared.code == whole.code and "kernel_micro_gemm(" in spared.code[0]
+
+
 @pytest.mark.parametrize("slow, winner", [("aten is slow", "template"), ("cpp is slow", "aten bmm")])
 def test_the_faster_candidate_wins(worker: Worker, cold: Outcome, slow: str, winner: str) -> None:
     outcome = worker.compile(requested(), fault=slow)

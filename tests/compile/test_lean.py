@@ -51,6 +51,18 @@ def test_other_expressions_are_left_to_inductor(index: sympy.Expr) -> None:
     assert torch_internals.linear_stride(index, SYMBOLS[0]) is None
 
 
+def test_afterwards_pytorch_is_as_it_was() -> None:
+    from torch._inductor.codegen.common import KernelTemplate
+    from torch._inductor.codegen.cpp import CppVecOverrides
+    from torch._inductor.runtime.autotune_cache import AutotuneCache
+
+    owners = (KernelTemplate, CppVecOverrides, AutotuneCache)
+    before = [dict(vars(owner)) for owner in owners]
+    with torch_internals.lean_lowering(), torch_internals.without_tuning_caches():
+        assert [dict(vars(owner)) for owner in owners] != before
+    assert [dict(vars(owner)) for owner in owners] == before
+
+
 JOB = """
     import json, os, pathlib, pickle, sys
     from torchrelay.compiler import autotune, pipeline, torch_internals, wire

@@ -6,6 +6,7 @@ itself, as a fork server does. `Worker` is the side of the tests.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -315,6 +316,10 @@ def _undisturbed_impatience() -> None:
     _impatience()
 
 
+def _spared_nothing() -> None:
+    torch_internals.lean_lowering = contextlib.nullcontext  # type: ignore[assignment]
+
+
 def _uncopied() -> None:
     torch_internals.LARGEST_COPIED = 0
 
@@ -335,6 +340,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "none runs": _all,
     "unable": _unable,
     "does not copy itself": _uncopied,
+    "is spared nothing": _spared_nothing,
     "kernels may run for 10 s": lambda: setattr(kernel_search, "RUN_SECONDS", 10.0),
     "nobody finds": _impatience,
     "goes on meanwhile": _undisturbed,
