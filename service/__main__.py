@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..compiler.errors import RelayError, SettingsError
-from .guard import guarded
 
 
 def main() -> None:
+    # Imports take a second. Until something runs that must be stopped in order, a signal just ends this.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(0))
     arguments = _parse()
+    from .guard import guarded
+
     sys.exit(guarded(lambda: _up(arguments)))
 
 
 def _up(arguments: argparse.Namespace) -> None:
-    # Imports take a second. Until something runs that must be stopped in order, a signal just ends this.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: sys.exit(0))
     try:
         if arguments.worker_only:
             _become_worker(arguments)

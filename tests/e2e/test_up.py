@@ -195,9 +195,19 @@ def test_a_killed_service_takes_everything_with_it_and_the_next_one_starts(tmp_p
         assert not runtime.exists()
 
 
-@pytest.mark.parametrize("delay", [0.3, 1.5, 3.0])
+def catches(pid: int, number: signal.Signals) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mask,) = (line.split()[1] for line in lines if line.startswith("SigCgt:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.3, 1.5, 3.0])
 def test_a_signal_during_the_start_is_a_clean_end(tmp_path, delay):
+    """delay: seconds after Python has begun to run our code; before that it is Python that the signal ends."""
     with up(tmp_path, "--port", "0", "--cpu-slots", "1") as service:
+        while not catches(service.process.pid, signal.SIGTERM):
+            assert service.process.poll() is None
+            time.sleep(0.01)
         end = time.monotonic() + delay
         while time.monotonic() < end:
             service.look()
