@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from structlog.testing import capture_logs
+from structlog.testing import CapturingLogger
 from torchrelay.compiler.errors import SettingsError, Unavailable
 from torchrelay.service import embedded, state
 from torchrelay.service.redis_process import RedisProcess, find_server
@@ -59,13 +59,14 @@ def test_credentials_are_private_and_replace_an_open_file_whole(tmp_path):
 
 def test_a_state_folder_serves_one_service_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(state, "_LOCK_SECONDS", 0.3)
+    monkeypatch.setattr(state, "log", logs := CapturingLogger())
 
     async def scenario():
         async with state.exclusive(tmp_path):
-            with capture_logs() as logs, pytest.raises(Unavailable, match=str(tmp_path)):
+            with pytest.raises(Unavailable, match=str(tmp_path)):
                 async with state.exclusive(tmp_path):
                     pass
-            assert [entry["event"] for entry in logs] == ["waiting_for_another_service_to_end"]
+            assert [call.args for call in logs.calls] == [("waiting_for_another_service_to_end",)]
         async with state.exclusive(tmp_path):
             pass
 
