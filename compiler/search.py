@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -88,6 +89,8 @@ class Search:
         self._places: dict[str, Place] = {}
         self._entries: dict[Problem, Entry] = {}
         self._looked_up: dict[Problem, list[Entry]] = {}
+        self._looking = threading.Lock()
+        self._look_up = self._ask_for
         self._only_aten = False
         self._uses: Counter[Problem] = Counter()
         self._announced: Problem | None = None
@@ -216,25 +219,18 @@ class Search:
         return self._ask is not None and bool(self._scouts_left) and not self._own and not self._open
 
     def answer(self, question: bytes) -> bytes:
-        """Of a copy: what it asks of the database; b'' for no answer."""
-        assert self._ask is not None
-        try:
-            return msgspec.msgpack.encode(self._ask(msgspec.msgpack.decode(question, type=tuning.Question)))
-        except Unavailable:
-            return b""
+        """Of a copy: what the database has for a problem. Each is looked up once, whoever comes to it first."""
+        problem, device = msgspec.msgpack.decode(question, type=tuple[Problem, str])
+        return msgspec.msgpack.encode(self._database(problem, device))
 
     def leave(self, ask: Callable[[bytes], bytes]) -> None:
         """This is the copy. What nobody knows ends it."""
 
-        def through(question: tuning.Question) -> tuning.Answer:
-            answer = ask(msgspec.msgpack.encode(question))
-            if not answer:
-                raise Scouted
-            answered: tuning.Answer = msgspec.msgpack.decode(answer, type=tuning.Answer)
-            return answered
+        def through(problem: Problem, device: str) -> list[Entry]:
+            answer = ask(msgspec.msgpack.encode((problem, device)))
+            return msgspec.msgpack.decode(answer, type=list[Entry])
 
-        self._inside_copy = True
-        self._ask = through
+        self._inside_copy, self._look_up, self._looking = True, through, threading.Lock()
         self._clock = _Unwatched()
         self._uses_before = self._uses.copy()
 
@@ -275,10 +271,14 @@ class Search:
         lock = self._request.tuning_lock
         if lock is not None and lock.strict:
             return []
-        if problem not in self._looked_up:
-            place = self.place(device)
-            self._looked_up[problem] = self._standing(tuning.Lookup(place, [problem]), problem, place)
-        return self._looked_up[problem]
+        with self._looking:
+            if problem not in self._looked_up:
+                self._looked_up[problem] = self._look_up(problem, device)
+            return self._looked_up[problem]
+
+    def _ask_for(self, problem: Problem, device: str) -> list[Entry]:
+        place = self.place(device)
+        return self._standing(tuning.Lookup(place, [problem]), problem, place)
 
     def _standing(self, question: tuning.Question, problem: Problem, place: Place) -> list[Entry]:
         """What the database answers about this problem."""
