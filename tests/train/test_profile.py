@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 class Slow(Dataset):
     def __len__(self): return 64
     def __getitem__(self, number):
-        time.sleep(0.004)
+        time.sleep(0.02)
         return torch.randn(128), number % 10
 
 dist.init_process_group("gloo")
@@ -152,7 +152,7 @@ def test_memory_is_told_by_what_it_is_for(ran: Ran) -> None:
 
 def test_waiting_communication_and_work_are_told_apart(ran: Ran) -> None:
     for each in ran.summaries:
-        assert each.total("loader") >= 3 * 8 * 4000, "three batches of eight samples, 4 ms each"
+        assert each.total("loader") >= 3 * 8 * 20_000, "three batches of eight samples, 20 ms each"
         assert each.total("communication") > 0
         assert {"gloo:all_reduce"} <= {collective.name for collective in each.collectives}
         for step in each.steps:
