@@ -174,11 +174,13 @@ def _may_go_ahead(program: Program, request: wire.GraphRequest, guide: Guide | N
     """Whether lowering the backward depends on nothing that lowering the forward leaves behind: no sizes that either
     could make assumptions about, no kernels that either measures, no GPU (it cannot be used in two processes)."""
     symbolic = program.symbols or program.numbers or torch_internals.has_symbols(program.fake_mode)
-    measured = request.mode not in _MEASURES_NOTHING and (guide is None or not guide.may_be_copied)
+    measured = request.mode not in _COPIED or (
+        request.mode != "default" and (guide is None or not guide.may_be_copied)
+    )
     return request.target.kind == "cpu" and not measured and not request.options and not symbolic
 
 
-_MEASURES_NOTHING = frozenset({"default", "reduce-overhead"})
+_COPIED = frozenset({"default", "max-autotune", "max-autotune-no-cudagraphs"})
 
 
 def libraries(compiled: Compiled) -> list[Library]:
