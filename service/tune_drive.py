@@ -35,7 +35,7 @@ from .events import WakeUps
 from .farm import Aim, Farm, State, Ticket
 from .intake import Ask, Intake
 from .outages import patiently
-from .tasks import end
+from .tasks import end, together
 from .tunes import Loaded, Tunes, pack, unpack, waiting, wake_name
 from .tunings import Tunings
 from .watch import Watches
@@ -210,10 +210,10 @@ class Drive:
         if not operators:
             self._placed.set()
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._compile_all([n for n in left if n not in set(operators)]))
-                for n in operators:
-                    group.create_task(self._search(n))
+            await together(
+                self._compile_all([n for n in left if n not in set(operators)]),
+                *(self._search(n) for n in operators),
+            )
         except BaseExceptionGroup as failed:
             if failed.subgroup(Lost) is not None:
                 raise Lost from None

@@ -11,6 +11,7 @@ from ..dispatch import Dispatcher
 from ..intake import Intake
 from ..kept_requests import KeptRequests
 from ..outages import patiently
+from ..tasks import together
 from ..watch import Watches
 
 _AT_ONCE = 16
@@ -54,9 +55,7 @@ class TrainCompiler:
                 await told(fresh, why)
 
         try:
-            async with asyncio.TaskGroup() as group:
-                for body in bodies:
-                    group.create_task(one(body))
+            await together(*map(one, bodies))
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
 

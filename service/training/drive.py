@@ -292,9 +292,7 @@ class Drive:
                 return
             raise _Cancelled
         finally:
-            for each in (task, asked):
-                each.cancel()
-            await asyncio.gather(task, asked, return_exceptions=True)
+            await end(task, asked)
 
     # --- ranks ---------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from torchrelay.service import tasks
 
 
@@ -40,3 +41,45 @@ def test_tasks_end_though_a_cancellation_is_lost(monkeypatch):
     assert lost.cancelled()
     assert isinstance(failed.exception(), ValueError)
     assert over.done() and not over.cancelled()
+
+
+def test_what_is_done_together_ends_though_a_cancellation_is_lost(monkeypatch):
+    monkeypatch.setattr(tasks, "_AGAIN_SECONDS", 0.05)
+    ended = []
+
+    async def work():
+        try:
+            await loses_one_cancellation()
+        finally:
+            ended.append("work")
+
+    async def main():
+        async def all_of_it():
+            await tasks.together(work(), work())
+
+        whole = asyncio.create_task(all_of_it())
+        await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            await tasks.end(whole)
+        assert whole.cancelled()
+
+    asyncio.run(main())
+    assert ended == ["work"] * 2
+
+
+def test_the_first_that_fails_ends_what_is_done_with_it(monkeypatch):
+    monkeypatch.setattr(tasks, "_AGAIN_SECONDS", 0.05)
+
+    async def fails():
+        await asyncio.sleep(0.01)
+        raise KeyError("of its own")
+
+    async def main():
+        async with asyncio.timeout(30):
+            await tasks.together()
+            await tasks.together(asyncio.sleep(0), asyncio.sleep(0))
+            with pytest.raises(ExceptionGroup) as failed:
+                await tasks.together(fails(), loses_one_cancellation(), fails_at_the_end())
+        return failed.value.exceptions
+
+    assert [type(error) for error in asyncio.run(main())] == [KeyError, ValueError]

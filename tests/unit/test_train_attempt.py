@@ -62,6 +62,13 @@ def test_an_error_beside_a_rank_that_was_killed_or_never_told_its_end_may_come_f
         assert attempt.own_error() == ""
 
 
+def test_a_rank_that_starts_when_its_attempt_was_given_up_is_not_waited_for() -> None:
+    attempt = begun(1)
+    attempt.give_up()
+    attempt.hear(RankStarted(rank=1, world_size=2, pid=2, host="h", attempt=0, at=2.0), stopped=-1.0)
+    assert not attempt.running
+
+
 @pytest.mark.parametrize(
     ("code", "detail"),
     [

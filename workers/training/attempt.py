@@ -19,7 +19,7 @@ _OF_MEMORY = ("out of memory", "outofmemory", "memoryerror", "cannot allocate me
 
 class Attempt(Struct):
     """failed: the first rank that ended badly by itself. lost: some rank was ended from outside, or its end was never
-    told; then the others' errors may come from that."""
+    told; then the others' errors may come from that. over: it was given up, and no rank of it is waited for."""
 
     number: int
     world_size: int
@@ -27,6 +27,7 @@ class Attempt(Struct):
     running: set[int] = msgspec.field(default_factory=set)
     failed: RankEnded | None = None
     lost: bool = False
+    over: bool = False
     began: float = msgspec.field(default_factory=time.monotonic)
 
     def hear(self, event: RankStarted | RankEnded, stopped: float) -> None:
@@ -34,7 +35,8 @@ class Attempt(Struct):
         match event:
             case RankStarted(rank=rank):
                 self.started.add(rank)
-                self.running.add(rank)
+                if not self.over:  # or a rank that was just starting would hold up the next attempt
+                    self.running.add(rank)
             case RankEnded(rank=rank, code=code, at=at):
                 self.running.discard(rank)
                 if code < 0 and (stopped < 0 or at < stopped):
@@ -46,6 +48,7 @@ class Attempt(Struct):
         """Its ranks were told to end, and those that still run are not waited for any longer."""
         self.lost = self.lost or bool(self.running)
         self.running.clear()
+        self.over = True
 
     def own_error(self) -> str:
         """What a script ended with that may well end so again on any node: code and error; '' if that is not known."""

@@ -287,9 +287,9 @@ class TrainDriver:
                     current.hear(event, self._stopped)
                     self._lock.notify_all()
                 if isinstance(event, RankStarted):
-                    complete = len(current.started) == current.world_size
+                    complete = not current.over and len(current.started) == current.world_size
                     self._unstarted = 0
-            answer = self._stop
+            answer = Order(0.0) if current.over and not self._cancelled else self._stop
         if complete:
             self._say("running", "", ranks=current.world_size)
             self._watch_time()
