@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 from fastapi import Request
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import RedisError
@@ -20,6 +20,7 @@ from . import signing
 from .audit import Audit
 from .auth import Tokens
 from .blobs import open_store
+from .connections import ConnectionsInTurn
 from .crew import Crew
 from .dispatch import CompilePool
 from .events import WakeUps
@@ -120,7 +121,7 @@ def connect(settings: ServiceSettings) -> Redis:
     free connection not much longer than two answers that do not come: a burst waits its turn."""
     # redis-py before 6 takes a certificate for any name unless told otherwise
     tls = {"ssl_check_hostname": True} if settings.redis_url.startswith("rediss:") else {}
-    pool = BlockingConnectionPool.from_url(
+    pool = ConnectionsInTurn.from_url(
         settings.redis_url,
         **tls,
         max_connections=_REDIS_CONNECTIONS,

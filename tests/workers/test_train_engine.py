@@ -55,17 +55,19 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.jobs: list[Job] = []
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.pool = WorkerPool(
             PoolSettings(cpu_slots=0, gpu_slots_per_gpu=0, engine="engine", ray_token=RAY_TOKEN)
         )
 
-    def call(self, coroutine, seconds=120):
+    def call(self, coroutine, seconds=300):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(seconds)
 
     def begin(self, script: str, files: dict[str, str] | None = None, **spec) -> Job:
-        return Job(self, self.order(script, files, **spec))
+        self.jobs.append(Job(self, self.order(script, files, **spec)))
+        return self.jobs[-1]
 
     def order(self, script: str, files: dict[str, str] | None = None, **spec) -> TrainOrder:
         name = secrets.token_hex(8)
@@ -99,7 +101,7 @@ class Job:
         after = self.news[-1].number if self.news else 0
         self.news += self.site.call(self.site.pool.train_news(self.order.job, after, seconds=seconds))
 
-    def until(self, condition, seconds: float = 120):
+    def until(self, condition, seconds: float = 300):
         """What `condition` gives of the news, once it gives anything."""
         end = time.monotonic() + seconds
         while not (found := condition(self)):
@@ -113,7 +115,7 @@ class Job:
     def lines(self):
         return sorted(line for log in self.of(Log) if log.stream == "stdout" for line in log.lines)
 
-    def end(self, seconds: float = 120) -> Turned:
+    def end(self, seconds: float = 300) -> Turned:
         return self.until(
             lambda job: next((t for t in job.of(Turned) if t.state in TRAIN_ENDED), None), seconds
         )
@@ -132,8 +134,16 @@ class Job:
         self.site.call(self.site.pool.train_forget(self.order.job))
 
 
+@pytest.fixture
+def site(one_site):
+    yield one_site
+    for job in one_site.jobs:
+        job.forget()  # once more: what a test that failed has left holds cores
+    one_site.jobs.clear()
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def one_site(tmp_path_factory):
     before = set(psutil.Process().children(recursive=True))
     made = Site(tmp_path_factory.mktemp("trains"))
     try:
