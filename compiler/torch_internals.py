@@ -498,6 +498,8 @@ class _BackwardAhead:
             if self._copy is not None and self._copy.inside:
                 self._ahead.leave(self._copy.ask)
                 torch.set_num_threads(1)  # a pool of threads does not survive a fork
+                if (box := kwargs.get("cudagraphs")) is not None:
+                    box.value = False  # as lowering a forward for a CPU leaves it
                 return _forward_elsewhere
         return self._lower(*args, **kwargs)
 

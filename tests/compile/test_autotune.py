@@ -148,14 +148,14 @@ def test_a_compile_whose_problems_are_known_measures_nothing_and_makes_the_same_
     assert (cold.manifest.benchmarks, warm.manifest.benchmarks) == (0, 0), "a search's samples are its own"
 
 
-def step() -> wire.GraphRequest:
+def step(mode: str = "max-autotune") -> wire.GraphRequest:
     """A training step with a problem in each half."""
 
     def program(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.bmm(torch.bmm(x, w).relu(), v.transpose(1, 2))
 
     x, w, v = operands(requires_grad=True)
-    return requested(program, [x, w, v.detach().transpose(1, 2).contiguous().requires_grad_()])
+    return requested(program, [x, w, v.detach().transpose(1, 2).contiguous().requires_grad_()], mode)
 
 
 @pytest.fixture(scope="module")
@@ -164,11 +164,16 @@ def trained(worker: Worker) -> Outcome:
     return worker.compile(step())
 
 
-def test_a_copy_lowers_a_backward_whose_winners_are_known(worker: Worker, trained: Outcome) -> None:
-    copied = worker.compile(step(), trained.found())
-    alone = worker.compile(step(), trained.found(), fault="does not copy itself")
-    assert (copied.copied, alone.copied) == ([True], [])
-    assert len(copied.code) == 2 and copied.code == alone.code == trained.code
+@pytest.mark.parametrize("mode", ["max-autotune", "max-autotune-no-cudagraphs"])
+def test_a_copy_lowers_a_backward_whose_winners_are_known(
+    worker: Worker, trained: Outcome, mode: str
+) -> None:
+    copied = worker.compile(step(mode), trained.found())
+    alone = worker.compile(step(mode), trained.found(), fault="does not copy itself")
+    assert (copied.copied, copied.taken, alone.copied) == ([True], 1, [])
+    assert len(copied.code) == 2 and copied.code == alone.code
+    if mode == step().mode:
+        assert copied.code == trained.code
     assert counted(copied) == counted(alone) == (0, len(trained.found()), 0)
     assert copied.manifest is not None and alone.manifest is not None
     assert copied.manifest.tuning == alone.manifest.tuning

@@ -59,7 +59,7 @@ class Outcome(Struct, kw_only=True):
     """error: `code: message` of what the compile raised. code: what Inductor generated. measured: Inductor's own count
     of operators for which it ran candidates. benchmarks: how often Inductor measured anything by itself. rendered: C++
     templates. stages: in the order of their progress. copied: of each copy of the process, whether it had a
-    backward when it was asked for one."""
+    backward when it was asked for one. taken: how many of these were used."""
 
     error: str = ""
     manifest: wire.Manifest | None = None
@@ -70,6 +70,7 @@ class Outcome(Struct, kw_only=True):
     rendered: int = 0
     stages: list[tuple[str, str]] = []
     copied: list[bool] = []
+    taken: int = 0
 
     def found(self) -> list[tuning.Entry]:
         return [question.entry for question in self.asked if isinstance(question, tuning.Found)]
@@ -233,6 +234,13 @@ def _count_copies(outcome: Outcome) -> None:
         return answer
 
     Copy.result = recorded  # type: ignore[method-assign]
+    take_over = pipeline.search.Search.take_over
+
+    def taken(self: pipeline.search.Search, found: Any) -> None:
+        outcome.taken += 1
+        take_over(self, found)
+
+    pipeline.search.Search.take_over = taken  # type: ignore[method-assign]
 
 
 # --- candidates that misbehave -----------------------------------------------------------------------------
