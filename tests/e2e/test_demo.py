@@ -39,7 +39,7 @@ def test_ctrl_c_leaves_no_process_and_no_folder_behind(tmp_path: Path) -> None:
             assert line, "the demo ended by itself"
         children = psutil.Process(demo.pid).children(recursive=True)
         demo.send_signal(signal.SIGINT)
-        demo.communicate(timeout=300)
+        demo.communicate(timeout=60)
     assert demo.returncode == 130
     assert len(children) >= 2
     _, alive = psutil.wait_procs(children, timeout=10)

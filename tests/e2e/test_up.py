@@ -62,7 +62,7 @@ class Up:
         self.look()
         return self
 
-    def wait_for(self, words, seconds=180):
+    def wait_for(self, words, seconds=60):
         end = time.monotonic() + seconds
         while words not in self.log.read_text():
             self.look()
@@ -114,7 +114,7 @@ def up(home, *arguments, **environment):
         assert not service.left(10), service.left()
 
 
-def wait_until_answered(service, path, seconds=180):
+def wait_until_answered(service, path, seconds=20):
     end = time.monotonic() + seconds
     while service.get(path)[0] != 200:
         assert time.monotonic() < end, service.log.read_text()

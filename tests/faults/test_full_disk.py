@@ -100,7 +100,7 @@ def test_a_client_whose_disk_is_full_keeps_nothing_partial_and_keeps_again_when_
     tmp_path: Path,
 ) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", CLIENT, str(tmp_path)], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", CLIENT, str(tmp_path)], capture_output=True, text=True, timeout=60
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip() == str([f"cd/{'cd' * 32}"])
@@ -114,7 +114,7 @@ def test_an_entry_that_was_there_survives_a_put_that_found_no_room(tmp_path: Pat
         .replace('assert cache.get("cd" * 32) == b"small before"\n', "")
     )
     ran = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60
     )
     assert ran.returncode == 0, ran.stderr
 

@@ -69,7 +69,7 @@ def test_under_load_no_artifact_is_wrong_calls_are_bounded_and_service_comes_bac
     load = Load(clients, bodies, public_key(clients[0]))
     load.start()
     try:
-        wait_until(lambda: min(load.served) > 0, seconds=180)
+        wait_until(lambda: min(load.served) > 0, seconds=20)
         fault(redis_server, proxy)
         over = time.monotonic()
         wait_until(lambda: min(load.served) > over, seconds=BACK_SECONDS + SLACK_SECONDS)

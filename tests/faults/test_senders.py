@@ -85,7 +85,7 @@ def test_senders_that_leave_in_the_middle_of_a_body_start_nothing(
         for cut in range(0, len(body), max(1, len(body) // 50)):
             with socket.create_connection(("127.0.0.1", patient.port)) as sender:
                 sender.sendall(head + body[:cut])
-        wait_until(lambda: own.num_fds() <= before + 5, seconds=180)
+        wait_until(lambda: own.num_fds() <= before + 5, seconds=20)
         stats = http.get("/v1/stats").json()
         assert (stats["requests"], stats["compiles"], stats["entries"]) == (0, 0, 0)
         assert redis_server.client().keys("torchrelay:lease:*") == []
@@ -103,5 +103,5 @@ def test_readers_that_leave_in_the_middle_of_an_artifact_cost_nothing(patient: G
             with socket.create_connection(("127.0.0.1", patient.port), timeout=10) as reader:
                 reader.sendall(request)
                 reader.recv(1)
-        wait_until(lambda: own.num_fds() <= before + 5, seconds=180)
+        wait_until(lambda: own.num_fds() <= before + 5, seconds=20)
         assert post(http, graph()).content == data

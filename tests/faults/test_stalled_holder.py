@@ -57,7 +57,7 @@ def test_the_publish_of_a_holder_that_was_stopped_on_its_way_is_refused(
             digest = _digest(redis_server, key)
             proxy.let_go()  # the publish under the old fence reaches Redis now
             os.kill(holder.process.pid, signal.SIGCONT)
-            wait_until(lambda: not late.exists(), seconds=180)  # what it wrote, it deletes
+            wait_until(lambda: not late.exists(), seconds=30)  # what it wrote, it deletes
             assert _digest(redis_server, key) == digest
             with holder.http() as first:
                 assert post(first, graph()).content == published

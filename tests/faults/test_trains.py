@@ -76,7 +76,7 @@ def test_another_gateway_goes_on_when_one_is_killed(start: Start, pool: Training
     with one.http() as http:
         job = begun(http)
     with two.http() as http:
-        wait_until(lambda: steps(http, job) >= 2, seconds=180)
+        wait_until(lambda: steps(http, job) >= 2, seconds=60)
         one.kill()  # whichever of the two drives it
         whole(http, job)
         assert shown(http, job)["compiles"]["captured"] == 2
@@ -87,7 +87,7 @@ def test_a_gateway_that_comes_back_goes_on_by_itself(start: Start, pool: Trainin
     one = start()
     with one.http() as http:
         job = begun(http)
-        wait_until(lambda: steps(http, job) >= 2, seconds=180)
+        wait_until(lambda: steps(http, job) >= 2, seconds=60)
     one.kill()
     again = start()
     with again.http() as http:
@@ -104,7 +104,7 @@ def test_a_gateway_that_is_killed_in_the_capture_has_it_made_again(
     slow = start_gateway(pool)
     with slow.http() as http:
         job = begun(http)
-        wait_until(lambda: pool.captures == 1, seconds=180)
+        wait_until(lambda: pool.captures == 1, seconds=20)
     slow.stop()
     with start().http() as http:
         whole(http, job)
@@ -116,12 +116,12 @@ def test_redis_is_killed_and_comes_back_with_what_it_had(
     gateway = start_gateway(pool)
     with gateway.http() as http:
         job = begun(http)
-        wait_until(lambda: steps(http, job) >= 2, seconds=180)
+        wait_until(lambda: steps(http, job) >= 2, seconds=60)
         redis_server.stop()
         known = len(pool._told(job))
-        wait_until(lambda: len(pool._told(job)) >= known + 4, seconds=180)
+        wait_until(lambda: len(pool._told(job)) >= known + 4, seconds=60)
         redis_server.start()
-        wait_until(lambda: _answers(http, job), seconds=180)
+        wait_until(lambda: _answers(http, job), seconds=60)
         whole(http, job)
 
 
@@ -134,12 +134,12 @@ def test_redis_that_comes_back_empty_is_given_the_job_again(
     try:
         with gateway.http() as http:
             job = begun(http)
-            wait_until(lambda: steps(http, job) >= 2, seconds=180)
+            wait_until(lambda: steps(http, job) >= 2, seconds=60)
             forgetful.stop()
             forgetful.start()
-            wait_until(lambda: _answers(http, job), seconds=180)
+            wait_until(lambda: _answers(http, job), seconds=60)
             with client_of(gateway.url, pool.orders[-1].environment["TORCHRELAY_TOKEN"]) as rank:
-                wait_until(lambda: rank.get("/v1/info").status_code == 200, seconds=180)
+                wait_until(lambda: rank.get("/v1/info").status_code == 200, seconds=20)
             done = ended(http, job)
             assert (done["state"], done["step"]) == ("done", STEPS - 1)
             rest = told_after(http, job)
@@ -166,12 +166,12 @@ def test_a_gateway_that_is_cut_off_and_comes_back_does_not_tell_what_another_has
         gateway = start_gateway(pool, redis_url=proxy.url, redis_timeout_seconds=1.0)
         with gateway.http() as http:
             job = begun(http, capture=False)
-            wait_until(lambda: steps(http, job) >= 1, seconds=180)
+            wait_until(lambda: steps(http, job) >= 1, seconds=60)
         proxy.hold()
         other = start_gateway(sound)
         with other.http() as http:
             before = steps(http, job)
-            wait_until(lambda: steps(http, job) >= min(before + 2, STEPS - 1), seconds=180)
+            wait_until(lambda: steps(http, job) >= min(before + 2, STEPS - 1), seconds=60)
             proxy.let_go()
             whole(http, job)
     finally:
@@ -186,7 +186,7 @@ def test_a_job_is_cancelled_though_the_gateway_that_drove_it_is_dead(
     one = start(slow)
     with one.http() as http:
         job = begun(http, capture=False)
-        wait_until(lambda: shown(http, job)["state"] == "running", seconds=180)
+        wait_until(lambda: shown(http, job)["state"] == "running", seconds=60)
     one.kill()
     with start(slow).http() as http:
         http.post(f"/v1/trains/{job}/cancel")
@@ -201,10 +201,10 @@ def test_a_cancel_goes_on_when_the_gateway_that_heard_it_stops(
     one = start_gateway(pool)
     with one.http() as http:
         job = begun(http, capture=False)
-        wait_until(lambda: steps(http, job) >= 1, seconds=180)
+        wait_until(lambda: steps(http, job) >= 1, seconds=60)
         with ThreadPoolExecutor(1) as other:
             other.submit(http.post, f"/v1/trains/{job}/cancel")
-            wait_until(lambda: pool.cancels > 0, seconds=180)
+            wait_until(lambda: pool.cancels > 0, seconds=20)
             one.stop()
     heeding = TrainingPool(pool.folder)
     with start_gateway(heeding).http() as http:
@@ -220,7 +220,7 @@ def test_a_jobs_time_goes_on_when_its_gateway_is_another(
     one = start_gateway(pool)
     with one.http() as http:
         job = begun(http, capture=False, timeout_seconds=9)
-        wait_until(lambda: time.time() > pool.at + 7 and shown(http, job)["state"] == "running", seconds=180)
+        wait_until(lambda: time.time() > pool.at + 7 and shown(http, job)["state"] == "running", seconds=60)
     one.stop()
     again = time.time()
     with start_gateway(pool).http() as http:

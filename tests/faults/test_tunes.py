@@ -76,7 +76,7 @@ def test_another_gateway_goes_on_when_one_is_killed(start: Start, measured: Path
     with one.http() as http:
         job = begun(http, *problems())
     with two.http() as http:
-        wait_until(lambda: len(have(http, job)) >= 3, seconds=180)
+        wait_until(lambda: len(have(http, job)) >= 3, seconds=60)
         before = have(http, job)
         # whichever of the two drives it: the first to look does
         one.kill()
@@ -95,7 +95,7 @@ def test_a_gateway_that_comes_back_goes_on_by_itself(start: Start, measured: Pat
     one = start()
     with one.http() as http:
         job = begun(http, *problems())
-        wait_until(lambda: len(have(http, job)) >= 3, seconds=180)
+        wait_until(lambda: len(have(http, job)) >= 3, seconds=60)
         before = have(http, job)
     one.kill()
     at_death = len(lines(measured))
@@ -115,11 +115,11 @@ def test_redis_is_killed_and_comes_back_with_what_it_had(
     gateway = start_gateway(pool)
     with gateway.http() as http:
         job = begun(http, *problems())
-        wait_until(lambda: len(pool.searchers.measured) >= 3, seconds=180)
+        wait_until(lambda: len(pool.searchers.measured) >= 3, seconds=60)
         redis_server.stop()
-        wait_until(lambda: len(pool.searchers.measured) >= 6, seconds=180)
+        wait_until(lambda: len(pool.searchers.measured) >= 6, seconds=60)
         redis_server.start()
-        wait_until(lambda: _answers(http, job), seconds=180)
+        wait_until(lambda: _answers(http, job), seconds=60)
         done = ended(http, job)
         assert _found(done["items"]) == ALL
         assert len(have(http, job)) == ALL
@@ -137,10 +137,10 @@ def test_redis_that_comes_back_empty_is_given_the_job_again(
     try:
         with gateway.http() as http:
             job = begun(http, *problems())
-            wait_until(lambda: len(pool.searchers.measured) >= 4, seconds=180)
+            wait_until(lambda: len(pool.searchers.measured) >= 4, seconds=60)
             forgetful.stop()
             forgetful.start()
-            wait_until(lambda: _answers(http, job), seconds=180)
+            wait_until(lambda: _answers(http, job), seconds=60)
             ended(http, job)
             assert len(have(http, job)) == ALL
         assert max(pool.searchers.measured.values()) <= 2  # one that was reported while Redis was away
@@ -161,11 +161,11 @@ def test_a_gateway_that_is_cut_off_and_comes_back_does_not_tell_what_another_has
         gateway = start_gateway(cut, redis_url=proxy.url, redis_timeout_seconds=1.0)
         with gateway.http() as http:
             job = begun(http, *problems())
-            wait_until(lambda: len(cut.searchers.measured) >= 2, seconds=180)
+            wait_until(lambda: len(cut.searchers.measured) >= 2, seconds=60)
         proxy.hold()
         other = start_gateway(sound)
         with other.http() as http:
-            wait_until(lambda: len(sound.searchers.measured) >= 2, seconds=180)
+            wait_until(lambda: len(sound.searchers.measured) >= 2, seconds=60)
             proxy.let_go()
             done = ended(http, job)
             assert sum(done["items"].values()) == ALL
@@ -187,7 +187,7 @@ def test_a_worker_that_is_lost_costs_nothing_that_was_measured(start_gateway: St
     gateway = start_gateway(pool)
     with gateway.http() as http:
         job = begun(http, *problems())
-        wait_until(lambda: len(pool.searchers.measured) >= 3, seconds=180)
+        wait_until(lambda: len(pool.searchers.measured) >= 3, seconds=60)
         loop = pool.searchers.searching["a"].get_loop()
         loop.call_soon_threadsafe(pool.searchers.lose, "a")
         assert ended(http, job)["items"] == {"done": ALL}
@@ -209,7 +209,7 @@ def test_a_killed_client_leaves_its_job_running_and_another_follows_it(
     command = [sys.executable, "-m", "torchrelay.clients.cli", "tune"]
     client = subprocess.Popen([*command, str(tmp_path / "job.yaml")], env=environment)
     try:
-        wait_until(lambda: len(pool.searchers.measured) >= 2, seconds=180)
+        wait_until(lambda: len(pool.searchers.measured) >= 2, seconds=60)
     finally:
         client.send_signal(signal.SIGKILL)
         client.wait()
@@ -244,9 +244,9 @@ def test_a_client_that_follows_goes_on_when_its_gateway_comes_back(
 
         thread = threading.Thread(target=follow)
         thread.start()
-        wait_until(lambda: len(told) > 5, seconds=180)
+        wait_until(lambda: len(told) > 5, seconds=60)
         one.kill()
-        wait_until(lambda: bool(troubles), seconds=180)
+        wait_until(lambda: bool(troubles), seconds=60)
         again = SearchingGateway(settings, 0.05, measured, port=one.port)
         try:
             thread.join(90)

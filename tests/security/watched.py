@@ -71,7 +71,7 @@ class WatchedGateway:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        wait_until(self._lives, seconds=180)
+        wait_until(self._lives, seconds=60)
 
     def http(self, token: str | None = TOKEN, **options: Any) -> httpx2.Client:
         return client_of(self.url, token, **options)

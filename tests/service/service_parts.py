@@ -230,7 +230,7 @@ class RedisServer:
         flags = [part for name, value in options.items() for part in (f"--{name}", value)]
         self._process = subprocess.Popen([redis_binary(), *flags], stdout=subprocess.DEVNULL)
         with self.client() as client:
-            wait_until(lambda: _answers(client), seconds=180)
+            wait_until(lambda: _answers(client), seconds=30)
 
     def client(self) -> redis.Redis:
         name, password = self._user or (None, None)
@@ -262,7 +262,7 @@ class Running:
 
     def start(self) -> None:
         self._thread.start()
-        wait_until(lambda: self.server.started or not self._thread.is_alive(), seconds=180)
+        wait_until(lambda: self.server.started or not self._thread.is_alive(), seconds=20)
         assert self.server.started
 
     def stop(self) -> None:
@@ -285,7 +285,7 @@ class GatewayProcess:
         argument = msgspec.json.encode({**settings, "port": self.port}).decode()
         self.process = subprocess.Popen([sys.executable, self.script, argument, str(seconds), *arguments])
         with client_of(self.url, None) as http:
-            wait_until(lambda: _lives(http), seconds=180)
+            wait_until(lambda: _lives(http), seconds=20)
 
     def http(self, **options: Any) -> httpx2.Client:
         return client_of(self.url, TOKEN, **options)
@@ -297,7 +297,7 @@ class GatewayProcess:
 
 def client_of(url: str, token: str | None, **options: Any) -> httpx2.Client:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return httpx2.Client(base_url=url, headers=headers, timeout=120, trust_env=False, **options)
+    return httpx2.Client(base_url=url, headers=headers, timeout=30, trust_env=False, **options)
 
 
 def post(http: httpx2.Client, body: bytes, **query: Any) -> httpx2.Response:

@@ -113,7 +113,7 @@ def test_the_command_prints_the_log(gateway: Running, http: httpx2.Client, tmp_p
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "torchrelay.clients.cli", "audit", *arguments]
         return subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=300, check=True
+            command, env=environment, capture_output=True, text=True, timeout=60, check=True
         ).stdout
 
     assert {entry["action"] for entry in json.loads(run("--json"))} == {"compile", "published"}

@@ -141,7 +141,7 @@ def test_blobs_that_a_crash_left_are_swept_and_others_stay(start_gateway: StartG
     for path in (orphan, kept):
         os.utime(path, (long_ago, long_ago))
     start_gateway(blob_inline_bytes=0)
-    wait_until(lambda: not orphan.exists(), seconds=180)
+    wait_until(lambda: not orphan.exists(), seconds=30)
     assert kept.exists()
     assert fresh.exists()
 

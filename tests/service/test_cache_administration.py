@@ -195,7 +195,7 @@ def command(gateway: Running, tmp_path: Path) -> Command:
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "torchrelay.clients.cli", "cache", *arguments]
-        return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
     return run
 

@@ -222,5 +222,5 @@ assert "torch" not in sys.modules and "ray" not in sys.modules
 """
     argument = msgspec.json.encode(settings).decode()
     subprocess.run(
-        [sys.executable, "-c", program, argument], check=True, timeout=300, cwd=Path(__file__).parent
+        [sys.executable, "-c", program, argument], check=True, timeout=60, cwd=Path(__file__).parent
     )

@@ -87,7 +87,7 @@ def test_a_gateway_that_stops_leaves_no_searcher(start_gateway: StartGateway) ->
     running = start_gateway(pool)
     with running.http() as http:
         post(http, tuning_graph(1))
-        wait_until(lambda: bool(pool.on_lanes.began), seconds=180)
+        wait_until(lambda: bool(pool.on_lanes.began), seconds=20)
     running.stop()
     assert pool.on_lanes.searching == {}
 

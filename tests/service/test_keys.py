@@ -74,10 +74,10 @@ def test_revoking_the_key_that_signs_makes_another(tmp_path: Path) -> None:
 def test_a_change_reaches_the_other_gateways_keyrings(tmp_path: Path) -> None:
     mine, theirs = Keyring(tmp_path, {}), Keyring(tmp_path, {})
     mine.rotate(60)
-    wait_until(lambda: theirs.current == mine.current, seconds=180)
+    wait_until(lambda: theirs.current == mine.current, seconds=60)
     theirs.disown()
     mine.rotate(60)
-    wait_until(lambda: theirs.ring == mine.ring, seconds=180)
+    wait_until(lambda: theirs.ring == mine.ring, seconds=60)
     assert (mine.ring.epoch, mine.ring.serial) == (1, 4)
 
 
@@ -173,7 +173,7 @@ def test_another_gateway_learns_of_a_revocation_and_serves_nothing_of_that_key(
             fresh[:] = [compiled(other, graph())]
             return signer_of(fresh[0]) != signer_of(old)
 
-        wait_until(served_afresh, seconds=180)
+        wait_until(served_afresh, seconds=60)
         assert post(http, graph()).content == post(other, graph()).content
 
 

@@ -219,7 +219,7 @@ def test_nothing_of_a_namespace_lies_among_anothers_keys(
     post(red, graph(), wait="cache")
     post(red, graph(9), wait="cache")
     red.post("/v1/report", json={"reason": "unsupported"})
-    wait_until(lambda: not redis.keys("*:lease:*"), seconds=180)
+    wait_until(lambda: not redis.keys("*:lease:*"), seconds=30)
     written = {name.decode() for name in set(redis.keys("*")) - before}
     elsewhere = {name for name in written if not name.startswith("torchrelay:ns:red:")}
     # a bucket that is full again, milliseconds later, is none

@@ -116,7 +116,7 @@ async def main():
 asyncio.run(main())
 """
     try:
-        ran = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=300)
+        ran = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60)
         assert ran.returncode == -signal.SIGKILL
         redis = int(ran.stdout)
 
@@ -178,7 +178,7 @@ sys.exit(guarded(service))
 )
 def test_the_guard_gives_the_services_status_and_ends_what_it_left(then, status):
     ran = subprocess.run(
-        [sys.executable, "-c", GUARDED.format(then=then)], stdout=subprocess.PIPE, text=True, timeout=300
+        [sys.executable, "-c", GUARDED.format(then=then)], stdout=subprocess.PIPE, text=True, timeout=60
     )
     assert ran.returncode == status
     assert not [pid for pid in map(int, ran.stdout.split()) if psutil.pid_exists(pid)]

@@ -122,9 +122,9 @@ def test_artifacts_are_there_verified_on_disk_and_unpacked_before_their_graphs(
     service.opened.set()
     prefetch = Prefetch(service.settings(tmp_path), [SCRIPT])
     prefetch.start()
-    wait_until(lambda: len(on_disk(tmp_path)) == 2, seconds=180)
+    wait_until(lambda: len(on_disk(tmp_path)) == 2, seconds=20)
     one, two = service.keys
-    wait_until(lambda: two in prefetch._slots and prefetch._slots[two].over.is_set(), seconds=180)
+    wait_until(lambda: two in prefetch._slots and prefetch._slots[two].over.is_set(), seconds=20)
     found = prefetch.take(one)
     assert found is not None and found.fetched and found.opened.manifest.key == one
     assert found.data == (tmp_path / "artifacts" / one[:2] / one).read_bytes()
@@ -134,7 +134,7 @@ def test_artifacts_are_there_verified_on_disk_and_unpacked_before_their_graphs(
     assert service.fetches() - service.before == 2
     again = Prefetch(service.settings(tmp_path), [SCRIPT])
     again.start()
-    wait_until(lambda: two in again._slots and again._slots[two].over.is_set(), seconds=180)
+    wait_until(lambda: two in again._slots and again._slots[two].over.is_set(), seconds=20)
     kept = again.take(two)
     assert kept is not None and not kept.fetched
     assert service.fetches() - service.before == 2
@@ -164,7 +164,7 @@ def test_what_no_trusted_key_signed_is_dropped_and_counted(service: Service, tmp
     failures = process_report().snapshot().prefetch_failures
     prefetch = Prefetch(service.settings(tmp_path, public_keys=(stranger,)), [SCRIPT])
     prefetch.start()
-    wait_until(lambda: process_report().snapshot().prefetch_failures == failures + 2, seconds=180)
+    wait_until(lambda: process_report().snapshot().prefetch_failures == failures + 2, seconds=20)
     assert [prefetch.take(key) for key in service.keys] == [None, None]
     assert on_disk(tmp_path) == []
 
@@ -181,7 +181,7 @@ def test_what_a_run_uses_is_told_long_before_it_ends(
         prefetch.used(key, early=False)
     with service.running.http() as http:
         recalled = f"/v1/prefetch/{script}"
-        wait_until(lambda: len(http.get(recalled).json()["artifacts"]) == 2, seconds=180)
+        wait_until(lambda: len(http.get(recalled).json()["artifacts"]) == 2, seconds=20)
 
 
 def on_disk(folder: Path) -> list[Path]:
@@ -225,7 +225,7 @@ def start(
         **more,
     }
     command = [sys.executable, str(script), "--wanted", str(wanted), "--used", *used]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     return dict(json.loads(done.stdout))
 

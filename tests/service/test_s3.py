@@ -190,7 +190,7 @@ def test_a_finished_compile_waits_for_s3_and_everyone_who_waits_gets_it(
         for detail in itertools.islice(_tries(http, key), 3):  # longer than a lease lives by itself
             assert "blob store" in detail and len(detail.splitlines()) == 1
         s3.start()
-        data = {each.result(180) for each in waiting}
+        data = {each.result(60) for each in waiting}
         assert data == {post(other, graph()).content}
         stages = [(stage, told["detail"]) for _, stage, told in follow(other, key)]
         assert stages[-1][0] == "done" and "the lease was taken again" not in dict(stages).values()
@@ -223,7 +223,7 @@ def test_what_was_compiled_is_published_though_nobody_waits_any_more(
         next(_tries(http, key))
         time.sleep(2)  # several times what it takes to be abandoned
         s3.start()
-        wait_until(lambda: http.get(f"/v1/artifacts/{key}").status_code == 200, seconds=180)
+        wait_until(lambda: http.get(f"/v1/artifacts/{key}").status_code == 200, seconds=30)
         assert running.pool.calls == [key]
 
 

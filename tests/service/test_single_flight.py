@@ -51,7 +51,7 @@ def test_two_hundred_clients_of_two_gateways_share_one_compile(start_gateway: St
         limits = httpx2.Limits(max_connections=200)
         headers = {"Authorization": f"Bearer {TOKEN}"}
         clients = [
-            httpx2.AsyncClient(base_url=g.url, headers=headers, timeout=300, limits=limits, trust_env=False)
+            httpx2.AsyncClient(base_url=g.url, headers=headers, timeout=60, limits=limits, trust_env=False)
             for g in gateways
         ]
         try:
@@ -71,7 +71,7 @@ def test_two_hundred_clients_of_two_gateways_share_one_compile(start_gateway: St
 
 
 def test_another_gateway_takes_over_when_the_holder_is_killed(
-    start_gateway: StartGateway, start_process: Callable[[float], GatewayProcess]
+    start_gateway: StartGateway, start_process: Callable[[float], GatewayProcess], settings: dict[str, Any]
 ) -> None:
     holder = start_process(60)
     other = start_gateway()
@@ -83,7 +83,7 @@ def test_another_gateway_takes_over_when_the_holder_is_killed(
         holder.kill()
         killed = time.monotonic()
         rest = [(stage, data.get("detail", "")) for _, stage, data in stream]
-        assert time.monotonic() - killed < 45  # long before what the holder compiled is done
+        assert time.monotonic() - killed < 2 * settings["lease_seconds"] + 1
         assert rest[0] == ("queued", "taken over from a holder that died")
         assert rest[-1][0] == "done"
         assert other.pool.calls == [name]
@@ -114,7 +114,7 @@ def test_a_gateway_that_stops_hands_its_compiles_over_at_once(start_gateway: Sta
         began = time.monotonic()
         holder.stop()
         assert [stage for _, stage, _ in stream][-1] == "done"
-        assert time.monotonic() - began < 25  # no lease has run out
+        assert time.monotonic() - began < 10
     assert holder.pool.cancelled == [name]
 
 
@@ -238,7 +238,7 @@ def test_requests_right_after_a_restart_of_redis_join_the_running_compile(
     gateway = start_gateway(ArtifactPool(seconds=3), lease_seconds=6)
     with gateway.http() as http:
         post(http, graph())
-        wait_until(lambda: bool(gateway.pool.calls), seconds=180)
+        wait_until(lambda: bool(gateway.pool.calls), seconds=30)
         redis_server.client().flushall()
         compiled(http, graph())
     assert len(gateway.pool.calls) == 1

@@ -52,7 +52,7 @@ def test_without_the_permission_nothing_is_compiled_and_the_answer_says_what_to_
             assert "--allow-source" in error["hint"]
         assert ada.get(f"/v1/compiles/{key.key_of(request(kernel()))}").status_code == 404
         assert post(ada, graph()).status_code == 202  # everything else is as before
-        wait_until(lambda: len(gateway.pool.calls) == 1, seconds=180)
+        wait_until(lambda: len(gateway.pool.calls) == 1, seconds=30)
 
 
 def test_with_the_permission_a_worker_gets_the_source_and_the_log_says_whose(
@@ -78,7 +78,7 @@ def test_what_was_compiled_from_source_is_served_to_all_of_the_namespace_and_to_
         with gateway.http(token(http, source=source, namespace="blue")) as stranger:
             answer = post(stranger, body())
             assert answer.status_code == (202 if source else 403)
-    wait_until(lambda: gateway.pool.namespaces == ["default", "blue"], seconds=180)
+    wait_until(lambda: gateway.pool.namespaces == ["default", "blue"], seconds=30)
 
 
 def test_a_compile_in_progress_is_not_joined_without_the_permission(start_gateway: StartGateway) -> None:

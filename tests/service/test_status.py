@@ -70,10 +70,10 @@ def test_readiness_names_the_part_that_is_not_ready(
     monkeypatch.setattr("torchrelay.service.gateway._POOL_RESTART_SECONDS", 0.05)
     pool = SlowPool()
     with start_gateway(pool).http(token=None) as http:
-        wait_until(lambda: "Ray" in http.get("/readyz").json()["parts"]["workers"], seconds=180)
+        wait_until(lambda: "Ray" in http.get("/readyz").json()["parts"]["workers"], seconds=30)
         assert http.get("/readyz").json()["parts"]["redis"] == "ok"
         pool.broken = False
-        wait_until(lambda: "warm" in http.get("/readyz").json()["parts"]["workers"], seconds=180)
+        wait_until(lambda: "warm" in http.get("/readyz").json()["parts"]["workers"], seconds=30)
         pool.warm = True
         ready = http.get("/readyz")
         assert (ready.status_code, ready.json()["ready"]) == (200, True)

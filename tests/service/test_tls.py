@@ -101,7 +101,7 @@ def test_streams_and_large_answers_pass(start_gateway: StartGateway, authority: 
         base_url=f"https://127.0.0.1:{running.port}",
         headers=headers,
         verify=context,
-        timeout=300,
+        timeout=30,
         trust_env=False,
     ) as http:
         assert len(compiled(http, graph())) > 3 << 20

@@ -279,7 +279,7 @@ def test_a_job_is_cancelled_and_resumed_and_its_end_is_the_exit_status(
     pool.pace = 0.2
     job = train(gateway, work, "job.yaml", "--detach", "--no-capture").stdout.strip()
     with client(gateway) as trains:
-        wait_until(lambda: trains.job(job).state == "running", seconds=180)
+        wait_until(lambda: trains.job(job).state == "running", seconds=30)
     assert "is cancelled" in train(gateway, work, "cancel", job).stdout
     train(gateway, work, "logs", "-f", job, status=1)
     pool.pace = 0.0

@@ -139,7 +139,7 @@ def test_a_job_that_still_runs_has_a_page_of_what_it_has_told(
     pool.pace = 0.5
     job = train(gateway, tmp_path, "train.py", "--workers", "2", "--no-capture", "--detach").strip()
     with Trains(load_settings(url=gateway.url, token=TOKEN)) as trains:
-        wait_until(lambda: bool(list(trains.metrics(job))), seconds=180)
+        wait_until(lambda: bool(list(trains.metrics(job))), seconds=60)
         pool.pace = 60.0
         assert "running, step" in train(gateway, tmp_path, "report", job, "-o", "out")
         pool.pace = 0.0

@@ -111,7 +111,7 @@ def test_the_jobs_token_compiles_and_puts_its_files_until_the_job_has_ended(
 ) -> None:
     pool.pace = 0.05
     name = begun(http, capture=False)
-    wait_until(lambda: bool(pool.orders), seconds=180)
+    wait_until(lambda: bool(pool.orders), seconds=20)
     with client_of(gateway.url, pool.orders[0].environment["TORCHRELAY_TOKEN"]) as rank:
         compiled(rank, graph(8))
         assert rank.put(f"/v1/trains/{name}/files/a/trace.json", content=b"{}").json()["bytes"] == 2
@@ -168,7 +168,7 @@ def test_an_elastic_jobs_graphs_are_compiled_for_all_numbers_of_ranks(
     """Most and least before ranks are placed, what is between while they run."""
     pool.pace = 0.1
     name = begun(http, workers=5, min_workers=2)
-    wait_until(lambda: shown(http, name)["state"] == "starting", seconds=180)
+    wait_until(lambda: shown(http, name)["state"] == "starting", seconds=20)
     assert pool.worlds == [5, 2]
     told = ended(http, name)
     assert pool.worlds == [5, 2, 4, 3]
@@ -234,7 +234,7 @@ def test_a_job_is_begun_once_however_often_it_is_sent(http: httpx2.Client, pool:
 def test_a_cancelled_job_ends_and_a_resumed_one_goes_on(http: httpx2.Client, pool: TrainingPool) -> None:
     pool.pace = 0.05
     name = begun(http)
-    wait_until(lambda: shown(http, name).get("step", 0) >= 2, seconds=180)
+    wait_until(lambda: shown(http, name).get("step", 0) >= 2, seconds=30)
     answer = http.post(f"/v1/trains/{name}/cancel").json()
     assert (answer["state"], answer["detail"]) == ("cancelled", "cancelled by owner")
     last = list(events(http, name))[-1]
@@ -260,7 +260,7 @@ def test_a_job_that_tells_something_all_the_time_hears_that_it_is_cancelled(
     gateway = start_gateway(pool, lease_seconds=30.0)  # it listens a second after it was woken
     with gateway.http() as http:
         name = begun(http, capture=False)
-        wait_until(lambda: shown(http, name).get("step", 0) >= 2, seconds=180)
+        wait_until(lambda: shown(http, name).get("step", 0) >= 2, seconds=30)
         answer = http.post(f"/v1/trains/{name}/cancel").json()
         assert (answer["state"], answer["detail"]) == ("cancelled", "cancelled by owner")
 
@@ -268,7 +268,7 @@ def test_a_job_that_tells_something_all_the_time_hears_that_it_is_cancelled(
 def test_a_job_is_cancelled_in_its_capture(http: httpx2.Client, pool: TrainingPool) -> None:
     pool.capture_seconds = 100
     name = begun(http)
-    wait_until(lambda: shown(http, name)["state"] == "capturing", seconds=180)
+    wait_until(lambda: shown(http, name)["state"] == "capturing", seconds=20)
     assert http.post(f"/v1/trains/{name}/cancel").json()["state"] == "cancelled"
     assert pool.engine(name).begun == 0
 
@@ -279,11 +279,11 @@ def test_compiles_of_a_cancelled_job_for_which_nobody_else_waits_end(
     pool.seconds = 100
     with start_gateway(pool, abandon_seconds=1.0).http() as http:
         name = begun(http)
-        wait_until(lambda: len(pool.calls) == 2, seconds=180)
+        wait_until(lambda: len(pool.calls) == 2, seconds=20)
         time.sleep(3)  # it waits itself
         assert not pool.cancelled
         assert http.post(f"/v1/trains/{name}/cancel").json()["state"] == "cancelled"
-        wait_until(lambda: sorted(pool.cancelled) == sorted(pool.calls), seconds=180)
+        wait_until(lambda: sorted(pool.cancelled) == sorted(pool.calls), seconds=20)
 
 
 def test_a_job_is_cancelled_while_it_waits_for_room_for_its_capture(
@@ -291,7 +291,7 @@ def test_a_job_is_cancelled_while_it_waits_for_room_for_its_capture(
 ) -> None:
     pool.room_seconds = 100
     name = begun(http)
-    wait_until(lambda: pool.captures == 1, seconds=180)
+    wait_until(lambda: pool.captures == 1, seconds=20)
     told = shown(http, name)
     assert (told["state"], told["detail"]) == ("waiting", "for a worker that has room for its capture")
     assert http.post(f"/v1/trains/{name}/cancel").json()["state"] == "cancelled"
@@ -301,7 +301,7 @@ def test_a_job_is_cancelled_while_its_driver_is_made(http: httpx2.Client, pool: 
     """Whoever is told to end before it is there does not hear it."""
     pool.pace, pool.begin_seconds = 1.0, 2.0
     name = begun(http, capture=False)
-    wait_until(lambda: bool(pool.orders), seconds=180)
+    wait_until(lambda: bool(pool.orders), seconds=20)
     assert http.post(f"/v1/trains/{name}/cancel").json()["state"] == "cancelled"
     assert pool.engine(name).turns[0].stopped > 0
 
@@ -312,7 +312,7 @@ def test_ranks_that_tell_nothing_of_a_cancel_lose_their_driver(
     monkeypatch.setattr("torchrelay.service.training.drive._CANCEL_SECONDS", 1.0)
     pool.pace, pool.stubborn = 0.3, True
     name = begun(http, capture=False)
-    wait_until(lambda: shown(http, name)["state"] == "running", seconds=180)
+    wait_until(lambda: shown(http, name)["state"] == "running", seconds=20)
     assert http.post(f"/v1/trains/{name}/cancel").json()["state"] == "cancelled"
     assert pool.engine(name).forgotten == 1
 
@@ -338,7 +338,7 @@ def test_a_job_that_ran_for_too_long_has_its_whole_time_again_when_it_is_resumed
 def test_a_job_whose_driver_is_not_to_be_had_is_cancelled(http: httpx2.Client, pool: TrainingPool) -> None:
     pool.begin_seconds = 60
     name = begun(http, capture=False)
-    wait_until(lambda: bool(pool.orders), seconds=180)
+    wait_until(lambda: bool(pool.orders), seconds=20)
     http.post(f"/v1/trains/{name}/cancel")
     assert ended(http, name, seconds=20)["state"] == "cancelled"
 
@@ -346,7 +346,7 @@ def test_a_job_whose_driver_is_not_to_be_had_is_cancelled(http: httpx2.Client, p
 def test_a_job_whose_driver_does_not_answer_is_cancelled(http: httpx2.Client, pool: TrainingPool) -> None:
     pool.pace = 0.2
     name = begun(http, capture=False)
-    wait_until(lambda: shown(http, name)["state"] == "running", seconds=180)
+    wait_until(lambda: shown(http, name)["state"] == "running", seconds=20)
     pool.silent = True
     http.post(f"/v1/trains/{name}/cancel")
     assert ended(http, name, seconds=20)["state"] == "cancelled"
@@ -362,7 +362,7 @@ def test_a_job_whose_package_cannot_be_read_now_is_cancelled(
     monkeypatch.setattr(TrainStore, "package", away)
     with start_gateway(pool).http() as http:
         name = begun(http, capture=False)
-        wait_until(lambda: shown(http, name)["state"] == "starting", seconds=180)
+        wait_until(lambda: shown(http, name)["state"] == "starting", seconds=20)
         http.post(f"/v1/trains/{name}/cancel")
         assert ended(http, name, seconds=20)["state"] == "cancelled"
 
@@ -397,7 +397,7 @@ def test_a_failed_job_says_why_and_is_resumed(http: httpx2.Client, pool: Trainin
 def test_a_driver_that_is_lost_is_begun_again(http: httpx2.Client, pool: TrainingPool) -> None:
     pool.pace = 0.05
     name = begun(http, capture=False)
-    wait_until(lambda: shown(http, name).get("step", 0) >= 2, seconds=180)
+    wait_until(lambda: shown(http, name).get("step", 0) >= 2, seconds=20)
     pool.lose(name)
     assert ended(http, name)["state"] == "done"
     states = [data["state"] for _, kind, data in events(http, name) if kind == "state"]
@@ -410,10 +410,10 @@ def test_a_job_that_is_cancelled_is_not_begun_again_for_its_driver_is_lost(
 ) -> None:
     pool.pace, pool.stubborn = 0.3, True
     name = begun(http, capture=False)
-    wait_until(lambda: shown(http, name)["state"] == "running", seconds=180)
+    wait_until(lambda: shown(http, name)["state"] == "running", seconds=20)
     with ThreadPoolExecutor(1) as other:
         answer = other.submit(http.post, f"/v1/trains/{name}/cancel")
-        wait_until(lambda: pool.cancels > 0, seconds=180)
+        wait_until(lambda: pool.cancels > 0, seconds=20)
         pool.lose(name)
         assert answer.result().json()["state"] == "cancelled"
     assert pool.engine(name).begun == 1
@@ -484,7 +484,7 @@ def test_a_job_is_its_namespaces_also_where_another_has_one_of_that_id(
     name = begun(http, id="0123456789abcdef", capture=False)
     with client_of(gateway.url, token(http, "train", namespace="other")) as eve:
         assert begun(eve, id=name, capture=False) == name
-        wait_until(lambda: shown(eve, name)["state"] == "running", seconds=180)
+        wait_until(lambda: shown(eve, name)["state"] == "running", seconds=20)
         eve.post(f"/v1/trains/{name}/cancel")
         assert ended(eve, name)["state"] == "cancelled"
         folders = {order.namespace: order.folder for order in pool.orders}
@@ -540,12 +540,12 @@ def test_folders_of_jobs_that_are_done_go_and_those_of_all_others_stay(
             for path in (root / "checkpoints" / "data", root / "checkpoints", root):
                 path.touch()
                 os.utime(path, (1, 1))
-        wait_until(lambda: shown(http, runs)["state"] == "starting", seconds=180)
+        wait_until(lambda: shown(http, runs)["state"] == "starting", seconds=20)
         unasked = start_gateway(TrainingPool(pool.folder))  # it looks as it starts
         unasked.stop()
         assert all(root.exists() for root in roots), "nobody said how long they stay"
         start_gateway(TrainingPool(pool.folder), train_keep_seconds=3600.0)
-        wait_until(lambda: not roots[0].exists(), seconds=180)
+        wait_until(lambda: not roots[0].exists(), seconds=20)
         assert all(root.exists() for root in roots[1:])
         http.post(f"/v1/trains/{runs}/cancel")
 
@@ -565,7 +565,7 @@ def test_files_that_are_refused_or_replaced_do_not_stay_in_the_blob_store(
         for path in folder.iterdir():
             os.utime(path, (1, 1))
         start_gateway(TrainingPool(pool.folder))  # it looks as it starts
-        wait_until(lambda: len(list(folder.iterdir())) == 1, seconds=180)
+        wait_until(lambda: len(list(folder.iterdir())) == 1, seconds=20)
         assert http.get(f"{url}/a").content == b"3" * 10
 
 
@@ -575,10 +575,10 @@ def test_a_job_that_redis_has_lost_is_written_again_though_as_many_as_may_are_op
     pool.pace = 60
     with start_gateway(pool, train_open_jobs=1).http() as http, redis_server.client() as redis:
         name = begun(http, capture=False)
-        wait_until(lambda: shown(http, name)["state"] == "starting", seconds=180)
+        wait_until(lambda: shown(http, name)["state"] == "starting", seconds=20)
         redis.delete(f"torchrelay:train:{name}")
         redis.zadd("torchrelay:trains_open", {"0" * 16: 1})
-        wait_until(lambda: http.get(f"/v1/trains/{name}").status_code == 200, seconds=180)
+        wait_until(lambda: http.get(f"/v1/trains/{name}").status_code == 200, seconds=20)
         http.post(f"/v1/trains/{name}/cancel")
 
 
@@ -596,7 +596,7 @@ def test_redis_does_not_fill_up_while_the_blob_store_is_away(
     monkeypatch.setattr(TrainStore, "put_shelf", away)
     pool.pace = 0.05
     name = begun(http, capture=False)
-    wait_until(lambda: shown(http, name).get("step", 0) >= 2, seconds=180)
+    wait_until(lambda: shown(http, name).get("step", 0) >= 2, seconds=20)
     time.sleep(STEPS * 2 * pool.pace + 2)  # its ranks have taken all steps
     assert shown(http, name)["step"] < STEPS - 1
     monkeypatch.setattr(TrainStore, "put_shelf", sound)
@@ -610,7 +610,7 @@ def test_who_does_not_drive_a_job_any_more_takes_nothing_of_it_to_the_blob_store
     pool.pace = 0.1
     with gateway.http() as http:
         name = begun(http, capture=False)
-        wait_until(lambda: shown(http, name).get("step", 0) >= 3, seconds=180)
+        wait_until(lambda: shown(http, name).get("step", 0) >= 3, seconds=20)
         tenant = gateway.app.state.gateway.tenants.default
 
         async def shelve() -> None:
@@ -631,7 +631,7 @@ def test_open_jobs_are_counted_by_state(http: httpx2.Client, pool: TrainingPool)
     pool.pace = 60
     begun(http, capture=False)
     line = 'torchrelay_trains{state="starting"} 1.0'
-    wait_until(lambda: line in http.get("/metrics").text, seconds=180)
+    wait_until(lambda: line in http.get("/metrics").text, seconds=20)
 
 
 # --- progress --------------------------------------------------------------------------------------------

@@ -123,12 +123,12 @@ def test_an_import_answers_those_who_wait_for_the_compile(
     slow = other_site(ArtifactPool(seconds=60), trusted_public_keys=_own_key(http))
     with slow.http() as other:
         key = post(other, graph()).json()["key"]
-        wait_until(lambda: slow.pool.calls == [key], seconds=180)
+        wait_until(lambda: slow.pool.calls == [key], seconds=30)
         assert _import(other, data).json()["outcome"] == "imported"
         *_, (_, stage, _) = follow(other, key)
         assert stage == "done"
         assert _origin(post(other, graph()).content) == artifact.statements(data)[0].key_id
-        wait_until(lambda: slow.pool.cancelled == [key], seconds=180)
+        wait_until(lambda: slow.pool.cancelled == [key], seconds=30)
 
 
 def test_an_import_over_the_limit_is_refused(start_gateway: StartGateway) -> None:
@@ -191,7 +191,7 @@ def command(tmp_path: Path) -> Command:
             "COLUMNS": "200",
         }
         line = [sys.executable, "-m", "torchrelay.clients.cli", "cache", *arguments]
-        return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
     return run
 

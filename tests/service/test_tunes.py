@@ -135,7 +135,7 @@ def test_a_cancelled_job_stops_and_a_resumed_one_searches_only_what_is_left(
 ) -> None:
     pool.searchers.seconds = 0.2
     name = begun(http, *(operator(16 * n) for n in range(1, 13)))
-    wait_until(lambda: len(pool.searchers.measured) >= 3, seconds=180)
+    wait_until(lambda: len(pool.searchers.measured) >= 3, seconds=30)
     assert http.post(f"/v1/tunes/{name}/cancel").json()["state"] == "cancelled"
     told = shown(http, name)
     assert told["state"] == "cancelled" and told["items"]["waiting"] > 0
@@ -156,7 +156,7 @@ def test_a_job_that_is_cancelled_and_resumed_at_once_is_driven_as_it_is_now(
     pool.searchers.seconds = 0.1
     with gateway.http() as http:
         name = begun(http, *(operator(16 * n) for n in range(1, 9)))
-        wait_until(lambda: shown(http, name)["items"].get("failed") == 1, seconds=180)
+        wait_until(lambda: shown(http, name)["items"].get("failed") == 1, seconds=20)
         pool.searchers.unfit.clear()
         http.post(f"/v1/tunes/{name}/cancel")
         assert http.post(f"/v1/tunes/{name}/resume").json()["state"] != "done"
@@ -354,7 +354,7 @@ def test_events_tell_each_item_and_the_end_and_are_taken_up_where_they_broke(
 def test_what_is_searched_now_is_told(http: httpx2.Client, pool: SearchingPool) -> None:
     pool.searchers.go.clear()
     name = begun(http, operator(16))
-    wait_until(lambda: ("ceiling", "searching") in states(http, name), seconds=180)
+    wait_until(lambda: ("ceiling", "searching") in states(http, name), seconds=20)
     pool.searchers.go.set()
     ended(http, name)
 
@@ -444,7 +444,7 @@ def test_a_graph_that_does_not_compile_fails_alone(http: httpx2.Client, pool: Se
     body = graph(24)
     assert post(http, body).status_code == 202
     plain = keys.key_of_bytes(wire.encode_request(wire.unpack_request(body)))
-    wait_until(lambda: http.get(f"/v1/artifacts/{plain}").status_code == 200, seconds=180)
+    wait_until(lambda: http.get(f"/v1/artifacts/{plain}").status_code == 200, seconds=20)
     pool.errors = [CompileFailed("no such kernel")]
     name = begun(http, GraphItem(2, plain), operator(16))
     assert ended(http, name)["items"]["failed"] == 1
@@ -459,7 +459,7 @@ def test_a_graph_waits_until_a_worker_has_nothing_else_to_do(
     plain = keys.key_of_bytes(wire.encode_request(wire.unpack_request(body)))
     pool.state = "busy"
     name = begun(http, GraphItem(2, plain))
-    wait_until(lambda: states(http, name)[1][1] == "done", seconds=180)
+    wait_until(lambda: states(http, name)[1][1] == "done", seconds=20)
     assert states(http, name)[0] == ("graph", "waiting")
     pool.state = "idle"
     assert ended(http, name)["state"] == "done"
@@ -486,11 +486,11 @@ def test_a_job_is_driven_again_though_the_cancellation_of_its_graph_was_lost(
     compiled(http, body)
     pool.state = "busy"
     name = begun(http, GraphItem(2, keys.key_of_bytes(wire.encode_request(wire.unpack_request(body)))))
-    wait_until(lambda: shown(http, name)["state"] == "running", seconds=180)
+    wait_until(lambda: shown(http, name)["state"] == "running", seconds=20)
     http.post(f"/v1/tunes/{name}/cancel")
-    wait_until(lambda: bool(lost), seconds=180)
+    wait_until(lambda: bool(lost), seconds=20)
     http.post(f"/v1/tunes/{name}/resume")
-    wait_until(lambda: shown(http, name)["state"] == "running", seconds=180)
+    wait_until(lambda: shown(http, name)["state"] == "running", seconds=20)
     pool.state = "idle"
     assert ended(http, name)["state"] == "done"
 

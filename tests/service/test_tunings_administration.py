@@ -133,7 +133,7 @@ def command(gateway: Running, tmp_path: Path) -> Command:
 
     def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "torchrelay.clients.cli", "tune", *map(str, arguments)]
-        return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
     return run
 

@@ -248,7 +248,7 @@ def test_the_process_becomes_the_program_with_the_same_id_and_arguments(
     with subprocess.Popen(
         [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True
     ) as process:
-        shown, _ = process.communicate(timeout=300)
+        shown, _ = process.communicate(timeout=60)
     assert shown == f"{process.pid} ['up', '--port', '0']\n"
     assert process.returncode == 7
 

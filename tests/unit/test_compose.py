@@ -136,7 +136,7 @@ def test_its_command_lines_are_ones_the_service_understands(compose, name):
         [sys.executable, "-m", "torchrelay.service", "up", *command],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=60,
         env={
             "PATH": "/usr/bin:/bin",
             "HOME": "/nonexistent",

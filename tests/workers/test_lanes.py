@@ -102,11 +102,11 @@ def one_service():
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
         made = Service()
         try:
-            made.submit(made.pool.start()).result(180)
+            made.submit(made.pool.start()).result(60)
             wait_until(made.pool.ready)
             yield made
         finally:
-            made.submit(made.pool.close()).result(180)
+            made.submit(made.pool.close()).result(60)
             made.loop.call_soon_threadsafe(made.loop.stop)
     _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=60)
     assert not left, f"the pool left {left}"
@@ -124,7 +124,7 @@ def problem(size, **settings):
 
 def test_a_searcher_takes_tasks_tells_what_it_tries_and_finds_and_ends_when_it_is_over(service):
     tasks = Tasks(problem(2), problem(3))
-    service.search(tasks).result(180)
+    service.search(tasks).result(60)
     assert [(t.task, t.candidate) for t in tasks.of(tuning.Trying)] == [
         (task, name) for task in ("t0", "t1") for name in "abc"
     ]
@@ -145,9 +145,9 @@ def test_a_worker_compiles_while_it_searches_and_says_so(service):
             == Lane(lane, searching=True, compiling=True)
         )
     )
-    assert [job.result(180) for job in both] == [b"artifact"] * 2
+    assert [job.result(30) for job in both] == [b"artifact"] * 2
     tasks._over = True
-    searching.result(180)
+    searching.result(30)
     assert not any(w.searching for w in service.pool.workers())
 
 
@@ -157,10 +157,10 @@ def test_a_device_is_searched_by_one_at_a_time(service):
     searching = service.search(tasks, lane)
     wait_until(lambda: tasks.asked)
     with pytest.raises(Overloaded, match="is being searched"):
-        service.search(Tasks(), lane).result(180)
-    service.search(Tasks(problem(2)), other).result(180)
+        service.search(Tasks(), lane).result(30)
+    service.search(Tasks(problem(2)), other).result(60)
     tasks._over = True
-    searching.result(180)
+    searching.result(30)
 
 
 def test_what_no_worker_searches_is_refused_and_names_what_there_is(service):
@@ -170,7 +170,7 @@ def test_what_no_worker_searches_is_refused_and_names_what_there_is(service):
     with pytest.raises(NoWorker):
         service.pool.lanes(engine.TOOLCHAIN, wider)
     with pytest.raises(NoWorker, match="worker nobody is not there"):
-        service.search(Tasks(), "nobody").result(180)
+        service.search(Tasks(), "nobody").result(30)
 
 
 @pytest.mark.parametrize(
@@ -183,15 +183,15 @@ def test_what_no_worker_searches_is_refused_and_names_what_there_is(service):
 )
 def test_a_searcher_that_ends_badly_is_an_error_and_the_lane_serves_on(service, settings, error, words):
     with pytest.raises(error, match=words):
-        service.search(Tasks(problem(2, **settings))).result(180)
+        service.search(Tasks(problem(2, **settings))).result(60)
     tasks = Tasks(problem(3))
-    service.search(tasks).result(180)
+    service.search(tasks).result(60)
     assert len(tasks.of(tuning.Found)) == 1
 
 
 def test_a_searcher_past_its_deadline_is_killed(service):
     with pytest.raises(CompileTimeout, match="the search was still running"):
-        service.search(Tasks(problem(2, do="hang")), seconds=3.0).result(180)
+        service.search(Tasks(problem(2, do="hang")), seconds=3.0).result(60)
 
 
 def test_a_cancelled_searcher_is_killed_and_its_worker_compiles_on(service):
@@ -202,7 +202,7 @@ def test_a_cancelled_searcher_is_killed_and_its_worker_compiles_on(service):
     searching.cancel()
     service.wait_for_rest()
     assert {each.id: each.jobs_done for each in service.pool.workers()} == jobs
-    assert [service.compile("answer").result(180) for _ in range(2)] == [b"artifact"] * 2
+    assert [service.compile("answer").result(30) for _ in range(2)] == [b"artifact"] * 2
 
 
 def servers(worker):
@@ -232,7 +232,7 @@ def test_a_searcher_cancelled_while_its_server_comes_up_leaves_the_worker_alive(
     searching.cancel()
     service.wait_for_rest()
     assert lane in [each.worker for each in service.lanes()]
-    service.search(Tasks(problem(2)), lane).result(180)
+    service.search(Tasks(problem(2)), lane).result(60)
 
 
 def test_the_death_of_a_searching_server_ends_the_search_and_not_the_compile_beside_it(service):
@@ -245,8 +245,8 @@ def test_the_death_of_a_searching_server_ends_the_search_and_not_the_compile_bes
     for server in servers(lane):
         server.kill()
     with pytest.raises(CompileKilled, match="lost its job"):
-        searching.result(180)
-    assert [job.result(180) for job in compiling] == [b"artifact"] * 2
+        searching.result(60)
+    assert [job.result(30) for job in compiling] == [b"artifact"] * 2
 
 
 def test_a_lost_worker_is_told_apart_from_a_searcher_that_died(service):
@@ -258,10 +258,10 @@ def test_a_lost_worker_is_told_apart_from_a_searcher_that_died(service):
     (actor,) = (p for p in server.parents() if "CompileSlot" in " ".join(p.cmdline()))
     actor.send_signal(signal.SIGKILL)
     with pytest.raises(WorkerLost):
-        searching.result(180)
+        searching.result(60)
     assert lane not in [each.worker for each in service.lanes()]
     service.wait_for_rest()
-    service.search(Tasks(problem(2)), lane).result(180)
+    service.search(Tasks(problem(2)), lane).result(60)
 
 
 def test_nothing_is_measured_where_a_training_job_runs_and_compiles_go_on(service, tmp_path):
@@ -277,17 +277,17 @@ def test_nothing_is_measured_where_a_training_job_runs_and_compiles_go_on(servic
     tasks = Tasks(over=False)
     searching = service.search(tasks, seconds=300)
     wait_until(lambda: tasks.asked)
-    service.submit(service.pool.train_begin(order)).result(180)
+    service.submit(service.pool.train_begin(order)).result(60)
     try:
         with pytest.raises(WorkerLost, match="a training job holds the device"):
             searching.result(180)
         with pytest.raises(NoWorker, match="training jobs hold all devices"):
             service.lanes()
         with pytest.raises(Overloaded, match="a training job holds the device"):
-            service.search(Tasks(), worker=service.pool.workers()[0].id).result(180)
-        assert service.compile("answer").result(180) == b"artifact"
-        service.submit(service.pool.train_cancel(order.job)).result(180)
+            service.search(Tasks(), worker=service.pool.workers()[0].id).result(10)
+        assert service.compile("answer").result(30) == b"artifact"
+        service.submit(service.pool.train_cancel(order.job)).result(30)
         wait_until(lambda: not service.pool._slots.held, 60)
         assert len(service.lanes()) == 2
     finally:
-        service.submit(service.pool.train_forget(order.job)).result(180)
+        service.submit(service.pool.train_forget(order.job)).result(60)

@@ -62,7 +62,7 @@ class Site:
             PoolSettings(cpu_slots=0, gpu_slots_per_gpu=0, engine="engine", ray_token=RAY_TOKEN)
         )
 
-    def call(self, coroutine, seconds=300):
+    def call(self, coroutine, seconds=120):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(seconds)
 
     def begin(self, script: str, files: dict[str, str] | None = None, **spec) -> Job:
@@ -101,8 +101,8 @@ class Job:
         after = self.news[-1].number if self.news else 0
         self.news += self.site.call(self.site.pool.train_news(self.order.job, after, seconds=seconds))
 
-    def until(self, condition, seconds: float = 300):
-        """What `condition` gives of the news, once it gives anything."""
+    def until(self, condition, seconds: float = 170):
+        """What `condition` gives of the news, once it gives anything; before Ray forgets by itself, after 180 s."""
         end = time.monotonic() + seconds
         while not (found := condition(self)):
             assert time.monotonic() < end, f"it did not happen: {self.news}"
@@ -115,7 +115,7 @@ class Job:
     def lines(self):
         return sorted(line for log in self.of(Log) if log.stream == "stdout" for line in log.lines)
 
-    def end(self, seconds: float = 300) -> Turned:
+    def end(self, seconds: float = 170) -> Turned:
         return self.until(
             lambda job: next((t for t in job.of(Turned) if t.state in TRAIN_ENDED), None), seconds
         )
