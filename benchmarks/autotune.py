@@ -115,7 +115,8 @@ class Benchmark:
         records += self._once(tenant, "--compare", seconds=limit - (time.monotonic() - begin))
         (self.args.out / "autotune.lock").write_text(tuning_lock.write(self._first))
         if self.args.before is not None:
-            records += json.loads(self.args.before.read_text())["products"]
+            earlier = json.loads(self.args.before.read_text())["products"]
+            records += [record for record in earlier if "to_inductor" in record]
         compared = [record for record in records if "to_inductor" in record]
         failed = [record["product"] for record in records if "product" in record and record not in compared]
         self.found["products"] = records
@@ -221,6 +222,8 @@ class Benchmark:
             command += ["--records", str(place / "records"), "--seconds", str(seconds)]
             command += ["--rounds", str(args.rounds), "--skip", str(args.skip), "--most", str(args.most)]
             command += ["--share", str(share), "--shares", str(shares)]
+            if args.before is not None and flag == "--compare":
+                command += ["--before", str(args.before.absolute())]
             if args.lock:
                 command += ["--lock", str(place / "tuning.lock")]
             environment = FreshMachine(place / "client").environment(**tenant.environment)
@@ -371,7 +374,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--child-timeout", type=float, default=300.0, help="seconds, for each GPT-2")
     parser.add_argument("--skip", type=int, default=0, help="products")
     parser.add_argument("--most", type=int, default=1000, help="products")
-    parser.add_argument("--before", type=Path, help="an autotune.json whose products count too")
+    parser.add_argument(
+        "--before", type=Path, help="an autotune.json whose products count too, and are not compared"
+    )
     parser.add_argument(
         "--upstream",
         type=float,

@@ -39,6 +39,7 @@ from torchrelay.compiler.errors import NoWorker
 from torchrelay.compiler.search import Search
 from torchrelay.compiler.searcher import AHEAD, Searcher
 from torchrelay.compiler.tuning import Entry, Place, Problem, Task
+from torchrelay.compiler.workbench import ROUNDS
 from torchrelay.examples.table import print_table
 from torchrelay.service.crew import Crew
 from torchrelay.service.farm import Aim, Farm
@@ -138,7 +139,7 @@ class PlayedBench:
         self._loop.sleep(self._start)
 
     def rounds(self, task: Task) -> int:
-        return 2
+        return ROUNDS[task.space]
 
     def candidates(self, task: Task, around: Sequence[Configuration] = ()) -> Candidates:
         known = self._recorded[task.problem]

@@ -39,13 +39,19 @@ def main() -> None:
     parser.add_argument("--search", action="store_true")
     parser.add_argument("--compare", action="store_true")
     parser.add_argument("--lock", type=Path, help="a loose lock to be made, that pins nothing here")
+    parser.add_argument(
+        "--before", type=Path, help="an autotune.json: what it compares is not compared again"
+    )
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     if args.lock is not None:
         args.lock.write_text(tuning_lock.write([elsewhere(args.device)]))
         os.environ |= {"TORCHRELAY_TUNING_LOCK": str(args.lock), "TORCHRELAY_TUNING_LOCK_MODE": "loose"}
     begun = time.monotonic()
-    every = products(args.device)[args.skip :][: args.most][args.share :: args.shares]
+    every = products(args.device)[args.skip :][: args.most]
+    if args.before is not None:
+        every = [product for product in every if product.name not in compared_in(args.before)]
+    every = every[args.share :: args.shares]
     with args.records.open("a") as lines:
 
         def tell(record: dict[str, Any]) -> None:
@@ -68,6 +74,11 @@ def main() -> None:
                 record = compared(product, args.device, args.rounds)
                 tell(record)
                 say(line(record))
+
+
+def compared_in(file: Path) -> set[str]:
+    records = json.loads(file.read_text())["products"]
+    return {record["product"] for record in records if "to_inductor" in record}
 
 
 def elsewhere(device: str) -> tuning.Entry:

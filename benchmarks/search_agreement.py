@@ -1,13 +1,14 @@
-"""How often two searches of one problem end with different winners, where operands lie in one place and in many.
+"""How often two searches of one problem end with different winners: with operands in one place of memory and in many,
+with and without looking around the best configurations.
 
     python benchmarks/search_agreement.py
-    python benchmarks/search_agreement.py --problems 300 --places 1,16,64
+    python benchmarks/search_agreement.py --problems 600 --places 64 --rounds 0,2
 
 Ranking, looking around and joining rounds are the search's own (compiler/measure.py, contest.py); kernels are played.
 A problem is a landscape over Triton's configurations with an optimum of its own, more or less flat, with PyTorch's own
 kernel near it. A sample has noise, spikes and a timer's ticks; and each candidate is faster or slower by a share of its
-own in each place of memory, drawn anew for each search. So the figures are no GPU's; what two columns differ by is what
-moving the operands does.
+own in each place of memory, drawn anew for each search. So the figures are no GPU's; what two rows differ by is what
+moving the operands, or looking around, does.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Collection, Sequence
 
 from torchrelay.compiler import contest, measure, tuning
 from torchrelay.compiler.configurations import Configuration, configuration_of
+from torchrelay.compiler.workbench import ROUNDS
 from torchrelay.examples.table import print_table
 
 OFFERED = (
@@ -31,7 +33,6 @@ OFFERED = (
 )
 """Tiles, stages and warps that Inductor has for every product."""
 OWN = "aten mm"
-ROUNDS = 2
 NOISE = 0.03
 PLACEMENT = 0.006
 """Standard deviations, as shares: of a sample; of a candidate's time over placements. As on an H200 (decision 17)."""
@@ -74,13 +75,14 @@ class Landscape:
 
 
 class Search:
-    """One search from nothing. places: in which operands lie by turns."""
+    """One search from nothing. places: in which operands lie by turns. rounds: of looking around the best, at most."""
 
-    def __init__(self, landscape: Landscape, seed: int, places: int) -> None:
+    def __init__(self, landscape: Landscape, seed: int, places: int, rounds: int) -> None:
         self.seconds = 0.0
         self._landscape = landscape
         self._random = random.Random(seed)
         self._places = places
+        self._rounds = rounds
         self._shares: dict[tuple[str, int], float] = {}
 
     def winner(self) -> str:
@@ -89,7 +91,7 @@ class Search:
         candidates = [OWN, *(text_of(Configuration("mm", *each)) for each in OFFERED)]
         tried: set[str] = set()
         found: contest.Outcome | None = None
-        for left in range(ROUNDS, -1, -1):
+        for left in range(self._rounds, -1, -1):
             now = self._hold(candidates, tried)
             best = min(timing.milliseconds for timing in now.timings)
             worse = found is not None and best * (1 + ties) > found.timings[0].milliseconds
@@ -140,12 +142,12 @@ class Search:
         return spike * math.exp(self._random.gauss(0, NOISE))
 
 
-def row(problems: int, places: int) -> list[str]:
+def row(problems: int, places: int, rounds: int) -> list[str]:
     different = apart = contested = 0
     seconds, speeds = [], []
     for number in range(problems):
         landscape = Landscape(number)
-        searches = [Search(landscape, 2 * number + i, places) for i in range(2)]
+        searches = [Search(landscape, 2 * number + i, places, rounds) for i in range(2)]
         winners = [search.winner() for search in searches]
         seconds += [search.seconds for search in searches]
         times = [landscape.milliseconds(winner) for winner in winners]
@@ -155,7 +157,7 @@ def row(problems: int, places: int) -> list[str]:
         apart += max(times) > min(times) * (1 + measure.DEFAULTS.band)
     mean = statistics.geometric_mean(speeds)
     return [
-        *map(str, (places, different, apart, contested)),
+        *map(str, (places, rounds, different, apart, contested)),
         f"{mean:.4f}",
         f"{statistics.mean(seconds):.1f}",
     ]
@@ -164,12 +166,26 @@ def row(problems: int, places: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--problems", type=int, default=150)
-    parser.add_argument("--places", type=lambda text: [int(n) for n in text.split(",")], default=[1, 16, 64])
+
+    def numbers(text: str) -> list[int]:
+        return [int(number) for number in text.split(",")]
+
+    parser.add_argument("--places", type=numbers, default=[1, 16, 64])
+    default = list(ROUNDS.values())
+    parser.add_argument("--rounds", type=numbers, default=default, help="around the best; 0: none")
     args = parser.parse_args()
     print_table(
         f"{args.problems} problems, each searched twice from nothing",
-        ["places", "differ", "by over 2%", "Triton wins both", "of PyTorch's own", "measured, s each"],
-        [row(args.problems, places) for places in args.places],
+        [
+            "places",
+            "rounds",
+            "differ",
+            "by over 2%",
+            "Triton wins both",
+            "of PyTorch's own",
+            "measured, s each",
+        ],
+        [row(args.problems, places, rounds) for rounds in args.rounds for places in args.places],
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import msgspec
 from torchrelay.compiler import contest, measure, tuning
 from torchrelay.compiler.candidates import Building, Candidates, Plain
 from torchrelay.compiler.configurations import Configuration
@@ -196,3 +197,13 @@ def test_a_rest_ends_with_the_next_candidate_that_is_built_or_whose_compiler_is_
     assert building.left() == 0
     bench.rest([building], 60.0)
     bench.rest([Building([Future()])], 0.05)  # and when its time is up
+
+
+def test_what_the_default_space_tries_does_not_follow_from_what_was_measured() -> None:
+    gpu, cpu = (
+        Workbench(device, PLACE, threads=1, beside=lambda: None, settings=measure.DEFAULTS)
+        for device in ("cuda", "cpu")
+    )
+    default, exhaustive = task("a"), msgspec.structs.replace(task("a"), space="exhaustive")
+    assert [gpu.rounds(each) for each in (default, exhaustive)] == [0, 4]
+    assert cpu.rounds(exhaustive) == 0
