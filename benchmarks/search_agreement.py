@@ -164,15 +164,15 @@ def row(problems: int, places: int, rounds: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--problems", type=int, default=150)
-
     def numbers(text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
 
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--problems", type=int, default=150)
     parser.add_argument("--places", type=numbers, default=[1, 16, 64])
-    default = list(ROUNDS.values())
-    parser.add_argument("--rounds", type=numbers, default=default, help="around the best; 0: none")
+    parser.add_argument(
+        "--rounds", type=numbers, default=list(ROUNDS.values()), help="around the best, at most"
+    )
     args = parser.parse_args()
     print_table(
         f"{args.problems} problems, each searched twice from nothing",

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 BROKEN = 76
 """Exit status of a process whose candidate hung or broke the device."""
 ROUNDS = {"default": 0, "exhaustive": 4}
-"""How often, in a space, a GPU's best configurations are looked around in. Never in the default one: two searches agree
-half as often where what is tried follows from what was measured (benchmarks/search_agreement.py)."""
+"""How often, in a space, a GPU's best configurations are looked around in. Never in the default one: two searches
+differ twice as often where what is tried follows from what was measured (benchmarks/search_agreement.py)."""
 BUILD_SECONDS = 900.0
 """Compilers of which none has built anything for so long hang."""
 MOST_BUILT = 1000
