@@ -322,7 +322,7 @@ class Unfit(_Record, frozen=True, tag="unfit"):
 
 
 class Known(_Record, frozen=True, tag="known"):
-    """The entries that there are, in any order.
+    """The entries that there are, in the order of the problems asked for.
 
     Of those Wanted: `open` are still being searched; `given_up`: nobody will, so whoever wants them does it himself.
     """

@@ -141,7 +141,8 @@ class Farm:
                 given_up.append(problem)
         if len(self._urgent) > waiting:
             self._urgent = dict(sorted(self._urgent.items(), key=lambda item: item[1].order))
-        return Known(list(entries.values()), still_open, given_up)
+        told = [entries[problem] for problem in dict.fromkeys(problems) if problem in entries]
+        return Known(told, still_open, given_up)
 
     def found(self, place: Place, problem: Problem) -> Found | None:
         """What was found for compiles that have asked for it lately, with all timings."""

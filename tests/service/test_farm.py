@@ -119,6 +119,19 @@ def test_what_is_known_is_told_at_once_and_searched_by_nobody(redis_server: Redi
     run(redis_server, scenario)
 
 
+def test_entries_are_told_in_the_order_asked_for_wherever_they_are_known_from(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario(here: Site) -> None:
+        await here.wanted(of(1), of(3))
+        await here.redis.flushdb()  # what was found for a compile is remembered in the gateway
+        await here.tunings.keep([entry(2)])
+        known = await here.farm.want(PLACE, [of(1), of(2), of(3)], ASK)
+        assert [each.problem for each in known.entries] == [of(1), of(2), of(3)]
+
+    run(redis_server, scenario)
+
+
 def test_a_place_that_the_compile_could_not_measure_in_is_not_searched_for_it(
     redis_server: RedisServer,
 ) -> None:
