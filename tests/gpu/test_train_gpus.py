@@ -13,10 +13,10 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "workers"))
-from test_train_engine import RAY_TOKEN, Site  # noqa: E402
 from torchrelay.compiler.errors import NoWorker  # noqa: E402
 from torchrelay.compiler.train_records import RankStarted  # noqa: E402
 from torchrelay.workers.pool import PoolSettings, WorkerPool  # noqa: E402
+from train_engine_parts import RAY_TOKEN, Site  # noqa: E402
 
 MEET = """
     import os, time

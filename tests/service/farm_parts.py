@@ -228,3 +228,15 @@ async def site(server: RedisServer, lanes: Lanes | None = None, **redis_options:
 
 def winners(known: tuning.Known) -> dict[Problem, str]:
     return {entry.problem: entry.winner.candidate for entry in known.entries}
+
+
+Scenario = Callable[[Site], Coroutine[None, None, None]]
+
+
+def run(server: RedisServer, scenario: Scenario, lanes: Callable[[], Lanes] = Lanes, **options: Any) -> None:
+    async def opened() -> None:
+        async with site(server, lanes(), **options) as here:
+            async with asyncio.timeout(60):
+                await scenario(here)
+
+    asyncio.run(opened())

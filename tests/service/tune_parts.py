@@ -30,6 +30,9 @@ from torchrelay.service.app import create_server
 from torchrelay.service.settings import ServiceSettings
 from tuning_parts import problem
 
+CEILINGS = 2
+"""Items that a job of one dtype has beside its own: a copy and a large product."""
+
 
 class Searchers(Lanes):
     """Searches that look their problem up first, as a worker's do, and take `seconds` each.

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from test_pool import RAY_TOKEN
-from test_train_engine import FIRST_WAITS, MEET, Site, gone
 from torchrelay.compiler.errors import Unavailable
 from torchrelay.compiler.train_records import Log, RankEnded, RankStarted
 from torchrelay.workers.pool import PoolSettings, WorkerPool, node_resources, ray_environment, short_directory
+from train_engine_parts import FIRST_WAITS, MEET, Site, gone
 
 STAYS = """
     import signal
