@@ -32,7 +32,7 @@ import structlog
 from local_redis import redis_server
 from played_time import PlayedLoop, Pool, Processors, played
 from redis.asyncio import Redis
-from torchrelay.compiler import contest, measure, torch_internals, tuning, wire
+from torchrelay.compiler import contest, decoding, measure, torch_internals, tuning, wire
 from torchrelay.compiler.candidates import Building, Candidates
 from torchrelay.compiler.configurations import Configuration, configuration_of, slowest_first
 from torchrelay.compiler.errors import NoWorker
@@ -283,7 +283,7 @@ class OutsideTunings(Tunings):
 def asker(loop: PlayedLoop, answer: Callable[[bytes], Awaitable[bytes]]) -> tuning.Ask:
     def ask(question: tuning.Question) -> tuning.Answer:
         loop.sleep(QUESTION_SECONDS)
-        told: tuning.Answer = msgspec.msgpack.decode(
+        told: tuning.Answer = decoding.from_msgpack(
             loop.result(lambda: answer(msgspec.msgpack.encode(question))), type=tuning.Answer
         )
         return told
@@ -417,7 +417,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out"))
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    recording = msgspec.json.decode(args.recording.read_bytes(), type=Recording)
+    recording = decoding.from_json(args.recording.read_bytes(), type=Recording)
     plays = {count: play(recording, count, args) for count in args.gpus}
     first = plays[min(plays)]
     building = args.scale * sum(sum(each.builds.values()) for each in recording.problems)

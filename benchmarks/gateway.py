@@ -34,11 +34,10 @@ from typing import Any
 
 import http_load
 import httpx2
-import msgspec
 import redis
 import verdicts
 from local_redis import redis_server
-from torchrelay.compiler import artifact, key, wire
+from torchrelay.compiler import artifact, decoding, key, wire
 from torchrelay.service.app import create_server
 from torchrelay.service.settings import ServiceSettings
 
@@ -70,7 +69,7 @@ class RandomPool:
         return []
 
     async def compile(self, request_bytes: bytes, *, key: str, **_: object) -> bytes:
-        request = msgspec.msgpack.decode(request_bytes, type=wire.GraphRequest)
+        request = decoding.from_msgpack(request_bytes, type=wire.GraphRequest)
         return unsigned(key, int(request.inputs[0].shape[0]))
 
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import msgspec
-from torchrelay.compiler import measure, searcher, tuning
+from torchrelay.compiler import decoding, measure, searcher, tuning
 from torchrelay.compiler.configurations import configuration_of
 from torchrelay.compiler.search_order import SearchOrder
 from torchrelay.compiler.workbench import Workbench
@@ -34,7 +34,7 @@ class Work(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    work = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Work)
+    work = decoding.from_json(Path(sys.argv[1]).read_bytes(), type=Work)
     settings = measure.Settings(rounds=ROUNDS, most=ROUNDS, seconds=SECONDS)
     with (
         tempfile.TemporaryDirectory() as folder,

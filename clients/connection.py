@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from .. import __version__
-from ..compiler import errors, wire
+from ..compiler import decoding, errors, wire
 from ..compiler.errors import (
     ArtifactError,
     DeadlineExceeded,
@@ -280,7 +280,7 @@ class Connection:
 def error_of(status: int, body: bytes) -> RelayError:
     """The typed error of an answer that is not 2xx; a body that is not ours (a proxy's) goes by status."""
     try:
-        return rebuild(msgspec.json.decode(body, type=_ErrorAnswer).error)
+        return rebuild(decoding.from_json(body, type=_ErrorAnswer).error)
     except _UNREADABLE:
         kind = _BY_STATUS.get(status, ServiceError)
         return kind(f"the gateway answered HTTP {status}")
@@ -308,7 +308,7 @@ def read_body(response: httpx2.Response, limit: int, clock: Clock) -> bytes:
 
 def decode(body: bytes, type: type[T]) -> T:
     try:
-        return msgspec.json.decode(body, type=type)
+        return decoding.from_json(body, type=type)
     except _UNREADABLE as error:
         raise SchemaMismatch(f"the gateway's answer cannot be read: {error}") from None
 

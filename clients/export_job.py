@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..compiler import decoding
 from ..compiler.errors import ExportFailed, NotFound
 from ..compiler.train_records import TrainJob, TrainRequest, TrainSpec
 from .train_pack import packed
@@ -40,7 +41,7 @@ def begin(
 def fetch(trains: Trains, job: str, folder: Path) -> Exported:
     """The files of a job that is done, into `folder`; export.json last. Raises ExportFailed for what came damaged."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = msgspec.json.decode(trains.file(job, META_FILE), type=Exported)
+    told = decoding.from_json(trains.file(job, META_FILE), type=Exported)
     known = {file.name: file.digest for file in told.files}
     for file in sorted(trains.files(job), key=lambda file: file.name == META_FILE):
         data = trains.file(job, file.name)

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from ..compiler import decoding
 from ..compiler.errors import SettingsError
 from .whole_file import write_whole
 
@@ -44,7 +45,7 @@ def read(path: Path) -> list[bytes]:
             f"{path} cannot be read: {error.strerror}", hint="`torchrelay capture train.py` writes one"
         ) from None
     try:
-        return msgspec.msgpack.decode(data, type=_File).graphs
+        return decoding.from_msgpack(data, type=_File).graphs
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise SettingsError(
             f"{path} is no file of captured graphs", hint="`torchrelay capture train.py` writes one"

@@ -14,7 +14,7 @@ import httpx2
 import msgspec
 from msgspec import Struct
 
-from ..compiler import wire
+from ..compiler import decoding, wire
 from ..compiler.errors import GatewayUnreachable, NotCached, NotFound, SchemaMismatch, ServiceError
 from ..compiler.explain import Explanation
 from ..compiler.trust_document import SignedDocument
@@ -193,7 +193,7 @@ class Gateway:
         """Whether a compile would be accepted now. Raises GatewayUnreachable when nothing answers."""
         answer = self._connection.exchange("GET", "/readyz", Clock(_QUICK_SECONDS), None, {}, JSON_BYTES)
         try:
-            body = msgspec.json.decode(answer.body, type=dict[str, Any])
+            body = decoding.from_json(answer.body, type=dict[str, Any])
         except msgspec.MsgspecError:
             body = {}
         return Readiness(ready=answer.status == 200, body=body)

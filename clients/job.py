@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from ..compiler import wire
+from ..compiler import decoding, wire
 from ..compiler.errors import DeadlineExceeded, JobUnreachable, RelayError, SpecializeInputs
 from .connection import Clock
 from .http import Gateway
@@ -262,6 +262,6 @@ def _chunk(key: str, generation: int, index: int) -> str:
 
 def _read(data: bytes) -> Decision:
     try:
-        return msgspec.json.decode(data, type=Decision)
+        return decoding.from_json(data, type=Decision)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise JobUnreachable(f"the job's store holds no decision of this version: {error}") from None

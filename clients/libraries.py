@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..compiler import members
+from ..compiler import decoding, members
 from ..compiler.artifact import Artifact
 from ..compiler.errors import ArtifactError
 from .whole_file import write_whole
@@ -19,7 +19,7 @@ from .whole_file import write_whole
 def cpp_libraries(opened: Artifact, folder: Path) -> dict[tuple[tuple[str, ...], str], Path]:
     """The artifact's C++ libraries: what generated code asks for -> file. Raises ArtifactError."""
     try:
-        index = msgspec.msgpack.decode(
+        index = decoding.from_msgpack(
             opened.members[members.LIBRARIES], type=list[tuple[list[str], str, str]]
         )
         files = {name: place(opened.members[name], folder) for name in {name for _, _, name in index}}

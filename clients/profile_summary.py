@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from ..compiler import decoding
 from ..compiler.errors import ClientError
 from . import tensor_cores, trace
 from .memory_timeline import Snapshot, Timeline, timelines
@@ -441,7 +442,7 @@ def _waits(host: Sequence[Event], runtime: Sequence[Event], device: bool) -> lis
 def main(arguments: Sequence[str]) -> None:
     """TRACE FACTS SUMMARY: files."""
     source, facts, target = map(Path, arguments)
-    summary = summarize(trace.read(source), msgspec.json.decode(facts.read_bytes(), type=Facts))
+    summary = summarize(trace.read(source), decoding.from_json(facts.read_bytes(), type=Facts))
     write_whole(target, msgspec.json.encode(summary))
 
 

@@ -24,6 +24,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from ..compiler import decoding
 from ..compiler.errors import ClientError, RelayError
 from .settings import Launch
 from .whole_file import write_whole
@@ -260,7 +261,7 @@ def last_run(folder: Path) -> Run | None:
 
 def _record(path: Path) -> RunRecord | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunRecord)
+        return decoding.from_json(path.read_bytes(), type=RunRecord)
     except FileNotFoundError:  # replaced meanwhile
         return None
     except (OSError, msgspec.MsgspecError) as error:

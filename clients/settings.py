@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
+from ..compiler import decoding
 from ..compiler.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def load_rank() -> Rank:
     found, launch = os.environ.get, load_launch()
     try:
         text = found(train_records.SPEC_ENVIRONMENT, "")
-        spec = msgspec.json.decode(text, type=train_records.TrainSpec) if text else None
+        spec = decoding.from_json(text, type=train_records.TrainSpec) if text else None
     except (ValueError, msgspec.MsgspecError) as error:
         raise SettingsError(f"what the training job told this rank cannot be read: {error}") from None
     return Rank(
@@ -476,7 +477,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
     try:
-        return msgspec.json.decode(data, type=dict[str, Any])
+        return decoding.from_json(data, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise SettingsError(f"{path} is not a JSON object: {error}") from None
 

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
+from ..compiler import decoding
 from ..compiler.errors import ClientError
 
 Interval = tuple[float, float]
@@ -90,11 +91,11 @@ def read(path: Path) -> Trace:
     except (OSError, EOFError, gzip.BadGzipFile) as error:
         raise ClientError(f"{path} cannot be read: {error}", hint="Profile once more") from None
     try:
-        return msgspec.json.decode(data, type=Trace, strict=False)
+        return decoding.from_json(data, type=Trace, strict=False)
     except msgspec.MsgspecError:
         pass
     try:  # Kineto has written divisions by zero as they print
-        return msgspec.json.decode(_NO_NUMBER.sub(rb"\1null", data), type=Trace, strict=False)
+        return decoding.from_json(_NO_NUMBER.sub(rb"\1null", data), type=Trace, strict=False)
     except msgspec.MsgspecError as error:
         raise ClientError(f"{path} is no profiler's trace: {error}", hint="Profile once more") from None
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..compiler import trust_document
+from ..compiler import decoding, trust_document
 from ..compiler.errors import RelayError, SignatureError
 from ..compiler.trust import Trust, read_key
 from ..compiler.trust_document import Known, SignedDocument
@@ -111,7 +111,7 @@ class TrustStore:
             return []
         path = self._folder / FILE
         try:
-            return msgspec.json.decode(path.read_bytes(), type=list[Known])
+            return decoding.from_json(path.read_bytes(), type=list[Known])
         except FileNotFoundError:
             return []
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import Meta, Struct
 
-from . import wire
+from . import decoding, wire
 from .errors import ArtifactError, LimitExceeded, MalformedRequest, SignatureError
 from .trust import Statement, Trust, key_id
 
@@ -157,7 +157,7 @@ def _split(data: bytes) -> tuple[Envelope, bytes]:
     if len(data) < start + length:
         raise ArtifactError("the artifact is cut short")
     try:
-        envelope = msgspec.msgpack.decode(data[start : start + length], type=Envelope)
+        envelope = decoding.from_msgpack(data[start : start + length], type=Envelope)
     except _UNREADABLE as error:
         raise ArtifactError(f"the artifact's envelope cannot be read: {error}") from None
     body = data[start + length :]
@@ -168,7 +168,7 @@ def _split(data: bytes) -> tuple[Envelope, bytes]:
 
 def _manifest(envelope: Envelope) -> wire.Manifest:
     try:
-        return msgspec.msgpack.decode(envelope.manifest, type=wire.Manifest)
+        return decoding.from_msgpack(envelope.manifest, type=wire.Manifest)
     except _UNREADABLE as error:
         raise ArtifactError(f"the artifact's manifest cannot be read: {error}") from None
 

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from . import decoding
+
 _SHOWN = 8
 """Differences of one kind (operators, groups of inputs, symbols) that are spelled out."""
 _NUMBERS = 6
@@ -220,7 +222,7 @@ def _named(token: str, kinds: list[str]) -> str:
 
 def _counts(text: str | None) -> list[tuple[str, int]]:
     try:
-        return msgspec.json.decode(text or "[]", type=list[tuple[str, int]])
+        return decoding.from_json(text or "[]", type=list[tuple[str, int]])
     except msgspec.MsgspecError:
         return []
 
@@ -255,8 +257,8 @@ def _inputs(asked: Mapping[str, str], found: Mapping[str, str]) -> tuple[float, 
 def _described(parts: Mapping[str, str]) -> list[dict[str, Any] | None]:
     """Each input's fields, as far as they were kept; None for one that was cut off."""
     try:
-        kinds = msgspec.json.decode(parts.get("inputs.kinds", "[]"), type=list[dict[str, Any]])
-        order = msgspec.json.decode(parts.get("inputs.order", "[]"), type=list[int])
+        kinds = decoding.from_json(parts.get("inputs.kinds", "[]"), type=list[dict[str, Any]])
+        order = decoding.from_json(parts.get("inputs.order", "[]"), type=list[int])
     except msgspec.MsgspecError:
         return []
     return [kinds[index] if 0 <= index < len(kinds) else None for index in order]
@@ -358,7 +360,7 @@ def _tuning_lock(asked: Mapping[str, str], found: Mapping[str, str]) -> list[str
 def _pins(parts: Mapping[str, str]) -> dict[tuple[str, str], tuple[str, str]]:
     """(problem, place) -> (winner, digest of the entry), as far as they were kept."""
     try:
-        kept = msgspec.json.decode(parts.get("tuning_lock.list", "[]"), type=list[dict[str, str]])
+        kept = decoding.from_json(parts.get("tuning_lock.list", "[]"), type=list[dict[str, str]])
         return {(pin["name"], pin["place"]): (pin["winner"], pin["entry"]) for pin in kept}
     except (msgspec.MsgspecError, KeyError):
         return {}
@@ -387,7 +389,7 @@ def _entry(value: Any) -> str:
 def _decoded(text: str | None) -> Any:
     """The JSON value of a component; the text itself where it is none."""
     try:
-        return msgspec.json.decode(text or "null")
+        return decoding.from_json(text or "null")
     except (msgspec.MsgspecError, RecursionError):
         return text
 

@@ -18,7 +18,17 @@ import msgspec
 import torch
 from msgspec import Struct
 
-from . import kernel_trials, measure, pinned, torch_internals, tune_kernels, tuning, user_kernels, wire
+from . import (
+    decoding,
+    kernel_trials,
+    measure,
+    pinned,
+    torch_internals,
+    tune_kernels,
+    tuning,
+    user_kernels,
+    wire,
+)
 from .errors import TuningUnknown, Unavailable
 from .kernel_trials import Fails, Order, Ranked, Stops, Takes
 from .nursery import Lost, Nursery
@@ -202,7 +212,7 @@ class KernelSearch:
             order = msgspec.structs.replace(order, skip=sorted(failed))
             try:
                 for message in nursery.run(msgspec.msgpack.encode(order), patience):
-                    match msgspec.msgpack.decode(message, type=kernel_trials.Told):
+                    match decoding.from_msgpack(message, type=kernel_trials.Told):
                         case Takes(candidate):
                             taken = candidate
                         case Fails(candidate, why):

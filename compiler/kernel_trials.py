@@ -19,7 +19,7 @@ import msgspec
 import torch
 from msgspec import Struct
 
-from . import contest, measure, trials, tune_kernels, user_kernels, verify, wire
+from . import contest, decoding, measure, trials, tune_kernels, user_kernels, verify, wire
 from .tuning import Operand
 
 _SLICE = 1 << 26
@@ -73,7 +73,7 @@ Told = Takes | Fails | Stops | Ranked
 
 def work(order: bytes, tell: Callable[[bytes], None]) -> None:
     """nursery.Work: messages are Told's."""
-    given = msgspec.msgpack.decode(order, type=Order)
+    given = decoding.from_msgpack(order, type=Order)
     _Trials(given, lambda told: tell(msgspec.msgpack.encode(told))).run()
 
 

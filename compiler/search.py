@@ -21,7 +21,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from . import contest, measure, tuning, wire
+from . import contest, decoding, measure, tuning, wire
 from .candidates import Candidates
 from .configurations import Configuration
 from .errors import TuningUnknown, Unavailable
@@ -220,7 +220,7 @@ class Search:
 
     def answer(self, question: bytes) -> bytes:
         """Of a copy: what the database has for a problem. Each is looked up once, whoever comes to it first."""
-        problem, device = msgspec.msgpack.decode(question, type=tuple[Problem, str])
+        problem, device = decoding.from_msgpack(question, type=tuple[Problem, str])
         return msgspec.msgpack.encode(self._database(problem, device))
 
     def leave(self, ask: Callable[[bytes], bytes]) -> None:
@@ -228,7 +228,7 @@ class Search:
 
         def through(problem: Problem, device: str) -> list[Entry]:
             answer = ask(msgspec.msgpack.encode((problem, device)))
-            return msgspec.msgpack.decode(answer, type=list[Entry])
+            return decoding.from_msgpack(answer, type=list[Entry])
 
         self._inside_copy, self._look_up, self._looking = True, through, threading.Lock()
         self._clock = _Unwatched()

@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from . import decoding
 from .errors import Unsupported
 
 TypeTag = Literal["bool", "int", "float", "str"]
@@ -76,4 +77,4 @@ def load(torch_version: str) -> OpTable:
 @functools.lru_cache(maxsize=len(VERSIONS))
 def _read(version: str) -> OpTable:
     data = importlib.resources.files(__package__).joinpath("data", f"ops-{version}.json").read_bytes()
-    return msgspec.json.decode(data, type=OpTable)
+    return decoding.from_json(data, type=OpTable)

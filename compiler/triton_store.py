@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from . import wire
+from . import decoding, wire
 from .errors import RelayError
 from .kernel_store import Exchange
 
@@ -93,7 +93,7 @@ def find_winner(exchange: Exchange | None, key: bytes) -> Winner | None:
     if data is None:
         return None
     try:
-        return msgspec.json.decode(data, type=Winner)
+        return decoding.from_json(data, type=Winner)
     except msgspec.DecodeError:
         return None
 
@@ -127,7 +127,7 @@ def _unpacked(data: bytes | None) -> dict[str, bytes]:
     if data is None:
         return {}
     try:
-        files = msgspec.msgpack.decode(wire.decompress(data, _PACK_LIMIT), type=dict[str, bytes])
+        files = decoding.from_msgpack(wire.decompress(data, _PACK_LIMIT), type=dict[str, bytes])
     except (msgspec.DecodeError, RelayError):
         return {}
     return files if all(name == Path(name).name for name in files) else {}

@@ -15,6 +15,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from msgspec import Struct
 
+from . import decoding
 from .errors import SignatureError
 from .trust import Count, KeyId, Trust, key_id, read_key
 
@@ -86,7 +87,7 @@ def learn(known: Known, signed: SignedDocument) -> Known:
             "the gateway's list of keys is signed by no key that is trusted here", hint=_LOGIN
         )
     try:
-        document = msgspec.msgpack.decode(signed.document, type=TrustDocument)
+        document = decoding.from_msgpack(signed.document, type=TrustDocument)
         for listed in document.keys:
             if key_id(read_key(listed.public)) != listed.id:
                 raise ValueError(f"key {listed.id} has another id")

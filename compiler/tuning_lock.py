@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 from msgspec import Struct
 
-from . import tuning
+from . import decoding, tuning
 from .errors import TuningLockError
 
 VERSION = 1
@@ -223,7 +223,7 @@ class _Reader:
         )
         try:
             data = msgspec.msgpack.encode(entry)
-            msgspec.msgpack.decode(data, type=tuning.Entry)
+            decoding.from_msgpack(data, type=tuning.Entry)
         except (msgspec.ValidationError, OverflowError) as error:
             self._fail(self._line(position, "problem"), str(error))
         if len(data) > tuning.ENTRY_LIMIT:
@@ -244,7 +244,7 @@ class _Reader:
 
     def _convert(self, value: Any, type: type[T], position: tuple[int, ...]) -> T:
         try:
-            return msgspec.convert(value, type)
+            return decoding.convert(value, type=type)
         except msgspec.ValidationError as error:
             what, _, path = str(error).partition(" - at `$.")
             unknown = re.search("unknown field `(.+)`", what)

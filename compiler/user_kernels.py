@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from . import names, wire
+from . import decoding, names, wire
 from .errors import MalformedRequest, RelayError
 
 BUILTINS = frozenset(
@@ -389,7 +389,7 @@ def build(kernel: wire.KernelSource) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _built(encoded: bytes) -> Any:
-    kernel = msgspec.msgpack.decode(encoded, type=wire.KernelSource)
+    kernel = decoding.from_msgpack(encoded, type=wire.KernelSource)
     try:
         check(kernel)
     except BadKernel as error:

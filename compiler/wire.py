@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from . import tuning
+from . import decoding, tuning
 from .errors import LimitExceeded, MalformedRequest, SchemaMismatch
 
 if sys.version_info >= (3, 14):
@@ -539,7 +539,6 @@ class Limits(Struct, frozen=True, kw_only=True):
 _PIECE = 1 << 20
 
 _request_encoder = msgspec.msgpack.Encoder()
-_request_decoder = msgspec.msgpack.Decoder(GraphRequest)
 
 
 def encode_request(request: GraphRequest) -> bytes:
@@ -603,7 +602,7 @@ def unpack_request(body: bytes, limits: Limits = Limits()) -> GraphRequest:  # n
         raise LimitExceeded(f"body has {len(body)} bytes, limit {limits.body_bytes}")
     data = decompress(body, limits.request_bytes)
     try:
-        request = _request_decoder.decode(data)
+        request = decoding.from_msgpack(data, type=GraphRequest)
     except RecursionError:
         raise LimitExceeded("arguments are nested too deep") from None
     except UnicodeDecodeError as error:
@@ -625,7 +624,7 @@ class _KernelsOnly(Struct):
 def holds_source(canonical: bytes) -> bool:
     """Whether a request's canonical bytes hold source of user-written kernels."""
     try:
-        return bool(msgspec.msgpack.decode(canonical, type=_KernelsOnly).kernels)
+        return bool(decoding.from_msgpack(canonical, type=_KernelsOnly).kernels)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False  # not a request: nothing of it will be run
 
@@ -636,7 +635,7 @@ class _SchemaOnly(Struct):
 
 def _raise_if_other_schema(data: bytes) -> None:
     try:
-        found = msgspec.msgpack.decode(data, type=_SchemaOnly).schema
+        found = decoding.from_msgpack(data, type=_SchemaOnly).schema
     except RecursionError:  # in what is skipped on the way to the schema
         raise LimitExceeded("the request is nested too deep") from None
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -21,6 +21,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from msgspec import Struct
 from redis.asyncio import Redis
 
+from ..compiler import decoding
 from ..compiler.errors import Forbidden, RateLimited, Unauthenticated
 from ..compiler.records import Role, TokenRecord
 from .audit import Audit, Event
@@ -108,7 +109,7 @@ class Tokens:
         )
         if admitted is None:
             raise Unauthenticated("the token is not known")
-        record = msgspec.json.decode(admitted[0], type=TokenRecord)
+        record = decoding.from_json(admitted[0], type=TokenRecord)
         now = time.time()
         if record.revoked is not None and record.revoked <= now:
             raise Unauthenticated(f"the token {record.id} was revoked on {_day(record.revoked)}", hint=_RENEW)
@@ -188,7 +189,7 @@ class Tokens:
 
     async def _all(self) -> list[tuple[bytes, TokenRecord]]:
         found = await self._redis.hgetall(self._keys.tokens)
-        return [(field, msgspec.json.decode(data, type=TokenRecord)) for field, data in found.items()]
+        return [(field, decoding.from_json(data, type=TokenRecord)) for field, data in found.items()]
 
     async def _forget(self, before: float) -> None:
         old = [field for field, record in await self._all() if record.over(before) is not None]

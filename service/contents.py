@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 from redis.asyncio import Redis
 
-from ..compiler import artifact, wire
+from ..compiler import artifact, decoding, wire
 from ..compiler.errors import ArtifactError, NotFound
 from ..compiler.records import CacheEntry
 from .audit import Audit, Event
@@ -53,7 +52,7 @@ class Contents:
         found = await self._redis.hget(self._keys.index(key), "components")
         if found is None:
             raise NotFound(f"there is no artifact {key}", hint=_HINT)
-        return msgspec.json.decode(found, type=dict[str, str])
+        return decoding.from_json(found, type=dict[str, str])
 
     async def data(self, entry: CacheEntry) -> bytes:
         """The bytes, unchecked: to show, not to serve. Raises NotFound, Unavailable."""

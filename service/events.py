@@ -12,13 +12,12 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import msgspec
 import structlog
 from msgspec import Struct
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from ..compiler import wire
+from ..compiler import decoding, wire
 from .scripts import Keys
 
 log = structlog.get_logger(__name__)
@@ -130,13 +129,13 @@ class Events:
 
 
 def _event(entry_id: bytes, fields: dict[bytes, bytes]) -> Event:
-    progress = msgspec.convert(
+    progress = decoding.convert(
         {
             "stage": fields[b"stage"].decode(),
             "seconds": float(fields[b"seconds"]),
             "detail": fields[b"detail"].decode(),
         },
-        wire.Progress,
+        type=wire.Progress,
     )
-    error = msgspec.json.decode(fields[b"error"], type=wire.ErrorBody) if fields[b"error"] else None
+    error = decoding.from_json(fields[b"error"], type=wire.ErrorBody) if fields[b"error"] else None
     return Event(entry_id.decode(), progress, error)

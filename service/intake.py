@@ -14,7 +14,7 @@ import msgspec
 from fastapi import Request
 from msgspec import Struct
 
-from ..compiler import check, key, pinned, tune_kernels, wire
+from ..compiler import check, decoding, key, pinned, tune_kernels, wire
 from ..compiler.errors import LimitExceeded, MalformedRequest, RelayError, Unavailable, from_code
 from .blobs import sha256
 
@@ -166,8 +166,8 @@ def encode_result(result: Ask | RelayError) -> bytes:
 
 def decode_result(data: bytes) -> Ask:
     if data[:1] == b"a":
-        return msgspec.msgpack.decode(data[1:], type=Ask)
-    error = msgspec.msgpack.decode(data[1:], type=wire.ErrorBody)
+        return decoding.from_msgpack(data[1:], type=Ask)
+    error = decoding.from_msgpack(data[1:], type=wire.ErrorBody)
     raise from_code(error.code, error.message, error.hint)
 
 

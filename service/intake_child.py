@@ -9,8 +9,7 @@ import gc
 import resource
 import sys
 
-import msgspec
-
+from ..compiler import decoding
 from ..compiler.errors import LimitExceeded, RelayError
 from .intake import Ask, ChildInput, encode_result, parse
 
@@ -21,7 +20,7 @@ _TIMES = 8
 
 def main() -> None:
     gc.disable()  # a request has no cycles, and the process ends soon: collecting costs most of the time
-    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ChildInput)
+    job = decoding.from_msgpack(sys.stdin.buffer.read(), type=ChildInput)
     memory = _BASE_BYTES + _TIMES * job.limits.request_bytes
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     result: Ask | RelayError

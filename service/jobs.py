@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from redis.asyncio import Redis
 
-from ..compiler import wire
+from ..compiler import decoding, wire
 from ..compiler.errors import LimitExceeded
 from .scripts import Keys, Scripts
 
@@ -44,4 +44,4 @@ class Jobs:
         )
         if found is None:
             raise LimitExceeded(f"this job has decided on {MOST_KEYS} keys", hint="Name each run's job anew")
-        return msgspec.json.decode(found, type=wire.Verdict)
+        return decoding.from_json(found, type=wire.Verdict)

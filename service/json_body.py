@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 from fastapi import Request
 
+from ..compiler import decoding
 from ..compiler.errors import LimitExceeded, MalformedRequest
 
 _BYTES = 4096
@@ -27,6 +28,6 @@ async def read_json(request: Request, type: type[T], *, limit: int = _BYTES) -> 
 def decode_json(body: bytes | bytearray, type: type[T]) -> T:
     """Raises MalformedRequest."""
     try:
-        return msgspec.json.decode(body, type=type)
+        return decoding.from_json(body, type=type)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise MalformedRequest(f"not a {type.__name__}: {error}", hint="See /docs") from None

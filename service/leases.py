@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from ..compiler import wire
+from ..compiler import decoding, wire
 from ..compiler.errors import Overloaded, OverQuota, RelayError, from_code
 from .scripts import DEFAULT, Keys, Scripts
 from .settings import ServiceSettings
@@ -228,5 +228,5 @@ def encode_error(error: RelayError) -> bytes:
 
 
 def decode_error(data: bytes) -> RelayError:
-    body = msgspec.json.decode(data, type=wire.ErrorBody)
+    body = decoding.from_json(data, type=wire.ErrorBody)
     return from_code(body.code, body.message, body.hint)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from ..compiler import wire
+from ..compiler import decoding, wire
 from ..compiler.errors import NotFound, RequestError
 from ..compiler.explain import Explanation, Nearest, compare
 from .intake import Ask
@@ -160,7 +160,7 @@ def _entry(key: str, fields: list[bytes | None]) -> _Entry | None:
 
 def _components(entry: _Entry) -> dict[str, str] | None:
     try:
-        found = msgspec.json.decode(entry.components, type=dict[str, str])
+        found = decoding.from_json(entry.components, type=dict[str, str])
     except msgspec.MsgspecError:
         return None
     return found if "graph" in found else None
@@ -179,7 +179,7 @@ def _unpacked(record: bytes | None) -> dict[str, str] | None:
     if record is None:
         return None
     try:
-        found = msgspec.json.decode(wire.decompress(record, _DECODED_BYTES), type=dict[str, str])
+        found = decoding.from_json(wire.decompress(record, _DECODED_BYTES), type=dict[str, str])
     except (RequestError, msgspec.MsgspecError):
         return None
     return found if "graph" in found else None

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from ..compiler import tune_kernels, tuning, wire
+from ..compiler import decoding, tune_kernels, tuning, wire
 from ..compiler.errors import LimitExceeded, MalformedRequest, RelayError
 from ..compiler.target import capability
 from ..compiler.tuning import Entry, Found, Known, Lookup, Place, Wanted
@@ -99,6 +99,6 @@ def decoded(question: bytes) -> tuning.Question:
     if len(question) > tuning.QUESTION_LIMIT:
         raise LimitExceeded(f"a question of {len(question)} bytes, limit {tuning.QUESTION_LIMIT}")
     try:
-        return msgspec.msgpack.decode(question, type=tuning.Question)
+        return decoding.from_msgpack(question, type=tuning.Question)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedRequest(f"a question that is none: {error}") from None

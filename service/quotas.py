@@ -11,6 +11,7 @@ from msgspec import UNSET
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
+from ..compiler import decoding
 from ..compiler.records import NamespaceReply, Quota, QuotaChange
 from .audit import Audit, Event
 from .auth import Grant
@@ -77,7 +78,7 @@ class Quotas:
 
 
 def _quota(record: bytes | None) -> Quota:
-    return msgspec.json.decode(record, type=Quota) if record else Quota()
+    return decoding.from_json(record, type=Quota) if record else Quota()
 
 
 def _merged(default: Quota, own: Quota) -> Quota:

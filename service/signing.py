@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from msgspec import Struct
 
-from ..compiler import artifact
+from ..compiler import artifact, decoding
 from ..compiler.errors import MalformedRequest, NotFound, SettingsError
 from ..compiler.trust import Trust, key_id, key_text, read_key
 from ..compiler.trust_document import ListedKey, SignedDocument, TrustDocument, sign_document
@@ -203,7 +203,7 @@ class Keyring:
     def _load(self) -> Ring:
         path = self.folder / _RING
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Ring)
+            return decoding.from_json(path.read_bytes(), type=Ring)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise SettingsError(f"{path} cannot be read: {error}", hint="Restore it from a backup") from None
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-import msgspec
 from msgspec import Struct
 from redis.asyncio import Redis
 
+from ..compiler import decoding
 from .scripts import Keys
 
 _SCRIPTS_COUNT = (
@@ -127,4 +127,4 @@ def together(parts: Iterable[Counters]) -> Counters:
     for part in every:
         for code, count in part.fallbacks.items():
             fallbacks[code] = fallbacks.get(code, 0) + count
-    return msgspec.convert({**sums, "fallbacks": fallbacks}, Counters)
+    return decoding.convert({**sums, "fallbacks": fallbacks}, type=Counters)

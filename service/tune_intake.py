@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..compiler import tune_kernels, tune_operators, wire
+from ..compiler import decoding, tune_kernels, tune_operators, wire
 from ..compiler.errors import BadTuneJob, NoWorker, RequestError, SourceForbidden, Unavailable
 from ..compiler.pinned import tunes
 from ..compiler.records import GraphItem, KernelItem, OperatorItem, TuneItem, TuneJob, TuneRequest
@@ -165,7 +165,7 @@ class TuneIntake:
         ).most_common()
         most = max(count for _, count in counted)
         toolchain, target = sorted(pair for pair, count in counted if count == most)[-1]
-        aimed = msgspec.json.decode(target, type=wire.Target)
+        aimed = decoding.from_json(target, type=wire.Target)
         threads = 0
         if aimed.kind == "cpu":
             threads = asked.threads or next((r.ambient.threads for r in requests), 0)
@@ -181,7 +181,7 @@ class TuneIntake:
                     f"worker has processors ({most})",
                     hint="Say `threads:`",
                 )
-        return Aim(msgspec.json.decode(toolchain, type=wire.Toolchain), aimed, threads)
+        return Aim(decoding.from_json(toolchain, type=wire.Toolchain), aimed, threads)
 
 
 def _tuned(body: bytes, item: GraphItem, limits: wire.Limits) -> tuple[bytes, wire.GraphRequest]:

@@ -14,13 +14,12 @@ import msgspec
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from ..compiler import wire
+from ..compiler import decoding, wire
 from ..compiler.errors import NotFound, Overloaded, Unavailable
 from ..compiler.records import (
     ENDED,
     GraphItem,
     ItemState,
-    KernelItem,
     OperatorItem,
     TuneItem,
     TuneJob,
@@ -52,7 +51,7 @@ class Event(Struct, frozen=True):
 
     @property
     def last(self) -> bool:
-        return self.name == "job" and msgspec.json.decode(self.data).get("state") in ("done", "cancelled")
+        return self.name == "job" and decoding.from_json(self.data).get("state") in ("done", "cancelled")
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
@@ -142,7 +141,7 @@ class Tunes:
     async def progress(self, job: str) -> list[TuneProgress]:
         """Of every item, in order."""
         items, told = await self._items(job), await self._redis.hgetall(self._keys.tune_progress(job))
-        found = {int(n): msgspec.json.decode(data, type=TuneProgress) for n, data in told.items()}
+        found = {int(n): decoding.from_json(data, type=TuneProgress) for n, data in told.items()}
         return [found.get(n) or waiting(n, item) for n, item in enumerate(items)]
 
     async def load(self, job: str) -> Loaded:
@@ -158,7 +157,7 @@ class Tunes:
             job=found,
             items=await self._items(job),
             bodies={int(n): body for n, body in bodies.items()},
-            progress={int(n): msgspec.json.decode(data, type=TuneProgress) for n, data in progress.items()},
+            progress={int(n): decoding.from_json(data, type=TuneProgress) for n, data in progress.items()},
             results={int(n): data for n, data in results.items()},
             base=(float(spent or 0), int(trials or 0)),
             turn=int(turn or 0),
@@ -175,8 +174,7 @@ class Tunes:
 
     async def _items(self, job: str) -> list[TuneItem]:
         found = await self._redis.hgetall(self._keys.tune_items(job))
-        decoder = msgspec.json.Decoder(OperatorItem | GraphItem | KernelItem)
-        return [decoder.decode(found[n]) for n in sorted(found, key=int)]
+        return [decoding.from_json(found[n], type=TuneItem) for n in sorted(found, key=int)]
 
     # --- driving -------------------------------------------------------------------------------------------
 
@@ -295,7 +293,7 @@ def pack(results: Sequence[TuneResult]) -> bytes:
 def unpack(data: bytes) -> list[TuneResult]:
     """Raises Unavailable for what another version has written."""
     try:
-        return msgspec.msgpack.decode(wire.decompress(data, _RESULT_BYTES), type=list[TuneResult])
+        return decoding.from_msgpack(wire.decompress(data, _RESULT_BYTES), type=list[TuneResult])
     except msgspec.MsgspecError as error:
         raise Unavailable(f"a job's results cannot be read: {error}") from None
 
@@ -303,7 +301,7 @@ def unpack(data: bytes) -> list[TuneResult]:
 def _job(fields: Mapping[bytes, bytes]) -> TuneJob | None:
     if b"job" not in fields:
         return None
-    job = msgspec.json.decode(fields[b"job"], type=TuneJob)
+    job = decoding.from_json(fields[b"job"], type=TuneJob)
     ended = {
         cast(ItemState, name[2:].decode()): int(count)
         for name, count in fields.items()

@@ -15,7 +15,7 @@ import structlog
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from ..compiler import tuning
+from ..compiler import decoding, tuning
 from ..compiler.errors import LimitExceeded
 from ..compiler.tuning import Entry, Place, Problem
 from .scripts import Keys, Scripts
@@ -114,7 +114,7 @@ def _decoded(data: bytes | None) -> Entry | None:
     if data is None:
         return None
     try:
-        return msgspec.msgpack.decode(data, type=Entry)
+        return decoding.from_msgpack(data, type=Entry)
     except (
         msgspec.MsgspecError,
         UnicodeDecodeError,

@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from ..compiler import tuning, wire
+from ..compiler import decoding, tuning, wire
 from ..compiler.errors import MalformedRequest
 from ..compiler.kernel_store import Exchange
 from ..compiler.search_order import SearchOrder
@@ -87,7 +87,7 @@ def preparation(request: bytes) -> str:
     from ..compiler import headers
 
     try:
-        return headers.name_for(msgspec.msgpack.decode(request, type=_Aim).target)
+        return headers.name_for(decoding.from_msgpack(request, type=_Aim).target)
     except msgspec.MsgspecError:
         return ""  # the job will say what is wrong with it
 
@@ -163,7 +163,7 @@ def search(
 def _order(request: bytes) -> SearchOrder | None:
     """What a search's request says; None for a compile's."""
     try:
-        return msgspec.msgpack.decode(request, type=SearchOrder)
+        return decoding.from_msgpack(request, type=SearchOrder)
     except msgspec.MsgspecError:
         return None
 
@@ -172,7 +172,7 @@ def _checked(request: bytes, limits: wire.Limits) -> wire.GraphRequest:
     from ..compiler import check
 
     try:
-        graph_request = msgspec.msgpack.decode(request, type=wire.GraphRequest)
+        graph_request = decoding.from_msgpack(request, type=wire.GraphRequest)
     except msgspec.MsgspecError as error:
         raise MalformedRequest(f"request does not match schema {wire.SCHEMA}: {error}") from None
     check.check(graph_request, limits)

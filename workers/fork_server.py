@@ -21,6 +21,7 @@ from types import ModuleType
 
 import msgspec
 
+from ..compiler import decoding
 from ..compiler.errors import CompileKilled, RelayError
 from ..compiler.kernel_store import KernelStore
 from . import isolation, job, tryout
@@ -147,7 +148,7 @@ def main() -> None:
     parser.add_argument("--settings", required=True)
     parser.add_argument("--jobs", required=True, type=Path)
     arguments = parser.parse_args()
-    settings = msgspec.json.decode(arguments.settings, type=SlotSettings)
+    settings = decoding.from_json(arguments.settings, type=SlotSettings)
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C is for the supervisor; this ends when the actor does

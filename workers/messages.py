@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ..compiler import wire
+from ..compiler import decoding, wire
 from ..compiler.errors import RelayError, from_code
 
 MAX_FRAME = 2 << 30
@@ -142,7 +142,7 @@ def decode_reply(body: bytes) -> Reply:
 
 def _decode(body, union):
     try:
-        return msgspec.msgpack.decode(body, type=union)
+        return decoding.from_msgpack(body, type=union)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadFrame(str(error)) from None
 

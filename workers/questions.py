@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..compiler import tuning
+from ..compiler import decoding, tuning
 from ..compiler.errors import Unavailable
 from .messages import BadFrame, Frames, Job, Query, Reply, decode_reply, encode
 
@@ -71,7 +71,7 @@ class Asker:
                 self._rests_until = time.monotonic() + REST_SECONDS
                 raise Unavailable("the service has no answer about tuning", hint="Its log says why")
         try:
-            answered: tuning.Answer = msgspec.msgpack.decode(answer, type=tuning.Answer)
+            answered: tuning.Answer = decoding.from_msgpack(answer, type=tuning.Answer)
             return answered
         except msgspec.MsgspecError as error:
             raise Unavailable(f"the service's answer about tuning cannot be read: {error}") from None

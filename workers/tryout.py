@@ -20,7 +20,7 @@ from types import ModuleType
 import msgspec
 from msgspec import Struct
 
-from ..compiler import wire
+from ..compiler import decoding, wire
 from ..compiler.errors import CompileKilled, IsolationUnavailable, RelayError
 from . import child, isolation
 from .messages import Failed
@@ -87,7 +87,7 @@ def _tried(
         enclosure = isolation.Enclosure(form, view, work, [])
         data = _answer(child.fork(body, work / "log", enclosure), seconds)
         try:
-            toolchain, target, missing = msgspec.msgpack.decode(
+            toolchain, target, missing = decoding.from_msgpack(
                 data, type=tuple[wire.Toolchain, wire.Target, str]
             )
         except msgspec.MsgspecError:
@@ -116,7 +116,7 @@ def _answer(started: child.Child, seconds: float) -> bytes:
 
 def _failure(data: bytes, log: Path) -> RelayError:
     try:
-        return msgspec.msgpack.decode(data, type=Failed).error()
+        return decoding.from_msgpack(data, type=Failed).error()
     except msgspec.MsgspecError:
         lines = child.read_log(log, 4000).splitlines()
         last = next((line for line in reversed(lines) if line.strip()), "no answer")

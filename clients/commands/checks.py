@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from ... import __version__
-from ...compiler import tuning_lock, wire
+from ...compiler import decoding, tuning_lock, wire
 from ...compiler.errors import (
     ClientError,
     CompileFailed,
@@ -227,7 +227,7 @@ def _round_trip(gateway: Gateway, settings: ClientSettings) -> str:
         except subprocess.TimeoutExpired:
             raise CompileTimeout(f"one small graph took more than {limit:g} s") from None
     try:
-        answer = msgspec.json.decode(done.stdout, type=_RoundTrip)
+        answer = decoding.from_json(done.stdout, type=_RoundTrip)
     except msgspec.MsgspecError:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         raise CompileFailed(

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from ...compiler import decoding
 from ...compiler.errors import ExportFailed, SettingsError
 from ...compiler.train_records import TrainJob
 from .. import export_job
@@ -116,7 +117,7 @@ def _to_stderr(text: str) -> None:
 def _options(**fields: Any) -> ExportOptions:
     """Raises SettingsError, which names the option."""
     try:
-        return msgspec.convert({k: msgspec.to_builtins(v) for k, v in fields.items()}, ExportOptions)
+        return decoding.convert({k: msgspec.to_builtins(v) for k, v in fields.items()}, type=ExportOptions)
     except msgspec.ValidationError as error:
         hint = (
             f"Targets are {', '.join(TARGETS)}; formats {', '.join(FORMATS)}; a function is `module:function`"

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from ...compiler import decoding
 from ...compiler.errors import SettingsError
 from .. import train_report, train_report_page
 from ..profile_summary import Summary
@@ -68,7 +69,7 @@ def write_report(
 def _summary(data: bytes, name: str) -> list[Summary]:
     """A file that a script put there in a summary's place is left out, and said."""
     try:
-        return [msgspec.json.decode(data, type=Summary)]
+        return [decoding.from_json(data, type=Summary)]
     except msgspec.MsgspecError as error:
         print(output.shown(f"{name} is no profile's summary: {error}"))
         return []

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from ...compiler import decoding
 from ...compiler.errors import RelayError, SettingsError
 from ..settings import load_rank, load_settings
 from ..trains import Trains
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     """The exit code. An error that says what to do is one line of stderr."""
     try:
         (text,) = arguments
-        options = msgspec.json.decode(text, type=ExportOptions)
+        options = decoding.from_json(text, type=ExportOptions)
     except (ValueError, msgspec.MsgspecError) as error:
         print(f"export_rank takes ExportOptions as JSON: {error}", file=sys.stderr)
         return 2

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 from msgspec import Struct
 
+from ...compiler import decoding
 from ...compiler.errors import CheckpointError, SettingsError
 from ..whole_file import write_whole
 
@@ -124,7 +125,7 @@ def damage(folder: Path, files: Iterable[File]) -> str:
 
 def _decode(name: str, data: bytes) -> Whole:
     try:
-        return msgspec.json.decode(data, type=Whole)
+        return decoding.from_json(data, type=Whole)
     except msgspec.MsgspecError as error:
         raise CheckpointError(f"the list of {name} cannot be read: {error}") from None
 

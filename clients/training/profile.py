@@ -27,7 +27,7 @@ from torch.optim.optimizer import Optimizer
 from torch.profiler import ProfilerAction, ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from ...compiler import torch_internals_train
+from ...compiler import decoding, torch_internals_train
 from ...compiler.errors import RelayError
 from ...compiler.train_records import Note, Profile
 from ..memory_timeline import Snapshot
@@ -209,7 +209,7 @@ class Session:
             self._tell("warning", f"the profile has no summary: {''.join(last)}")
             self._upload(packed)
             return
-        read = msgspec.json.decode(summary.read_bytes(), type=Summary)
+        read = decoding.from_json(summary.read_bytes(), type=Summary)
         self._upload(summary)  # the small one first: a report can be made without the trace
         self._upload(packed)
         steps = f"steps {read.steps[0].number} to {read.steps[-1].number}"

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from ...compiler import wire
+from ...compiler import decoding, wire
 from ...compiler.errors import LimitExceeded, NotFound, Overloaded
 from ...compiler.train_records import (
     TRAIN_ENDED,
@@ -330,7 +330,10 @@ class Trains:
         found = await self._redis.xrange(
             self._keys.train_shelf(job, what), min=f"({after}-0" if after else "-", count=count
         )
-        return [News(_number(name), _EVENT.decode(fields[b"data"])) for name, fields in found]
+        return [
+            News(_number(name), decoding.from_json(fields[b"data"], type=TrainEvent))
+            for name, fields in found
+        ]
 
     async def _shelves(self, job: str, what: What) -> list[tuple[int, int]]:
         found = await self._redis.hgetall(self._keys.train_shelves(job))
@@ -341,7 +344,7 @@ class Trains:
         data = await self._store.shelf(job, what, first, last)
         if data is None:
             return []
-        return msgspec.json.decode(wire.decompress(data, _SHELF_BYTES), type=list[News])
+        return decoding.from_json(wire.decompress(data, _SHELF_BYTES), type=list[News])
 
     # --- files ---------------------------------------------------------------------------------------------
 
@@ -350,14 +353,14 @@ class Trains:
         await self.job(job)
         found = await self._redis.hgetall(self._keys.train_files(job))
         return sorted(
-            (msgspec.json.decode(data, type=TrainFile) for data in found.values()), key=lambda file: file.name
+            (decoding.from_json(data, type=TrainFile) for data in found.values()), key=lambda file: file.name
         )
 
     async def file(self, job: str, name: str) -> tuple[TrainFile, bytes]:
         """Raises NotFound, Unavailable."""
         record = await self._redis.hget(self._keys.train_files(job), name)
         if record is not None:
-            file = msgspec.json.decode(record, type=TrainFile)
+            file = decoding.from_json(record, type=TrainFile)
             data = await self._store.file(job, file.digest)
             if data is not None:
                 return file, data
@@ -398,13 +401,10 @@ class Trains:
                 pipe.hgetall(self._keys.train_files(name))
             found = await pipe.execute()
         files = {
-            name: {msgspec.json.decode(record, type=TrainFile).digest for record in records.values()}
+            name: {decoding.from_json(record, type=TrainFile).digest for record in records.values()}
             for name, records in zip(names, found, strict=True)
         }
         return await self._store.sweep(files, {job.spec.package for job in jobs})
-
-
-_EVENT = msgspec.json.Decoder(TrainEvent)
 
 
 def wake_name(job: str) -> str:
@@ -458,8 +458,8 @@ def _event(name: bytes, fields: Mapping[bytes, bytes]) -> Event:
 
 
 def _loaded(fields: Mapping[bytes, bytes]) -> Loaded:
-    job = msgspec.json.decode(fields[b"job"], type=TrainJob)
-    progress = msgspec.json.decode(fields[b"progress"], type=Progress)
+    job = decoding.from_json(fields[b"job"], type=TrainJob)
+    progress = decoding.from_json(fields[b"progress"], type=Progress)
     state = cast(TrainState, fields[b"state"].decode())
     ended = int(fields[b"ended"]) / 1000 if state in TRAIN_ENDED else 0.0
     return Loaded(

@@ -19,6 +19,7 @@ import msgspec
 import torch
 from torchrelay.compiler import (
     aot,
+    decoding,
     kernel_search,
     kernel_trials,
     measure,
@@ -159,7 +160,7 @@ def crashing(order: bytes, tell: Callable[[bytes], None]) -> None:
 
     def said(message: bytes) -> None:
         tell(message)
-        if msgspec.msgpack.decode(message, type=kernel_trials.Told) == kernel_trials.Takes(1):
+        if decoding.from_msgpack(message, type=kernel_trials.Told) == kernel_trials.Takes(1):
             os.kill(os.getpid(), signal.SIGKILL)
 
     kernel_trials.work(order, said)
@@ -167,18 +168,18 @@ def crashing(order: bytes, tell: Callable[[bytes], None]) -> None:
 
 def silently_crashing(order: bytes, tell: Callable[[bytes], None]) -> None:
     """As kernel_trials.work, but from its second run on, the second candidate's process is killed."""
-    careful = msgspec.msgpack.decode(order, type=kernel_trials.Order).careful
+    careful = decoding.from_msgpack(order, type=kernel_trials.Order).careful
     told: list[kernel_trials.Told] = []
 
     def said(message: bytes) -> None:
         tell(message)
-        told.append(msgspec.msgpack.decode(message, type=kernel_trials.Told))
+        told.append(decoding.from_msgpack(message, type=kernel_trials.Told))
         fatal = (
             told.count(kernel_trials.Takes(1)) == 2
             if careful
             else told[1:].count(kernel_trials.Takes(-1)) == 1
         )
-        if fatal and 1 not in msgspec.msgpack.decode(order, type=kernel_trials.Order).skip:
+        if fatal and 1 not in decoding.from_msgpack(order, type=kernel_trials.Order).skip:
             os.kill(os.getpid(), signal.SIGKILL)
 
     kernel_trials.work(order, said)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct
-from torchrelay.compiler import measure, tuning, wire
+from torchrelay.compiler import decoding, measure, tuning, wire
 from torchrelay.compiler.kernel_store import Exchange
 from torchrelay.compiler.search_order import SearchOrder
 
@@ -75,7 +75,7 @@ def search(
         assert process.stdin is not None and process.stdout is not None
         _send(process.stdin, msgspec.msgpack.encode(start))
         while data := _received(process.stdout):
-            question: tuning.Question = msgspec.msgpack.decode(data, type=tuning.Question)
+            question: tuning.Question = decoding.from_msgpack(data, type=tuning.Question)
             asked.append(question)
             watch(question)
             answer: tuning.Answer
@@ -111,12 +111,12 @@ def _serve() -> None:
 
     questions, answers = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
     os.dup2(2, 1)
-    start = msgspec.msgpack.decode(_received(answers), type=Start)
+    start = decoding.from_msgpack(_received(answers), type=Start)
     pipeline.torch_internals.preload_compiler()
 
     def ask(question: tuning.Question) -> tuning.Answer:
         _send(questions, msgspec.msgpack.encode(question))
-        answer: tuning.Answer = msgspec.msgpack.decode(_received(answers), type=tuning.Answer)
+        answer: tuning.Answer = decoding.from_msgpack(_received(answers), type=tuning.Answer)
         return answer
 
     if start.fault:

@@ -17,6 +17,7 @@ from torchrelay.compiler.tuning import Entry
 
 sys.path.insert(0, str(Path(__file__).parent))
 from comparison import run, same
+from torchrelay.compiler import decoding
 from tuned import Outcome, Worker
 
 FIRST = "bmm(f32[4,48,32], f32[4,32,64]) -> f32[4,48,64] {precision=highest}"
@@ -114,7 +115,7 @@ def test_each_problem_is_measured_once_and_told(cold: Outcome) -> None:
         assert entry.winner.samples >= 10
         assert entry.error is not None and entry.error < 1e-5
         assert entry.seconds > 0
-        assert msgspec.convert(msgspec.to_builtins(entry), Entry) == entry  # the limits hold
+        assert decoding.convert(msgspec.to_builtins(entry), type=Entry) == entry  # the limits hold
 
 
 def test_where_it_was_measured_is_told(cold: Outcome) -> None:

@@ -27,6 +27,7 @@ from msgspec import Struct
 from torchrelay.compiler import (
     artifact,
     autotune,
+    decoding,
     errors,
     kernel_search,
     pipeline,
@@ -117,7 +118,7 @@ class Worker:
         self._process.stdin.write(_LENGTH.pack(len(data)) + data)
         self._process.stdin.flush()
         (size,) = _LENGTH.unpack(self._process.stdout.read(_LENGTH.size))
-        return msgspec.msgpack.decode(self._process.stdout.read(size), type=Outcome)
+        return decoding.from_msgpack(self._process.stdout.read(size), type=Outcome)
 
 
 def _serve() -> None:
@@ -125,7 +126,7 @@ def _serve() -> None:
     os.dup2(2, 1)
     pipeline.preload()
     while head := requests.read(_LENGTH.size):
-        case = msgspec.msgpack.decode(requests.read(_LENGTH.unpack(head)[0]), type=Case)
+        case = decoding.from_msgpack(requests.read(_LENGTH.unpack(head)[0]), type=Case)
         with tempfile.TemporaryDirectory() as folder:
             pid = os.fork()
             if pid == 0:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import msgspec
-from torchrelay.compiler import wire
+from torchrelay.compiler import decoding, wire
 
 TOOLCHAIN = wire.Toolchain(python="cp311", torch="0.0.0", triton="", cuda="", platform="linux-x86_64")
 TARGET = wire.Target(kind="cpu", name="", capability="", units=0, cpu=["avx2"])
@@ -31,5 +30,5 @@ def preparation(request: bytes) -> str:
 def compile_graph(request: bytes, **_: object) -> bytes:
     """Write as many bytes as the request says to one file, and answer with what it holds."""
     path = Path(tempfile.gettempdir()) / "written"
-    path.write_bytes(bytes(msgspec.json.decode(request, type=int)))
+    path.write_bytes(bytes(decoding.from_json(request, type=int)))
     return path.read_bytes()

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from fault_parts import RedisProxy
 from service_parts import RedisServer, Running, client_of, wait_until
+from torchrelay.compiler import decoding
 from torchrelay.compiler.train_records import Metrics, TrainEvent, Turned
 from training_parts import STEPS, TrainingGateway, TrainingPool, begun, ended, entries, events, shown, story
 
@@ -51,8 +52,9 @@ def start(settings: dict[str, Any], pool: TrainingPool) -> Iterator[Start]:
 
 def told(http: httpx2.Client, job: str) -> list[TrainEvent]:
     """By the driver: all events but the service's own changes of state, which come first."""
-    decoder = msgspec.json.Decoder(TrainEvent)
-    found = [decoder.decode(msgspec.json.encode(data)) for _, _, data in events(http, job)]
+    found = [
+        decoding.from_json(msgspec.json.encode(data), type=TrainEvent) for _, _, data in events(http, job)
+    ]
     own = ("waiting", "capturing", "compiling")
     found = [each for each in found if not isinstance(each, Turned) or each.state not in own]
     assert isinstance(found[0], Turned) and found[0].state == "starting"
@@ -152,8 +154,9 @@ def test_redis_that_comes_back_empty_is_given_the_job_again(
 
 
 def told_after(http: httpx2.Client, job: str) -> list[TrainEvent]:
-    decoder = msgspec.json.Decoder(TrainEvent)
-    return [decoder.decode(msgspec.json.encode(data)) for _, _, data in events(http, job)]
+    return [
+        decoding.from_json(msgspec.json.encode(data), type=TrainEvent) for _, _, data in events(http, job)
+    ]
 
 
 def test_a_gateway_that_is_cut_off_and_comes_back_does_not_tell_what_another_has_told(

@@ -14,6 +14,7 @@ import torch
 from torchrelay.clients import trace
 from torchrelay.clients.profile_advice import advice
 from torchrelay.clients.profile_summary import Summary
+from torchrelay.compiler import decoding
 from torchrelay.compiler import train_records as records
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -72,7 +73,7 @@ def profiled(folder: Path, *arguments: str, ranks: int = 1, nvtx: bool = False) 
         for process in started:
             process.kill()
     files = sorted((folder / "profile").glob("*.summary.json"))
-    return [msgspec.json.decode(file.read_bytes(), type=Summary) for file in files]
+    return [decoding.from_json(file.read_bytes(), type=Summary) for file in files]
 
 
 def test_kernels_tell_their_launches_and_products_run_on_tensor_cores(tmp_path: Path) -> None:

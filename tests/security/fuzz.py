@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import atheris
+from torchrelay.compiler import decoding
 
 sys.path.append(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parent.parent / "service"))
@@ -86,7 +87,7 @@ def read_request(body: bytes) -> None:
 @given(st.data())
 def damaged_request(draws: st.DataObject) -> None:
     """Bytes choose a request of every kind that there is, and what is damaged in it: deeper than splices get."""
-    plain = msgspec.msgpack.decode(wire.encode_request(draws.draw(strategies.requests())))
+    plain = decoding.from_msgpack(wire.encode_request(draws.draw(strategies.requests())))
     for _ in range(draws.draw(st.integers(0, 3))):
         plain = draws.draw(strategies.damaged(plain))
     read_request(msgspec.msgpack.encode(plain))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from service_parts import TARGET, TOOLCHAIN
-from torchrelay.compiler import artifact, members, wire
+from torchrelay.compiler import artifact, decoding, members, wire
 from torchrelay.compiler.trust import Statement, key_id
 
 KEY = "ab" * 32
@@ -91,9 +91,7 @@ def taken_apart(data: bytes) -> tuple[artifact.Envelope, bytes]:
     """The envelope, and all frames after it."""
     start = len(artifact.MAGIC) + 4
     length = int.from_bytes(data[len(artifact.MAGIC) : start], "little")
-    return msgspec.msgpack.decode(data[start : start + length], type=artifact.Envelope), data[
-        start + length :
-    ]
+    return decoding.from_msgpack(data[start : start + length], type=artifact.Envelope), data[start + length :]
 
 
 def assembled(envelope: artifact.Envelope, frames: bytes) -> bytes:

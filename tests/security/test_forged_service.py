@@ -26,7 +26,7 @@ from torchrelay.clients.backend import process_relay
 from torchrelay.clients.report import process_report
 from torchrelay.clients.settings import load_settings
 from torchrelay.clients.trust_store import TrustStore
-from torchrelay.compiler import artifact, key, wire
+from torchrelay.compiler import artifact, decoding, key, wire
 from torchrelay.compiler.trust import key_text
 from torchrelay.compiler.trust_document import SignedDocument, TrustDocument, sign_document
 from torchrelay.service.settings import ServiceSettings
@@ -63,7 +63,7 @@ def for_another_namespace(data: bytes) -> bytes:
 
 def another_manifest(data: bytes) -> bytes:
     envelope, frames = taken_apart(data)
-    manifest = msgspec.msgpack.decode(envelope.manifest, type=wire.Manifest)
+    manifest = decoding.from_msgpack(envelope.manifest, type=wire.Manifest)
     changed = msgspec.msgpack.encode(msgspec.structs.replace(manifest, guards=["True"]))
     return assembled(msgspec.structs.replace(envelope, manifest=changed), frames)
 
@@ -154,7 +154,7 @@ class EvilPool(ArtifactPool):
         """Of the gateway that it works for."""
 
     async def compile(self, request_bytes: bytes, **asked: Any) -> bytes:
-        request = msgspec.msgpack.decode(request_bytes, type=wire.GraphRequest)
+        request = decoding.from_msgpack(request_bytes, type=wire.GraphRequest)
         self.calls.append(asked["key"])
         files = evil_members(self.canary)
         manifest = manifest_of(

@@ -16,7 +16,7 @@ from service_parts import graph
 from signed import KEY, assembled, manifest_of, sealed, signed, taken_apart
 from torchrelay.clients import connection
 from torchrelay.clients.sse import EventParser
-from torchrelay.compiler import artifact, expr, trust_document, tuning, wire
+from torchrelay.compiler import artifact, decoding, expr, trust_document, tuning, wire
 from torchrelay.compiler.check import check
 from torchrelay.compiler.errors import (
     ArtifactError,
@@ -164,7 +164,7 @@ def test_a_damaged_manifest_that_was_signed(manifest: bytes) -> None:
     frames = [wire.compress(data) for data in FILES.values()]
     data = sealed(manifest, frames, SIGNER)
     if only_typed(lambda: artifact.verify(data, TRUSTED, key=KEY), ArtifactError, SignatureError):
-        assert msgspec.msgpack.decode(manifest)["key"] == KEY
+        assert decoding.from_msgpack(manifest)["key"] == KEY
 
 
 NUMBERS = st.integers(-(1 << 63), (1 << 64) - 1)
@@ -227,7 +227,7 @@ def test_a_damaged_question_is_refused_or_can_be_answered(data: bytes) -> None:
                 fields = [(place.digest(), tuning.name_of(problem), problem.text()) for problem in problems]
                 assert all(tuning.NAME.fullmatch(name) for _, name, _ in fields)
             case tuning.Found(entry):
-                again = msgspec.msgpack.decode(msgspec.msgpack.encode(entry), type=tuning.Entry)
+                again = decoding.from_msgpack(msgspec.msgpack.encode(entry), type=tuning.Entry)
                 assert again == entry
 
     only_typed(answer, RequestError)

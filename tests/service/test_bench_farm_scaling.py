@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import msgspec
 import pytest
+from torchrelay.compiler import decoding
 
 BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
 
@@ -31,7 +31,7 @@ def farm_scaling() -> Iterator[ModuleType]:
 def test_two_gpus_search_a_graph_in_half_of_ones_time_and_each_play_is_alike(
     farm_scaling: ModuleType, scale: float, start: float
 ) -> None:
-    recording = msgspec.json.decode(farm_scaling.RECORDED.read_bytes(), type=farm_scaling.Recording)
+    recording = decoding.from_json(farm_scaling.RECORDED.read_bytes(), type=farm_scaling.Recording)
     args = argparse.Namespace(processors=16, scale=scale, start=start)
     one, two, again = (farm_scaling.play(recording, gpus, args) for gpus in (1, 2, 2))
     assert two == again

@@ -16,7 +16,7 @@ from conftest import StartGateway
 from service_parts import TOKEN, ArtifactPool, RedisServer, Running, compiled, graph, post
 from torchrelay.clients.http import Gateway
 from torchrelay.clients.settings import ClientSettings
-from torchrelay.compiler import errors, key, wire
+from torchrelay.compiler import decoding, errors, key, wire
 from torchrelay.compiler.explain import Explanation
 from torchrelay.compiler.toolchain import local_toolchain
 
@@ -32,7 +32,7 @@ def changed(body: bytes, **fields: Any) -> bytes:
 def explained(http: httpx2.Client, body: bytes) -> Explanation:
     answer = http.get(f"/v1/explain/{key_of(body)}")
     assert answer.status_code == 200, answer.text
-    return msgspec.json.decode(answer.content, type=Explanation)
+    return decoding.from_json(answer.content, type=Explanation)
 
 
 def words(found: Explanation) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 from conftest import StartGateway
 from farm_parts import Lanes, of
 from service_parts import ArtifactPool, compiled, graph, post, wait_until
-from torchrelay.compiler import tuning, wire
+from torchrelay.compiler import decoding, tuning, wire
 from torchrelay.compiler.tuning import Known, Wanted
 from tuning_parts import PLACE
 
@@ -38,7 +38,7 @@ class SearchingPool(ArtifactPool):
         while known.open:
             await asyncio.sleep(0.02)
             question = msgspec.msgpack.encode(Wanted(PLACE, self.wanted))
-            known = msgspec.msgpack.decode(await on_query(question), type=Known)
+            known = decoding.from_msgpack(await on_query(question), type=Known)
             self.told.append(known)
         return await super().compile(request_bytes, **order)
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import source_parts
 from service_parts import TOOLCHAIN, Running
+from torchrelay.compiler import decoding, tune_kernels, tuning, wire
 from torchrelay.compiler import key as keys
-from torchrelay.compiler import tune_kernels, tuning, wire
 from torchrelay.compiler.records import KernelItem
 from torchrelay.compiler.tuning import Operand, Place, Timing
 from tune_parts import SearchingPool, begin, begun, ended, job, results, states
@@ -121,7 +121,7 @@ def test_a_kernels_compile_is_not_believed_of_another_kernel(
     pool.answers = []
     ended(http, begun(http, item(factor=4)))
     (answer,) = pool.answers
-    assert msgspec.msgpack.decode(answer, type=tuning.Known).entries == []
+    assert decoding.from_msgpack(answer, type=tuning.Known).entries == []
 
 
 def test_a_token_without_the_permission_sends_no_kernels(

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
-import msgspec
 import pytest
 from conftest import StartGateway
 from service_parts import TOKEN, RedisServer, Running, client_of, compiled, graph, post, wait_until
@@ -18,7 +17,7 @@ from torchrelay.clients.commands import checks
 from torchrelay.clients.http import Gateway
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.clients.trust_store import TrustStore
-from torchrelay.compiler import artifact
+from torchrelay.compiler import artifact, decoding
 from torchrelay.compiler.errors import MalformedRequest, NotFound, SettingsError, SignatureError
 from torchrelay.compiler.trust import key_id, key_text
 from torchrelay.compiler.trust_document import SignedDocument
@@ -248,7 +247,7 @@ def test_clients_hear_of_a_change_in_any_answer_and_cannot_be_made_to_forget_it(
     gateway: Running, http: httpx2.Client, tmp_path: Path
 ) -> None:
     def document() -> SignedDocument:
-        return msgspec.json.decode(http.get("/v1/trust").content, type=SignedDocument)
+        return decoding.from_json(http.get("/v1/trust").content, type=SignedDocument)
 
     def heard() -> int:
         return int(http.get("/livez").headers["x-torchrelay-trust"])

@@ -13,6 +13,7 @@ import httpx2
 import msgspec
 import pytest
 from service_parts import Running, client_of, compiled, graph, wait_until
+from torchrelay.compiler import decoding
 from torchrelay.compiler.errors import CompileFailed, Unavailable
 from torchrelay.compiler.train_records import News, RankStarted
 from torchrelay.service.training import trains
@@ -414,11 +415,11 @@ def test_counters_are_of_the_ranks_that_run_now() -> None:
     assert (progress.started, progress.restarts, progress.ranks) == (1001.0, 1, 2)
     progress.hear(RankStarted(rank=0, world_size=2, pid=1, host="a", attempt=2, at=2000))
     assert (progress.compiles().hits, progress.started) == (0, 1001.0)
-    again = msgspec.json.decode(msgspec.json.encode(progress), type=Progress)
+    again = decoding.from_json(msgspec.json.encode(progress), type=Progress)
     assert again == progress
 
 
 def test_news_of_every_kind_pass_json() -> None:
     for number, event in enumerate(story(0), 1):
         news = News(number, event)
-        assert msgspec.json.decode(msgspec.json.encode(news), type=News) == news
+        assert decoding.from_json(msgspec.json.encode(news), type=News) == news

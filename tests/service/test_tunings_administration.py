@@ -13,7 +13,7 @@ import httpx2
 import msgspec
 import pytest
 from service_parts import TOKEN, RedisServer, Running
-from torchrelay.compiler import tuning, tuning_lock
+from torchrelay.compiler import decoding, tuning, tuning_lock
 from torchrelay.compiler.records import TuningsReply
 from torchrelay.compiler.tuning import Entry, Operand, Place, Problem, Timing
 
@@ -39,7 +39,7 @@ def held(http: httpx2.Client, limit: int = 100) -> list[Entry]:
     cursor = ""
     while True:
         answer = http.get("/v1/tunings", params={"cursor": cursor, "limit": limit})
-        page = msgspec.json.decode(answer.content, type=TuningsReply)
+        page = decoding.from_json(answer.content, type=TuningsReply)
         found |= {tuning.order(entry): entry for entry in page.entries}
         cursor = page.next
         if not cursor:

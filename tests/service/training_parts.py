@@ -17,6 +17,7 @@ import httpx2
 import msgspec
 from msgspec import Struct
 from service_parts import ArtifactPool, GatewayProcess, graph, wait_until
+from torchrelay.compiler import decoding
 from torchrelay.compiler.errors import CompileFailed, Unavailable
 from torchrelay.compiler.train_records import (
     Captured,
@@ -201,7 +202,7 @@ class TrainingPool(ArtifactPool):
 
     def engine(self, job: str) -> Engine:
         file = self.folder / f"{job}.json"
-        return msgspec.json.decode(file.read_bytes(), type=Engine) if file.exists() else Engine()
+        return decoding.from_json(file.read_bytes(), type=Engine) if file.exists() else Engine()
 
     def _keep(self, job: str, engine: Engine) -> None:
         (self.folder / f"{job}.part").write_bytes(msgspec.json.encode(engine))
@@ -275,7 +276,7 @@ def events(http: httpx2.Client, job: str, after: int = 0) -> Iterator[tuple[int,
                 name, _, value = line.partition(": ")
                 fields[name] = value
             elif "event" in fields:
-                yield int(fields["id"]), fields["event"], msgspec.json.decode(fields["data"])
+                yield int(fields["id"]), fields["event"], decoding.from_json(fields["data"])
                 fields = {}
 
 
@@ -286,7 +287,7 @@ def entries(http: httpx2.Client, job: str, what: str, **query: Any) -> list[News
         after = found[-1].number if found else 0
         answer = http.get(f"/v1/trains/{job}/{what}", params={**query, "after": after})
         assert answer.status_code == 200, answer.text
-        page = [msgspec.json.decode(line, type=News) for line in answer.content.splitlines()]
+        page = [decoding.from_json(line, type=News) for line in answer.content.splitlines()]
         if not page:
             return found
         found += page
@@ -294,6 +295,6 @@ def entries(http: httpx2.Client, job: str, what: str, **query: Any) -> list[News
 
 if __name__ == "__main__":
     create_server(
-        ServiceSettings(**msgspec.json.decode(sys.argv[1])),
+        ServiceSettings(**decoding.from_json(sys.argv[1])),
         TrainingPool(Path(sys.argv[3]), float(sys.argv[2])),
     ).run()

@@ -23,7 +23,7 @@ from service_parts import (
     GatewayProcess,
     wait_until,
 )
-from torchrelay.compiler import tuning, wire
+from torchrelay.compiler import decoding, tuning, wire
 from torchrelay.compiler.records import OperatorItem, TuneItem, TuneRequest, TuneResult, TuneResultsReply
 from torchrelay.compiler.tuning import Entry, Failure, Found, Lookup, Place, Task, Timing, Unfit
 from torchrelay.service.app import create_server
@@ -168,7 +168,7 @@ def results(http: httpx2.Client, job: str) -> list[TuneResult]:
     cursor = ""
     while True:
         answer = http.get(f"/v1/tunes/{job}/results", params={"cursor": cursor})
-        page = msgspec.json.decode(answer.content, type=TuneResultsReply)
+        page = decoding.from_json(answer.content, type=TuneResultsReply)
         found += page.results
         cursor = page.next
         if not cursor:
@@ -188,7 +188,7 @@ def events(http: httpx2.Client, job: str, after: str = "") -> Iterator[tuple[str
                 name, _, value = line.partition(": ")
                 fields[name] = value
             elif "event" in fields:
-                yield fields["id"], fields["event"], msgspec.json.decode(fields["data"])
+                yield fields["id"], fields["event"], decoding.from_json(fields["data"])
                 fields = {}
 
 
@@ -196,4 +196,4 @@ if __name__ == "__main__":
     pool = SearchingPool()
     pool.searchers.seconds = float(sys.argv[2])
     pool.searchers.file = Path(sys.argv[3])
-    create_server(ServiceSettings(**msgspec.json.decode(sys.argv[1])), pool).run()
+    create_server(ServiceSettings(**decoding.from_json(sys.argv[1])), pool).run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from service_parts import TOOLCHAIN
-from torchrelay.compiler import tuning
+from torchrelay.compiler import decoding, tuning
 from torchrelay.compiler.tuning import Entry, Operand, Place, Problem, Timing
 
 PLACE = Place(
@@ -40,4 +40,4 @@ def found(told: Entry) -> bytes:
 
 def entries(answer: bytes) -> list[Entry]:
     """What an answer tells."""
-    return msgspec.msgpack.decode(answer, type=tuning.Known).entries
+    return decoding.from_msgpack(answer, type=tuning.Known).entries

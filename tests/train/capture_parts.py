@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import msgspec
-from torchrelay.compiler import key, wire
+from torchrelay.compiler import decoding, key, wire
 from torchrelay.compiler.train_records import SPEC_ENVIRONMENT, Captured, TrainSpec
 
 HERE = Path(__file__).parent
@@ -43,7 +43,7 @@ def captured(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return msgspec.msgpack.decode(output.read_bytes(), type=Captured), done.stdout
+    return decoding.from_msgpack(output.read_bytes(), type=Captured), done.stdout
 
 
 def keys(found: Captured) -> list[str]:

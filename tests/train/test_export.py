@@ -11,13 +11,12 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 from torchrelay.clients.training.checkpoints import Checkpoints
 from torchrelay.clients.training.export import export
 from torchrelay.clients.training.export_records import Exported, ExportOptions, read_dynamic
-from torchrelay.compiler import torch_internals, torch_internals_train
+from torchrelay.compiler import decoding, torch_internals, torch_internals_train
 from torchrelay.compiler.errors import ExportFailed, SettingsError
 from torchrelay.compiler.toolchain import local_target
 
@@ -53,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def meta(folder: Path) -> Exported:
-    return msgspec.json.decode((folder / "export.json").read_bytes(), type=Exported)
+    return decoding.from_json((folder / "export.json").read_bytes(), type=Exported)
 
 
 def test_every_file_is_told_of_with_its_digest_and_what_it_was_held_against(folder: Path) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -20,6 +19,7 @@ from torchrelay.clients.training.channel import Channel
 from torchrelay.clients.training.metrics import Telling
 from torchrelay.clients.training.steps import Steps
 from torchrelay.clients.training.waits import Waits
+from torchrelay.compiler import decoding
 from torchrelay.compiler.train_records import FirstStep, Metrics, Note, RankMessage
 
 
@@ -32,7 +32,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 def read(descriptor: int) -> list[RankMessage]:
     with os.fdopen(os.dup(descriptor), "rb") as lines:
-        return [msgspec.json.decode(line, type=RankMessage) for line in lines]
+        return [decoding.from_json(line, type=RankMessage) for line in lines]
 
 
 def telling(channel: Channel, steps: Steps | None = None) -> Telling:

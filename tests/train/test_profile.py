@@ -18,6 +18,7 @@ from torchrelay.clients.profile_advice import advice
 from torchrelay.clients.profile_summary import Summary
 from torchrelay.clients.training.profile import start_from
 from torchrelay.clients.training.steps import Steps
+from torchrelay.compiler import decoding
 from torchrelay.compiler import train_records as records
 from torchrelay.compiler.errors import LimitExceeded
 
@@ -57,7 +58,7 @@ class Ran:
         self.folder = folder
         self.messages = messages
         files = sorted((folder / "profile").glob("*.summary.json"))
-        self.summaries = [msgspec.json.decode(file.read_bytes(), type=Summary) for file in files]
+        self.summaries = [decoding.from_json(file.read_bytes(), type=Summary) for file in files]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     for thread in threads:
         thread.join(30)
     yield Ran(
-        folder, [[msgspec.json.decode(line, type=records.RankMessage) for line in lines] for lines in told]
+        folder, [[decoding.from_json(line, type=records.RankMessage) for line in lines] for lines in told]
     )
 
 
@@ -197,7 +198,7 @@ def begun(tmp_path: Path, first: int, last: int, steps: Steps) -> tuple[object, 
 
 def numbers(folder: Path) -> list[int]:
     data = (folder / "rank-0.summary.json").read_bytes()
-    return [step.number for step in msgspec.json.decode(data, type=Summary).steps]
+    return [step.number for step in decoding.from_json(data, type=Summary).steps]
 
 
 def test_another_rank_is_not_profiled(tmp_path: Path) -> None:
@@ -280,7 +281,7 @@ def test_a_report_needs_no_trace_that_was_too_large_to_keep(tmp_path: Path) -> N
     assert kept == ["profile/rank-0.summary.json"]
     assert "too large" in notes[0].text
     data = (tmp_path / "rank-0.summary.json").read_bytes()
-    assert msgspec.json.decode(data, type=Summary).memory == [], "memory was not asked for"
+    assert decoding.from_json(data, type=Summary).memory == [], "memory was not asked for"
 
 
 def test_a_session_leaves_nothing_in_the_jobs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

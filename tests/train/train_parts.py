@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from torchrelay.compiler import train_records
+from torchrelay.compiler import decoding, train_records
 from torchrelay.compiler.train_records import RankMessage, TrainSpec
 
 HERE = Path(__file__).parent
@@ -35,7 +35,7 @@ class RankProcess:
     def read(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "rb") as lines:
             for line in lines:
-                self.messages.append(msgspec.json.decode(line, type=RankMessage))
+                self.messages.append(decoding.from_json(line, type=RankMessage))
 
     def wait(self) -> int:
         self.out, self.error = self.process.communicate(timeout=SECONDS)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 
 import strategies
-from torchrelay.compiler import names, tuning, wire
+from torchrelay.compiler import decoding, names, tuning, wire
 from torchrelay.compiler.check import check
 from torchrelay.compiler.errors import (
     BadExpression,
@@ -48,7 +48,7 @@ def test_a_valid_request_passes(request: wire.GraphRequest) -> None:
 def test_a_damaged_request_raises_nothing_but_relay_errors(
     request: wire.GraphRequest, data: st.DataObject
 ) -> None:
-    plain = msgspec.msgpack.decode(wire.encode_request(request))
+    plain = decoding.from_msgpack(wire.encode_request(request))
     for _ in range(data.draw(st.integers(1, 3))):
         plain = data.draw(strategies.damaged(plain))
     try:

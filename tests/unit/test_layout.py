@@ -79,6 +79,7 @@ def test_importing_the_package_imports_what_it_takes_to_know_whether_there_is_a_
         "torchrelay.clients.script",
         "torchrelay.clients.settings",
         "torchrelay.compiler",
+        "torchrelay.compiler.decoding",
         "torchrelay.compiler.errors",
     }
 

@@ -15,6 +15,7 @@ from torchrelay.clients import tensor_cores, trace
 from torchrelay.clients.memory_timeline import Snapshot
 from torchrelay.clients.profile_summary import Facts, Summary, summarize
 from torchrelay.clients.tensor_cores import Found
+from torchrelay.compiler import decoding
 from torchrelay.compiler.errors import ClientError
 
 from .kineto import ADD, ALL_REDUCE, GEMM, SGEMM, Trace
@@ -292,4 +293,4 @@ def test_the_summary_is_made_without_torch(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program, str(source), str(facts), str(target)], check=True)
-    assert msgspec.json.decode(target.read_bytes(), type=Summary).kernels[0].name == GEMM
+    assert decoding.from_json(target.read_bytes(), type=Summary).kernels[0].name == GEMM

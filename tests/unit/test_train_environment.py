@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
+from torchrelay.compiler import decoding
 from torchrelay.compiler.train_records import SPEC_ENVIRONMENT, TrainOrder, TrainSpec
 from torchrelay.workers.environment import own_gpu
 from torchrelay.workers.training.environment import Place, rank_command, rank_environment
@@ -91,7 +91,7 @@ def test_a_spec_of_any_size_fits_in_one_variable() -> None:
     large = order(arguments=["x" * 4000] * 1000, environment={f"V{i}": "y" * 4000 for i in range(200)})
     told = rank_environment(large, PLACE, Path("/j"), NODE)[SPEC_ENVIRONMENT]
     assert len(told) < 1 << 17
-    assert msgspec.json.decode(told, type=TrainSpec).script == "s.py"
+    assert decoding.from_json(told, type=TrainSpec).script == "s.py"
 
 
 def test_checkpoints_go_where_the_job_says_or_into_its_folder() -> None:

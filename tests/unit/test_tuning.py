@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from torchrelay.compiler import tuning
+from torchrelay.compiler import decoding, tuning
 from torchrelay.compiler.tuning import Operand, Place, Problem, Timing
 
 LEFT = Operand("bfloat16", (128, 64), (64, 1))
@@ -69,8 +69,8 @@ def test_a_question_and_its_answer_travel():
     )
     for question in (tuning.Lookup(PLACE, [entry.problem]), tuning.Found(entry)):
         sent = msgspec.msgpack.encode(question)
-        assert msgspec.msgpack.decode(sent, type=tuning.Question) == question
-    assert msgspec.msgpack.decode(
+        assert decoding.from_msgpack(sent, type=tuning.Question) == question
+    assert decoding.from_msgpack(
         msgspec.msgpack.encode(tuning.Known([entry])), type=tuning.Known
     ).entries == [entry]
 
@@ -80,7 +80,7 @@ def test_a_time_that_is_none_is_refused(milliseconds):
     times = dict.fromkeys(("milliseconds", "low", "high"), milliseconds)
     sent = msgspec.msgpack.encode({"candidate": "aten mm", "samples": 1, **times})
     with pytest.raises(msgspec.ValidationError):
-        msgspec.msgpack.decode(sent, type=Timing)
+        decoding.from_msgpack(sent, type=Timing)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.3, 0.4), (0.1, 0.2)])
@@ -94,7 +94,7 @@ def test_a_problem_has_one_form():
         Problem("mm", (LEFT, RIGHT), RESULT, (("b", "1"), ("a", "2")))
     twice = {"op": "mm", "operands": [], "result": RESULT, "settings": [["a", "1"], ["a", "2"]]}
     with pytest.raises(msgspec.ValidationError, match="each given once"):
-        msgspec.msgpack.decode(msgspec.msgpack.encode(twice), type=Problem)
+        decoding.from_msgpack(msgspec.msgpack.encode(twice), type=Problem)
     with pytest.raises(ValueError, match="the dtype is float32"):
         Operand("f32", (8,), (1,))
 
@@ -105,7 +105,7 @@ def test_lengths_that_no_tensor_has_are_refused(field, number):
     """10**30 is a number in JSON, and none in MessagePack: it could not be named."""
     sent = msgspec.json.encode({"dtype": "float32", "size": [8], "stride": [1], field: [number]})
     with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(sent, type=Operand)
+        decoding.from_json(sent, type=Operand)
 
 
 def test_what_is_kept_of_a_time_has_four_digits():
@@ -120,4 +120,4 @@ def test_what_is_kept_of_a_time_has_four_digits():
 def test_a_name_is_one_word(op):
     sent = msgspec.msgpack.encode({"op": op, "operands": [], "result": RESULT})
     with pytest.raises(msgspec.ValidationError):
-        msgspec.msgpack.decode(sent, type=Problem)
+        decoding.from_msgpack(sent, type=Problem)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 
 import strategies
-from torchrelay.compiler import key, names, user_kernels, wire
+from torchrelay.compiler import decoding, key, names, user_kernels, wire
 from torchrelay.compiler.check import check
 from torchrelay.compiler.errors import MalformedRequest, RelayError
 from torchrelay.compiler.user_kernels import BadKernel
@@ -156,7 +156,7 @@ CHANGES: list[dict[str, Any]] = [
 
 
 def test_a_request_without_kernels_has_the_bytes_it_had_before_there_were_any() -> None:
-    names = msgspec.msgpack.decode(wire.encode_request(wire.unpack_request(wire.pack_request(PLAIN))))
+    names = decoding.from_msgpack(wire.encode_request(wire.unpack_request(wire.pack_request(PLAIN))))
     later = ("kernels", "tuning_lock", "meshes")
     assert list(names) == [field for field in wire.GraphRequest.__struct_fields__ if field not in later]
     assert not wire.holds_source(wire.encode_request(PLAIN))
@@ -329,7 +329,7 @@ def test_a_damaged_request_with_kernels_raises_nothing_but_relay_errors(data: st
         kernels=[kernel()],
     )
     check(whole, wire.Limits())
-    plain = msgspec.msgpack.decode(wire.encode_request(whole))
+    plain = decoding.from_msgpack(wire.encode_request(whole))
     for _ in range(data.draw(st.integers(1, 3))):
         plain = data.draw(strategies.damaged(plain))
     try:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-from torchrelay.compiler import target, tuning, wire
+from torchrelay.compiler import decoding, target, tuning, wire
 from torchrelay.compiler.ahead import Copy
 from torchrelay.compiler.errors import Unavailable, VerifyFailed
 from torchrelay.compiler.search_order import SearchOrder
@@ -42,7 +42,7 @@ def preparation(request):
 
 
 def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, shared, ask):
-    order = msgspec.json.decode(request) if request[:1] == b"{" else msgspec.msgpack.decode(request)
+    order = decoding.from_json(request) if request[:1] == b"{" else decoding.from_msgpack(request)
     if order["do"] in ("build", "fetch"):
         order["kernels"] = kernels
     if order["do"] == "inquire":
@@ -52,7 +52,7 @@ def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, s
 
 def search(request, *, worker, workdir, limits, progress, kernels, shared, ask):
     """Search what `ask` hands out. What happens to a task its problem's settings say, by SEARCHES."""
-    order = msgspec.msgpack.decode(request, type=SearchOrder)
+    order = decoding.from_msgpack(request, type=SearchOrder)
     place = msgspec.structs.replace(
         PLACE, threads=order.threads or 1, capability=target.capability(order.target.cpu)
     )

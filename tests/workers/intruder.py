@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import msgspec
-from torchrelay.compiler import wire
+from torchrelay.compiler import decoding, wire
 
 TOOLCHAIN = wire.Toolchain(python="cp311", torch="0.0.0", triton="", cuda="", platform="linux-x86_64")
 TARGET = wire.Target(kind="cpu", name="", capability="", units=0, cpu=["avx2"])
@@ -43,7 +43,7 @@ def preparation(request):
 
 
 def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, shared, ask):
-    order = msgspec.json.decode(request)
+    order = decoding.from_json(request)
     return globals()[order.pop("do")](workdir, kernels, **order)
 
 

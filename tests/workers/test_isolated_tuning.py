@@ -11,7 +11,7 @@ import pytest
 import torch
 from forms import FORMS_OF_A_JOB, OFFERED, parameter, settings, warm_slot
 from torchrelay.clients.capture import capture
-from torchrelay.compiler import artifact, tuning, wire
+from torchrelay.compiler import artifact, decoding, tuning, wire
 from torchrelay.compiler.search_order import SearchOrder
 from torchrelay.workers.messages import Done, Failed, Query, decode_answer
 from torchrelay.workers.settings import ENGINE
@@ -39,7 +39,7 @@ async def compiled(slot, request):
         if isinstance(message, Failed):
             raise message.error()
         if isinstance(message, Query):
-            question = msgspec.msgpack.decode(message.question, type=tuning.Question)
+            question = decoding.from_msgpack(message.question, type=tuning.Question)
             entries = [question.entry] if isinstance(question, tuning.Found) else []
             found += entries
             await slot.reply("j", message.id, msgspec.msgpack.encode(tuning.Known(entries)))
@@ -97,7 +97,7 @@ def test_a_searcher_searches_in_every_form(form, tmp_path):
                 if isinstance(message, Failed):
                     raise message.error()
                 if isinstance(message, Query):
-                    question = msgspec.msgpack.decode(message.question, type=tuning.Question)
+                    question = decoding.from_msgpack(message.question, type=tuning.Question)
                     await slot.reply("j", message.id, msgspec.msgpack.encode(answered(question)))
 
     asyncio.run(scenario())

@@ -19,6 +19,7 @@ import msgspec
 import psutil
 import pytest
 from forms import FORMS_OF_A_JOB, OFFERED, parameter, settings, warm_slot
+from torchrelay.compiler import decoding
 from torchrelay.compiler.errors import CompileFailed, IsolationUnavailable
 from torchrelay.workers import job_folders, landlock
 from torchrelay.workers.messages import Done, Failed, decode_answer
@@ -108,7 +109,7 @@ def outcomes(world):
             async with warm_slot(settings(world.folder, (*forms, "none"))) as (slot, ready):
                 answer = await run(slot, "try_everything", facts=world.facts(ready))
                 assert psutil.pid_exists(ready.pid)
-                return ready.isolation, msgspec.json.decode(answer)
+                return ready.isolation, decoding.from_json(answer)
 
         if forms not in known:
             known[forms] = asyncio.run(ask())
@@ -168,7 +169,7 @@ def test_a_job_leaves_no_trace_for_the_next_nor_on_the_machine(world, form):
             await run(slot, "leave_traces", name=name)
             assert list(Path(ready.jobs_dir).iterdir()) == []
             assert "sleep" not in [p.name() for p in psutil.Process(ready.pid).children(recursive=True)]
-            return msgspec.json.decode(await run(slot, "find_traces", name=name))
+            return decoding.from_json(await run(slot, "find_traces", name=name))
 
     found = asyncio.run(scenario())
     left = [folder for folder in ("/tmp", "/var/tmp", "/dev/shm") if (Path(folder) / name).exists()]

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 from test_pool import GPU, RAY_TOKEN, wait_until
-from torchrelay.compiler import train_package, tuning
+from torchrelay.compiler import decoding, train_package, tuning
 from torchrelay.compiler.errors import CompileFailed, CompileKilled, CompileTimeout, NoWorker, Overloaded
 from torchrelay.compiler.search_order import SearchOrder
 from torchrelay.compiler.train_records import TrainOrder, TrainSpec
@@ -34,7 +34,7 @@ class Tasks:
         self.asked = []
 
     async def __call__(self, question):
-        asked = msgspec.msgpack.decode(question, type=tuning.Question)
+        asked = decoding.from_msgpack(question, type=tuning.Question)
         self.asked.append(asked)
         if isinstance(asked, tuning.Next):
             tasks = [self._left.pop(0)] if self._left else []

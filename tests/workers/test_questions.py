@@ -10,7 +10,7 @@ import engine
 import forms
 import msgspec
 import pytest
-from torchrelay.compiler import tuning
+from torchrelay.compiler import decoding, tuning
 from torchrelay.compiler.errors import CompileKilled
 from torchrelay.workers import questions
 from torchrelay.workers.actor import CompileSlot
@@ -38,7 +38,7 @@ def warm_slot(tmp_path, names=("none",)):
 
 def known(question: bytes, *, note: str = "") -> bytes:
     """An answer: one entry whose winner names the size that was asked for."""
-    (problem,) = msgspec.msgpack.decode(question, type=tuning.Lookup).problems
+    (problem,) = decoding.from_msgpack(question, type=tuning.Lookup).problems
     timing = tuning.Timing(f"size {problem.result.size[0]}", 1.0, 1.0, 1.0, 1)
     entry = tuning.Entry(problem=problem, place=engine.PLACE, winner=timing, candidates=1, clock=note)
     return msgspec.msgpack.encode(tuning.Known([entry]))
@@ -54,7 +54,7 @@ async def run(slot: CompileSlot, answer, job_id="j", seconds=60.0, **order):
         elif isinstance(message, Failed):
             raise message.error()
         elif isinstance(message, Done):
-            return msgspec.json.decode(message.artifact)
+            return decoding.from_json(message.artifact)
     raise AssertionError("no answer")
 
 

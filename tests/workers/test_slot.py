@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from torchrelay.compiler import wire
+from torchrelay.compiler import decoding, wire
 from torchrelay.compiler.errors import CompileFailed, CompileKilled, CompileTimeout, VerifyFailed
 from torchrelay.workers.actor import CompileSlot
 from torchrelay.workers.messages import Done, Event, Failed, Ready, decode_answer
@@ -306,7 +306,7 @@ def test_a_job_sees_private_directories_no_secret_and_no_descriptor_of_the_serve
 
     async def scenario():
         async with warm_slot(tmp_path) as (slot, ready):
-            seen = msgspec.json.decode((await run(slot, "surroundings"))[1])
+            seen = decoding.from_json((await run(slot, "surroundings"))[1])
             environment = seen["environment"]
             assert "secret" not in str(environment)
             assert not {"TORCHINDUCTOR_MAX_AUTOTUNE", "OMP_NUM_THREADS"} & set(environment)

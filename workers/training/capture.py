@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from ...compiler import decoding
 from ...compiler.errors import RelayError
 from ...compiler.train_records import Captured, TrainOrder, at_nodes, how_it_ended
 from .environment import Place, capture_command, rank_environment
@@ -27,7 +28,7 @@ class Capture:
 
     def run(self, order: bytes, world: int, seconds: float) -> bytes:
         """A Captured, encoded, of rank 0 of `world`. `order`: a TrainOrder."""
-        given = msgspec.msgpack.decode(order, type=TrainOrder)
+        given = decoding.from_msgpack(order, type=TrainOrder)
         return msgspec.msgpack.encode(_capture(given, world, time.monotonic() + seconds))
 
 
@@ -54,7 +55,7 @@ def _run(order: TrainOrder, world: int, work: Path, output: Path, until: float) 
     code = process.wait()
     tail = "\n".join(process.tail)
     try:
-        captured = msgspec.msgpack.decode(output.read_bytes(), type=Captured)
+        captured = decoding.from_msgpack(output.read_bytes(), type=Captured)
     except (OSError, msgspec.MsgspecError):
         return Captured(bodies=[], ended=f"failed: the script's process {how_it_ended(code)}", log=tail)
     return captured if captured.log else msgspec.structs.replace(captured, log=tail)

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from ...compiler import decoding
 from ...compiler.train_records import (
     Note,
     RankEnded,
@@ -101,21 +102,21 @@ class TrainDriver:
         self._warming = threading.Lock()
         self._kept = _Kept()
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            self._kept = msgspec.json.decode((self._folder / _STATE).read_bytes(), type=_Kept)
+            self._kept = decoding.from_json((self._folder / _STATE).read_bytes(), type=_Kept)
             self._cancelled, self._detail = self._kept.cancelled, self._kept.detail
         if _started_again():  # else a gateway is about to give the order, with a token that is good
             with contextlib.suppress(OSError, msgspec.MsgspecError), self._lock:
-                self._take(msgspec.msgpack.decode((self._folder / _ORDER).read_bytes(), type=TrainOrder))
+                self._take(decoding.from_msgpack((self._folder / _ORDER).read_bytes(), type=TrainOrder))
 
     # --- for gateways ----------------------------------------------------------------------------------
 
     def warm(self, order: bytes) -> None:
         """Have processes with PyTorch imported where ranks may come to be, of which they are forked."""
-        self._warm_up(msgspec.msgpack.decode(order, type=TrainOrder))
+        self._warm_up(decoding.from_msgpack(order, type=TrainOrder))
 
     def begin(self, order: bytes) -> None:
         """Run the job, unless it runs, or has ended under this number of resumes."""
-        given = msgspec.msgpack.decode(order, type=TrainOrder)
+        given = decoding.from_msgpack(order, type=TrainOrder)
         with self._lock:
             if self._fitting is not None and not (self._over and given.resumes != self._kept.resumes):
                 return
@@ -274,7 +275,7 @@ class TrainDriver:
 
     def tell(self, rank: int, attempt: int, events: bytes) -> bytes:
         """What a rank's worker has; the answer says whether the rank may go on."""
-        told = msgspec.msgpack.decode(events, type=list[TrainEvent])
+        told = decoding.from_msgpack(events, type=list[TrainEvent])
         if told:
             self._ledger.add(told)
         complete = False

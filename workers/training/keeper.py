@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct
 
+from ...compiler import decoding
 from ..processes import Survivors, become_subreaper, die_with_parent, kill_below
 
 STOP, KILL = b"t", b"k"
@@ -61,7 +62,7 @@ def receive(connection: socket.socket) -> tuple[Launch, list[int]]:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
     head += _exactly(connection, _LENGTH.size - len(head))
     body = _exactly(connection, *_LENGTH.unpack(head))
-    return msgspec.json.decode(body, type=Launch), list(descriptors)
+    return decoding.from_json(body, type=Launch), list(descriptors)
 
 
 def keep(connection: socket.socket, launch: Launch, descriptors: Sequence[int], begin: Begin) -> Launch:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from ...compiler import decoding
 from ...compiler.train_records import (
     TRAIN_ENDED,
     Checkpoint,
@@ -43,8 +44,6 @@ _COMPACT_BYTES = 4 << 20
 
 _SHOWN_BYTES = 256 << 20
 """A file for people that has grown past it is put aside, in place of the one before: the service has all of it."""
-
-_decoder = msgspec.json.Decoder(News)
 
 
 class Ledger:
@@ -110,7 +109,7 @@ class Ledger:
                 left = end - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     return []
-            return [_decoder.decode(line) for line in self._from(number + 1)]
+            return [decoding.from_json(line, type=News) for line in self._from(number + 1)]
 
     def turned_anew(self) -> None:
         """The job was resumed: its last turn's end is past."""
@@ -144,7 +143,7 @@ class Ledger:
             file.seek(place, os.SEEK_CUR)
             for line in file:
                 try:
-                    yield _decoder.decode(line).number, line
+                    yield decoding.from_json(line, type=News).number, line
                 except msgspec.MsgspecError:
                     return
 
@@ -155,7 +154,7 @@ class Ledger:
         try:
             with self._file.open("rb") as file:
                 first = file.readline()
-            state = msgspec.json.decode(first, type=_State)
+            state = decoding.from_json(first, type=_State)
         except (OSError, msgspec.MsgspecError):
             self._begin_file()
             return
@@ -167,7 +166,7 @@ class Ledger:
             self._lines.append((number, line))
             self._bytes += len(line)
             self._size += len(line)
-            self._learn(_decoder.decode(line).event)
+            self._learn(decoding.from_json(line, type=News).event)
             self._forget()
             self._written = number
         self._written = self._loaded = self.last
@@ -249,7 +248,9 @@ class Ledger:
 
     def _renumber(self, known: int) -> None:
         """Have what came since this driver started follow number `known`."""
-        new = [_decoder.decode(line).event for number, line in self._lines if number > self._loaded]
+        new = [
+            decoding.from_json(line, type=News).event for number, line in self._lines if number > self._loaded
+        ]
         self._lines.clear()
         self._bytes = self._unwritten = 0
         self.last = self._loaded = self._fetched = known

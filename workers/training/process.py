@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ...compiler import decoding
 from ...compiler.train_records import (
     Checkpoint,
     FirstStep,
@@ -51,8 +52,6 @@ _IN_GROUP = re.compile(r"^[ |]*\| ")
 
 _OF_RANK = re.compile(r"^\[rank\d+\]: ?")
 """torch.distributed writes it before each line of a traceback, once there is a process group."""
-
-_decoder = msgspec.json.Decoder(RankMessage)
 
 
 class RankProcess:
@@ -244,7 +243,7 @@ class RankProcess:
         if not line:
             return
         try:
-            message = _decoder.decode(line)
+            message = decoding.from_json(line, type=RankMessage)
         except (msgspec.MsgspecError, RecursionError) as error:
             if not self._noted:
                 self._noted = True

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from ...compiler import decoding
 from ...compiler.errors import RelayError
 from ...compiler.train_records import (
     ANSWER_ENVIRONMENT,
@@ -101,7 +102,7 @@ def run_rank(job: Job) -> None:
     import ray.train
 
     context = ray.train.get_context()
-    meeting = msgspec.json.decode(os.environ[_MEETING], type=Meeting)
+    meeting = decoding.from_json(os.environ[_MEETING], type=Meeting)
     local = context.get_local_world_size()
     place = Place(
         rank=context.get_world_rank(),
@@ -117,7 +118,7 @@ def run_rank(job: Job) -> None:
     driver = ray.get_actor(job.driver, namespace=NAMESPACE)
     node = ray.get_runtime_context().get_node_id()
     brief, warm = ray.get([driver.brief.remote(), driver.warm_process.remote(node)])
-    order = msgspec.msgpack.decode(brief, type=TrainOrder)
+    order = decoding.from_msgpack(brief, type=TrainOrder)
     try:
         name = at_nodes(order.namespace, order.job)
         work = WorkFolder.open(name, lambda: ray.get(driver.package.remote()))
@@ -199,7 +200,7 @@ class _Teller:
             done, _ = ray.wait([self._call], timeout=0)
             if not done:
                 return answer.stop
-            answer = msgspec.msgpack.decode(ray.get(self._call), type=Order)
+            answer = decoding.from_msgpack(ray.get(self._call), type=Order)
             self._call = None
         now = time.monotonic()
         if now >= self._next:
@@ -215,11 +216,11 @@ class _Teller:
         import ray
 
         if self._call is not None:
-            answer = msgspec.msgpack.decode(ray.get(self._call), type=Order)
+            answer = decoding.from_msgpack(ray.get(self._call), type=Order)
             self.told_to_stop = self.told_to_stop or answer.stop >= 0
         self._waiting += events
         self._send()
-        answer = msgspec.msgpack.decode(ray.get(self._call), type=Order)
+        answer = decoding.from_msgpack(ray.get(self._call), type=Order)
         self.told_to_stop = self.told_to_stop or answer.stop >= 0
 
     def _send(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ...compiler import decoding
 from ...compiler.errors import CompileKilled, CompileTimeout, Unavailable
 from ...compiler.train_records import Captured, News, TrainOrder, TrainSpec, at_nodes
 from ..cluster import DRIVER_SHARE, NAMESPACE, OFFER, Cluster
@@ -58,7 +59,7 @@ class TrainSite:
         news = await self._answer(driver.news.remote(after, seconds), seconds + _ANSWER_SECONDS)
         if news is None:
             raise DriverLost(f"the driver of job {job} has lost its order", hint="Begin it again")
-        return msgspec.msgpack.decode(news, type=list[News])
+        return decoding.from_msgpack(news, type=list[News])
 
     async def cancel(self, job: str) -> None:
         """Raises Unavailable."""
@@ -103,14 +104,14 @@ class TrainSite:
             raise DriverLost(f"the worker that ran the script was lost: {_first_line(error)}") from None
         finally:
             await asyncio.shield(self._call(lambda: Cluster.remove(actor)))
-        return msgspec.msgpack.decode(data, type=Captured)
+        return decoding.from_msgpack(data, type=Captured)
 
     async def held(self) -> list[Held]:
         """What all jobs' ranks hold. Raises Unavailable."""
 
         async def of(driver: Any) -> list[Held]:
             try:
-                return msgspec.msgpack.decode(await self._answer(driver.held.remote(), 5.0), type=list[Held])
+                return decoding.from_msgpack(await self._answer(driver.held.remote(), 5.0), type=list[Held])
             except (Unavailable, DriverLost):
                 return []
 

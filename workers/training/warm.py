@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ...compiler import decoding
 from .. import job_folders
 from ..cluster import short_root
 from ..processes import become_subreaper, reap
@@ -130,7 +131,7 @@ def _line(owner: socket.socket) -> dict[str, str]:
         if not (piece := owner.recv(1 << 20)):
             raise EOFError
         data += piece
-    return msgspec.json.decode(data, type=dict[str, str])
+    return decoding.from_json(data, type=dict[str, str])
 
 
 def _fork(launch: Launch) -> int:

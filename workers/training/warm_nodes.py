@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ...compiler import decoding
 from ...compiler.train_records import TrainOrder, TrainSpec
 from ..cluster import DRIVER_SHARE, OFFER
 from . import warm
@@ -26,7 +27,7 @@ class WarmProcess:
 
     def __init__(self, order: bytes, folder: str) -> None:
         """order: a TrainOrder, encoded; folder: the job's."""
-        given = msgspec.msgpack.decode(order, type=TrainOrder)
+        given = decoding.from_msgpack(order, type=TrainOrder)
         self._owned = warm.start(job_environment(given, Path(folder), os.environ))
 
     def path(self) -> str:

@@ -1,0 +1,65 @@
+"""Bytes and plain values into typed messages, in any thread: the one place that makes msgspec's decoders.
+
+msgspec prepares a struct when it is first decoded, and lets other threads see it before its fields are ready: two
+threads that decode a type for the first time at the same moment end the process (SIGSEGV, up to version 0.22 at least).
+A training script has such threads: its own, the one that prefetches, those that tell the service. Here one at a time
+prepares a type, and no process is forked meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+T = TypeVar("T")
+
+_preparing = threading.RLock()
+_json: dict[tuple[Any, bool], msgspec.json.Decoder[Any]] = {}
+_msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+os.register_at_fork(
+    before=_preparing.acquire, after_in_parent=_preparing.release, after_in_child=_preparing.release
+)
+
+
+@overload
+def from_json(data: bytes | bytearray | memoryview | str, *, type: type[T], strict: bool = True) -> T: ...
+@overload
+def from_json(data: bytes | bytearray | memoryview | str, *, type: Any = Any, strict: bool = True) -> Any: ...
+def from_json(data: bytes | bytearray | memoryview | str, *, type: Any = Any, strict: bool = True) -> Any:
+    """`data` as a `type`. Raises as msgspec.json.decode does: DecodeError, ValidationError, RecursionError."""
+    return _json_decoder(type, strict).decode(data)
+
+
+@overload
+def from_msgpack(data: bytes | bytearray | memoryview, *, type: type[T]) -> T: ...
+@overload
+def from_msgpack(data: bytes | bytearray | memoryview, *, type: Any = Any) -> Any: ...
+def from_msgpack(data: bytes | bytearray | memoryview, *, type: Any = Any) -> Any:
+    """`data` as a `type`. Raises as msgspec.msgpack.decode does: DecodeError, ValidationError, RecursionError."""
+    decoder = _msgpack.get(type)
+    if decoder is None:
+        with _preparing:
+            decoder = _msgpack[type] = msgspec.msgpack.Decoder(type)
+    return decoder.decode(data)
+
+
+@overload
+def convert(value: Any, *, type: type[T]) -> T: ...
+@overload
+def convert(value: Any, *, type: Any) -> Any: ...
+def convert(value: Any, *, type: Any) -> Any:
+    """Plain values as a `type`. Raises as msgspec.convert does: ValidationError."""
+    _json_decoder(type, True)
+    return msgspec.convert(value, type)
+
+
+def _json_decoder(type: Any, strict: bool) -> msgspec.json.Decoder[Any]:
+    decoder = _json.get((type, strict))
+    if decoder is None:
+        with _preparing:
+            decoder = _json[type, strict] = msgspec.json.Decoder(type, strict=strict)
+    return decoder
