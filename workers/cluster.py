@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -116,6 +117,7 @@ class Cluster:
     async def start(self) -> None:
         """Start or join. Raises Unavailable."""
         await self.call(self._start)
+        _keep_sigterm()
 
     async def stop(self) -> None:
         """Leave; an embedded cluster ends, its processes too."""
@@ -234,6 +236,16 @@ class Cluster:
         except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
             raise Unavailable(f"Ray does not answer: {error}") from error
         return [_node(entry) for entry in listed if entry["Alive"] and OFFER in entry["Resources"]]
+
+
+def _keep_sigterm() -> None:
+    """Handle SIGTERM as this process did before Ray put its own handler in front: that one aborts a process 3 s after
+    the signal, whatever it is still bringing to an end. Only a main thread may, which is where a service lives."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
+        if callable(handler):
+            signal.siginterrupt(signal.SIGTERM, False)  # as asyncio has it
 
 
 def _node(entry: dict[str, Any]) -> Node:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +16,7 @@ import engine
 import msgspec
 import psutil
 import pytest
-from torchrelay.compiler import tuning, wire
+from torchrelay.compiler import decoding, tuning, wire
 from torchrelay.compiler.errors import CompileKilled, CompileTimeout, NoWorker, VerifyFailed
 from torchrelay.workers.pool import PoolSettings, WorkerPool
 
@@ -125,7 +127,7 @@ def test_an_artifact_and_its_events_come_back(service):
 
 def known(question):
     """An answer whose winner names the size that was asked for."""
-    (problem,) = msgspec.msgpack.decode(question, type=tuning.Lookup).problems
+    (problem,) = decoding.from_msgpack(question, type=tuning.Lookup).problems
     timing = tuning.Timing(f"size {problem.result.size[0]}", 1.0, 1.0, 1.0, 1)
     entry = tuning.Entry(problem=problem, place=engine.PLACE, winner=timing, candidates=1)
     return msgspec.msgpack.encode(tuning.Known([entry]))
@@ -142,7 +144,7 @@ def test_jobs_ask_and_each_is_answered_while_both_run(service):
     jobs = [
         service.compile("inquire", how="in turn", sizes=[size, size + 1], on_query=answer) for size in (2, 7)
     ]
-    told = [msgspec.json.decode(job.result(30)) for job in jobs]
+    told = [decoding.from_json(job.result(30)) for job in jobs]
     assert told == [[["size 2"], ["size 3"]], [["size 7"], ["size 8"]]]
 
 
@@ -158,7 +160,7 @@ async def fail(question):
 def test_a_job_is_told_at_once_that_nobody_answers(service, on_query):
     service.wait_for_idle()
     job = service.compile("inquire", how="in turn", sizes=[2], wait=1000, on_query=on_query)
-    assert msgspec.json.decode(job.result(30)) == ["the service has no answer about tuning"]
+    assert decoding.from_json(job.result(30)) == ["the service has no answer about tuning"]
 
 
 class Unanswered:
@@ -200,7 +202,7 @@ def test_a_server_that_dies_over_an_open_question_leaves_nobody_at_the_answer(se
     answers = [
         service.compile("inquire", how="in turn", sizes=[2], on_query=answer_at_once) for _ in range(2)
     ]
-    assert [msgspec.json.decode(each.result(30)) for each in answers] == [[["size 2"]]] * 2
+    assert [decoding.from_json(each.result(30)) for each in answers] == [[["size 2"]]] * 2
 
 
 def test_the_compilers_error_crosses_ray_whole(service):
@@ -306,3 +308,30 @@ def test_no_actor_imports_torch_and_no_server_of_ray_listens_beyond_loopback(ser
     for actor in actors:
         assert not [m.path for m in actor.memory_maps() if "libtorch" in m.path]
     assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+
+
+TERMINATED = """
+import asyncio, os, signal, sys
+from torchrelay.workers.pool import PoolSettings, WorkerPool
+
+async def main():
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    pool = WorkerPool(PoolSettings(cpu_slots=0, gpu_slots_per_gpu=0, ray_token=sys.argv[1]))
+    await pool.start()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await stop.wait()
+    await asyncio.sleep(6)  # whatever is being finished
+    await pool.close()
+    print("closed")
+
+asyncio.run(main())
+"""
+
+
+def test_who_is_terminated_may_take_its_time_to_end_in_order():
+    """Ray's own handler of SIGTERM aborts the process 3 s later."""
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINATED, RAY_TOKEN], capture_output=True, text=True, timeout=240
+    )
+    assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr
