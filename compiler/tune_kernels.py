@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 
 from . import expr, names, wire
 from .errors import BadExpression
-from .tuning import LONG, Operand, Problem, contiguous
+from .tuning import WRITTEN, Operand, Problem, contiguous
 
 Lines = Mapping[tuple[str | int, ...], int]
 """The line of each part of an entry, by its path: () is the entry, ("arguments", "x_ptr") that value."""
@@ -231,7 +231,7 @@ class _Entry:
     def _tensor(
         self, dtype: str, shape: Any, stride: Any, numbers: Mapping[str, Number], *path: str | int
     ) -> Operand:
-        name = LONG.get(dtype, dtype)
+        name = WRITTEN.get(dtype, dtype)
         if name not in names.DTYPE_BYTES:
             raise self._bad(f"{dtype[:40]!r} is no dtype, like float32 or bf16", *path)
         size = self._lengths(shape, numbers, *path)

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from .tune_operators import FP8, MASKS, channels_last
-from .tuning import LONG, Operand, contiguous
+from .tuning import WRITTEN, Operand, contiguous
 
 NEEDED = object()
 
@@ -59,9 +59,9 @@ def _dims(value: Any) -> int:
 
 
 def _dtype(value: Any) -> str:
-    name = LONG.get(str(value), str(value))
-    if name not in LONG.values():
-        raise ValueError(f"{str(value)[:40]!r} is no dtype; there are {', '.join(sorted(LONG))}")
+    name = WRITTEN.get(str(value), str(value))
+    if name not in WRITTEN.values():
+        raise ValueError(f"{str(value)[:40]!r} is no dtype; there are {', '.join(sorted(WRITTEN))}")
     return name
 
 

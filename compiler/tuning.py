@@ -42,6 +42,8 @@ _SHORT = {
     "bool": "b8",
 }
 LONG = {short: name for name, short in _SHORT.items()}
+WRITTEN = LONG | {"fp64": "float64", "fp32": "float32", "fp16": "float16", "fp8": "float8_e4m3fn"}
+"""What people write for them; torch's own names go too."""
 
 
 class _Record(Struct, frozen=True, forbid_unknown_fields=True):
@@ -201,7 +203,7 @@ def operand_of(text: str) -> Operand:
     if found is None:
         raise ValueError(f"{text[:80]!r} is no tensor like bf16[128,64] or bf16[64,32]:1,64")
     dtype, size, stride = found[1], _numbers(found[2]), found[3]
-    return Operand(LONG.get(dtype, dtype), size, contiguous(size) if stride is None else _numbers(stride))
+    return Operand(WRITTEN.get(dtype, dtype), size, contiguous(size) if stride is None else _numbers(stride))
 
 
 def problem_of(shape: str, settings: tuple[tuple[str, str], ...] = ()) -> Problem:

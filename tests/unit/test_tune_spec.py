@@ -58,8 +58,13 @@ operators:
     assert [item.line for item in spec.operators[-2:]] == [3, 8]
 
 
+SCALED = (
+    "scaled_mm(f8e4m3[32,64], f8e4m3[64,16]:1,64, f32[], f32[]) -> bf16[32,16] {arg.use_fast_accum=False}"
+)
+
+
 def test_the_same_problem_twice_is_searched_once() -> None:
-    assert texts("operators:\n- {op: mm, m: [4, 4], n: 4, k: 4, dtype: [f16, float16]}") == [
+    assert texts("operators:\n- {op: mm, m: [4, 4], n: 4, k: 4, dtype: [f16, float16, fp16]}") == [
         "mm(f16[4,4], f16[4,4]) -> f16[4,4]"
     ]
 
@@ -72,6 +77,9 @@ def test_the_same_problem_twice_is_searched_once() -> None:
             "op: mm, m: 8, n: 4, k: 2, dtype: f32, constant: true, precision: high",
             "mm(f32[8,2], f32[2,4]) -> f32[8,4] {constants=1, precision=high}",
         ),
+        ("op: mm, m: 8, n: 4, k: 2, dtype: fp32", "mm(f32[8,2], f32[2,4]) -> f32[8,4] {precision=highest}"),
+        ('op: mm, operands: ["fp64[8,2]", "f64[2,4]"]', "mm(f64[8,2], f64[2,4]) -> f64[8,4]"),
+        ("op: scaled_mm, m: 32, n: 16, k: 64, dtype: fp8, out: fp16", SCALED.replace("bf16", "f16")),
         ("op: addmm, m: 8, n: 4, k: 2, dtype: f16", "addmm(f16[4], f16[8,2], f16[2,4]) -> f16[8,4]"),
         ("op: bmm, batch: 3, m: 8, n: 4, k: 2, dtype: f16", "bmm(f16[3,8,2], f16[3,2,4]) -> f16[3,8,4]"),
         (
@@ -79,10 +87,7 @@ def test_the_same_problem_twice_is_searched_once() -> None:
             "baddbmm(f16[3,8,4], f16[3,8,2], f16[3,2,4]) -> f16[3,8,4]",
         ),
         ("op: int_mm, m: 32, n: 16, k: 8", "int_mm(i8[32,8], i8[8,16]) -> i32[32,16]"),
-        (
-            "op: scaled_mm, m: 32, n: 16, k: 64",
-            "scaled_mm(f8e4m3[32,64], f8e4m3[64,16]:1,64, f32[], f32[]) -> bf16[32,16] {arg.use_fast_accum=False}",
-        ),
+        ("op: scaled_mm, m: 32, n: 16, k: 64", SCALED),
         (
             "op: scaled_mm, m: 32, n: 16, k: 64, scales: row, out: f32, fast_accum: true",
             "scaled_mm(f8e4m3[32,64], f8e4m3[64,16]:1,64, f32[32,1], f32[1,16]) -> f32[32,16] "
