@@ -23,7 +23,7 @@ PAGE = "index.html"
 def write_report(
     job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id or name, or a lock file.")],
     directory: Annotated[
-        Path, typer.Option("--output", help="The folder to write to; made if it is not there.")
+        Path, typer.Option("--output", "-o", help="The folder to write to; made if it is not there.")
     ] = Path("tune-report"),
     lock: Annotated[
         Path | None, typer.Option(help="An older lock file: what is slower than there stands at the top.")

@@ -110,7 +110,7 @@ def test_a_jobs_report_is_a_page_of_what_it_found(
     assert "mm</b>(bf16[32,16], bf16[16,16])" in page and "line 4" in page
     assert "Measured ceilings: memory" in page
     assert command("export", "old.lock").returncode == 0
-    again = command("report", "small", "--lock", "old.lock", "--output", "out", "--no-pictures")
+    again = command("report", "small", "--lock", "old.lock", "-o", "out", "--no-pictures")
     assert again.stdout == "2 problems, 0 slower than in old.lock: out/index.html\n"
     missing = command("report", "another", "--no-pictures")
     assert missing.returncode == 1 and "there is no batch job another" in missing.stderr
