@@ -37,6 +37,7 @@ from .training import folders
 log = structlog.get_logger(__name__)
 
 _REDIS_CONNECTIONS = 64
+_LEASE_CONNECTIONS = 4
 _REDIS_RETRIES = 3
 _QUEUE_TIMES = 3
 _POOL_RESTART_SECONDS = 5.0
@@ -125,6 +126,7 @@ def connect(settings: ServiceSettings) -> Redis:
         settings.redis_url,
         **tls,
         max_connections=_REDIS_CONNECTIONS,
+        for_leases=_LEASE_CONNECTIONS,
         timeout=_QUEUE_TIMES * settings.redis_timeout_seconds,
         socket_timeout=settings.redis_timeout_seconds,
         socket_connect_timeout=settings.redis_timeout_seconds,

@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 
 from ..compiler import decoding, wire
 from ..compiler.errors import Overloaded, OverQuota, RelayError, from_code
+from .connections import keeping
 from .scripts import DEFAULT, Keys, Scripts
 from .settings import ServiceSettings
 
@@ -140,28 +141,29 @@ class Leases:
         """Keep the lease; what became of it, and the lease to go on with ("retaken" has a new fence)."""
         keys, lease = self._keys, granted.lease
         key = lease.key
-        answer = await self._scripts.renew(
-            keys=[
-                keys.index(key),
-                keys.lease(key),
-                keys.fence,
-                keys.active,
-                keys.events(key),
-                keys.request(key),
-                keys.run(key),
-                keys.waiters(key),
-            ],
-            args=[
-                key,
-                lease.owner,
-                self._lease_ms,
-                granted.body,
-                self._ttl_ms,
-                int(finish),
-                keys.wake,
-                self._abandon_ms,
-            ],
-        )
+        with keeping():
+            answer = await self._scripts.renew(
+                keys=[
+                    keys.index(key),
+                    keys.lease(key),
+                    keys.fence,
+                    keys.active,
+                    keys.events(key),
+                    keys.request(key),
+                    keys.run(key),
+                    keys.waiters(key),
+                ],
+                args=[
+                    key,
+                    lease.owner,
+                    self._lease_ms,
+                    granted.body,
+                    self._ttl_ms,
+                    int(finish),
+                    keys.wake,
+                    self._abandon_ms,
+                ],
+            )
         match answer:
             case [b"lost"]:
                 return "lost", granted

@@ -27,6 +27,7 @@ from ..compiler.records import (
     TuneResult,
     TuneState,
 )
+from .connections import keeping
 from .events import START
 from .scripts import Keys, Scripts
 
@@ -189,10 +190,11 @@ class Tunes:
 
     async def _lease(self, job: str, owner: str, what: str, turn: int | None = None) -> str:
         keys = self._keys
-        (answer,) = await self._scripts.tune_lease(
-            keys=[keys.tune(job), keys.tune_lease(job), keys.tune_events(job)],
-            args=[job, owner, self._lease_ms, what, keys.wake, "" if turn is None else turn],
-        )
+        with keeping():
+            (answer,) = await self._scripts.tune_lease(
+                keys=[keys.tune(job), keys.tune_lease(job), keys.tune_events(job)],
+                args=[job, owner, self._lease_ms, what, keys.wake, "" if turn is None else turn],
+            )
         return bytes(answer).decode()
 
     async def tell(

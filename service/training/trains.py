@@ -27,6 +27,7 @@ from ...compiler.train_records import (
     TrainState,
     Turned,
 )
+from ..connections import keeping
 from ..scripts import Keys, Scripts
 from .progress import Progress
 from .store import TrainStore
@@ -192,10 +193,11 @@ class Trains:
 
     async def _lease(self, job: str, owner: str, what: str, turn: int | None = None) -> list[bytes]:
         keys = self._keys
-        answer: list[bytes] = await self._scripts.train_lease(
-            keys=[keys.train(job), keys.train_lease(job)],
-            args=[job, owner, self._lease_ms, what, keys.wake, "" if turn is None else turn],
-        )
+        with keeping():
+            answer: list[bytes] = await self._scripts.train_lease(
+                keys=[keys.train(job), keys.train_lease(job)],
+                args=[job, owner, self._lease_ms, what, keys.wake, "" if turn is None else turn],
+            )
         return answer
 
     async def tell(

@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from service_parts import RedisServer
-from torchrelay.service.connections import ConnectionsInTurn
+from torchrelay.service.connections import ConnectionsInTurn, keeping
+from torchrelay.service.gateway import connect
+from torchrelay.service.leases import Granted, Leases
+from torchrelay.service.scripts import Keys, Scripts
+from torchrelay.service.settings import ServiceSettings
 
 
 def pool(url: str, **options: Any) -> ConnectionsInTurn:
-    return ConnectionsInTurn.from_url(url, **{"max_connections": 1, "timeout": 60.0, **options})
+    return ConnectionsInTurn.from_url(
+        url, **{"max_connections": 2, "for_leases": 1, "timeout": 60.0, **options}
+    )
 
 
 def test_who_has_just_had_one_waits_behind_who_asked_before(redis_server: RedisServer) -> None:
@@ -62,6 +68,44 @@ def test_who_waits_too_long_or_leaves_takes_no_turn_along(redis_server: RedisSer
         with pytest.raises(KeyError):  # redis-py's own answer
             await connections.release(held)
         assert connections._turns._value == 1
+        await connections.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_lease_is_kept_although_requests_have_all_connections(
+    settings: dict[str, Any], redis_server: RedisServer
+) -> None:
+    async def main() -> None:
+        configured = ServiceSettings(**settings, redis_timeout_seconds=0.2)
+        redis = connect(configured)
+        leases = Leases(redis, Keys(configured.redis_prefix), Scripts(redis), configured)
+        granted = await leases.ask("ab" * 32, b"body", finish=True)
+        assert isinstance(granted, Granted)
+        held = []
+        with pytest.raises(RedisConnectionError, match="No connection available"):
+            while True:
+                held.append(await redis.connection_pool.get_connection())
+        for _ in range(100):
+            renewal, granted = await leases.renew(granted, finish=True)
+            assert renewal == "held"
+        for connection in held:
+            await redis.connection_pool.release(connection)
+        await redis.aclose()
+
+    asyncio.run(main())
+
+
+def test_connections_for_leases_come_in_turn_and_go_back(redis_server: RedisServer) -> None:
+    async def main() -> None:
+        connections = pool(redis_server.url, timeout=0.2)
+        with keeping():
+            kept = await connections.get_connection()
+            with pytest.raises(RedisConnectionError, match="No connection available"):
+                await connections.get_connection()
+        await connections.release(await connections.get_connection())
+        await connections.release(kept)
+        assert (connections._turns._value, connections._lease_turns._value) == (1, 1)
         await connections.aclose()
 
     asyncio.run(main())
