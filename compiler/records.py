@@ -251,9 +251,10 @@ class Budget(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 class TuneRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `POST /v1/tunes`.
 
-    device: a GPU by name, or `cpu`; '': the one kind that the workers have. torch: the workers' version, where they
-    have several. threads: of a CPU's kernels. file: what errors and reports call the file that the lines are of. id: of
-    the job, if whoever begins it chooses one: then it is begun once, however often this is sent.
+    device: a GPU by name, or `cpu`; '': what its first graph is for, or the one kind of GPU that the workers have, or a
+    CPU if they have none. torch: the workers' version, where they have several. threads: of a CPU's kernels. file: what
+    errors and reports call the file that the lines are of. id: of the job, if whoever begins it chooses one: then it is
+    begun once, however often this is sent.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]

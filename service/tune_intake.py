@@ -139,7 +139,7 @@ class TuneIntake:
         return told
 
     def _aim(self, asked: TuneRequest, requests: Sequence[wire.GraphRequest]) -> Aim:
-        """What the job's kernels are for: one kind of worker that there is."""
+        """What the job's kernels are for: one kind of worker that there is; a GPU, where nothing says which."""
         there = self._workers()
         where = _at(asked, asked.lines.get("device", asked.lines.get("torch", 0)))
         fitting = [
@@ -152,9 +152,9 @@ class TuneIntake:
             wanted = asked.device or "any device"
             with_torch = f" with torch {asked.torch}" if asked.torch else ""
             raise NoWorker(f"{where}no worker has {wanted}{with_torch}; there are {_listed(there)}")
-        if not asked.device and requests:
-            of_graphs = [w for w in fitting if w.target == requests[0].target]
-            fitting = of_graphs or fitting
+        if not asked.device:
+            of_graphs = [w for w in fitting if requests and w.target == requests[0].target]
+            fitting = of_graphs or self._with_gpu(fitting)
         if len({(_named(w.target), w.toolchain.torch) for w in fitting}) > 1:
             raise BadTuneJob(
                 f"{where}the workers are of several kinds: {_listed(fitting)}",
@@ -182,6 +182,16 @@ class TuneIntake:
                     hint="Say `threads:`",
                 )
         return Aim(decoding.from_json(toolchain, type=wire.Toolchain), aimed, threads)
+
+    def _with_gpu(self, fitting: list[wire.WorkerInfo]) -> list[wire.WorkerInfo]:
+        """Those with a GPU, or all if no worker has one: a host with GPUs has workers for CPUs too. Raises Unavailable
+        while none of its GPUs can be used yet."""
+        found = [w for w in fitting if w.target.kind != "cpu"]
+        if not found and any(w.target.kind != "cpu" and w.state == "starting" for w in self._pool.workers()):
+            raise Unavailable(
+                "no worker with a GPU has started yet", hint="Try again in a minute, or say `device: cpu`"
+            )
+        return found or fitting
 
 
 def _tuned(body: bytes, item: GraphItem, limits: wire.Limits) -> tuple[bytes, wire.GraphRequest]:

@@ -9,7 +9,7 @@ import httpx2
 import msgspec
 import pytest
 import source_parts
-from service_parts import TOOLCHAIN, Running
+from service_parts import TARGET, TOOLCHAIN, Running
 from torchrelay.compiler import decoding, tune_kernels, tuning, wire
 from torchrelay.compiler import key as keys
 from torchrelay.compiler.records import KernelItem
@@ -122,6 +122,31 @@ def test_a_kernels_compile_is_not_believed_of_another_kernel(
     ended(http, begun(http, item(factor=4)))
     (answer,) = pool.answers
     assert decoding.from_msgpack(answer, type=tuning.Known).entries == []
+
+
+def test_a_host_with_a_gpu_and_workers_for_its_cpu_is_asked_for_its_gpu(
+    http: httpx2.Client, pool: SearchingPool
+) -> None:
+    pool.others = [TARGET]
+    pool.questions = [msgspec.msgpack.encode(measured(kernel()))]
+    name = begun(http, item())
+    assert ended(http, name)["target"]["name"] == source_parts.GPU.name
+    pool.others = [TARGET, msgspec.structs.replace(source_parts.GPU, name="NVIDIA A100")]
+    code, message = refused(http, item())
+    assert code == "bad_tune_job" and message.endswith(
+        f"several kinds: NVIDIA A100 with torch {TOOLCHAIN.torch}; NVIDIA H100 with torch {TOOLCHAIN.torch}"
+    )
+
+
+def test_a_job_does_not_go_to_a_cpu_because_the_gpu_has_not_started_yet(
+    http: httpx2.Client, pool: SearchingPool
+) -> None:
+    pool.target, pool.starting, pool.starts = TARGET, ["c"], source_parts.GPU
+    assert refused(http, item(), threads=2) == ("unavailable", "no worker with a GPU has started yet")
+    code, message = refused(http, item(), threads=2, device="cpu")
+    assert (code, message[:16]) == ("bad_tune_job", "job.yaml, line 7")
+    pool.starts = TARGET
+    assert refused(http, item(), threads=2)[0] == "bad_tune_job"
 
 
 def test_a_token_without_the_permission_sends_no_kernels(

@@ -98,7 +98,10 @@ class SearchingPool(ArtifactPool):
         self.processors = 0
         """Of each worker; 0: not known."""
         self.starting: list[str] = []
-        """Workers of which nothing is known yet."""
+        """Workers of which nothing is known yet, for `starts`."""
+        self.starts = TARGET
+        self.others: list[wire.Target] = []
+        """Of further workers, which do nothing."""
 
     def workers(self) -> list[wire.WorkerInfo]:
         names = [] if self.gone else list(self.searchers.up)
@@ -106,7 +109,8 @@ class SearchingPool(ArtifactPool):
             wire.WorkerInfo(n, TOOLCHAIN, self.target, self.state, 0, processors=self.processors)
             for n in names
         ]
-        return told + [wire.WorkerInfo(n, UNKNOWN, TARGET, "starting", 0) for n in self.starting]
+        told += [wire.WorkerInfo(f"other{n}", TOOLCHAIN, of, "idle", 0) for n, of in enumerate(self.others)]
+        return told + [wire.WorkerInfo(n, UNKNOWN, self.starts, "starting", 0) for n in self.starting]
 
     def lanes(self, toolchain: wire.Toolchain, target: wire.Target) -> list[Any]:
         return self.searchers.lanes(toolchain, target)
