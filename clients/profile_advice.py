@@ -39,6 +39,8 @@ _PRODUCTS = 0.10
 """Of the kernels' time: with fewer products Tensor Cores do not matter."""
 _MANY = 300
 """Kernels of a step, from which tiny ones matter."""
+_IDLE = 0.05
+"""Of a step's time: a GPU with less is not waiting for its host."""
 _TENSOR_CORES_SINCE = [7, 0]
 
 
@@ -224,7 +226,7 @@ def _waits(summary: Summary) -> Iterator[Advice]:
     calls = sum(each.calls for each in summary.waits if not each.name.startswith("aten::")) / steps
     number = max(reads, calls)
     idle = summary.share("idle")
-    if summary.device != "cuda" or number <= THRESHOLDS["waits"] or idle < 0.05:
+    if summary.device != "cuda" or number <= THRESHOLDS["waits"] or idle < _IDLE:
         return
     most = max(summary.waits, key=lambda each: each.calls)
     yield Advice(
@@ -271,17 +273,21 @@ def _pageable(summary: Summary) -> Iterator[Advice]:
 
 
 def _optimizer(summary: Summary) -> Iterator[Advice]:
+    """A GPU that is busy meanwhile does not mind how long its host takes."""
     share = summary.optimizer / (summary.total("duration") or 1.0)
-    if share >= THRESHOLDS["optimizer"]:
-        yield Advice(
-            rule="optimizer",
-            text=f"The optimizer takes {share:.0%} of the host's time (from {THRESHOLDS['optimizer']:.0%}): "
-            "fused=True where the optimizer has it, or a larger batch for each of its steps",
-            number=share,
-            threshold=THRESHOLDS["optimizer"],
-            cost=share / 2,
-            ranks=[summary.rank],
-        )
+    gpu, idle = summary.device == "cuda", summary.share("idle")
+    if share < THRESHOLDS["optimizer"] or (gpu and idle < _IDLE):
+        return
+    then = f", and the GPU has nothing to do {idle:.0%} of the time" if gpu else ""
+    yield Advice(
+        rule="optimizer",
+        text=f"The optimizer takes {share:.0%} of the host's time (from {THRESHOLDS['optimizer']:.0%}){then}: "
+        "fused=True where the optimizer has it, or a larger batch for each of its steps",
+        number=share,
+        threshold=THRESHOLDS["optimizer"],
+        cost=min(share / 2, idle) if gpu else share / 2,
+        ranks=[summary.rank],
+    )
 
 
 def _work(summary: Summary) -> float:
