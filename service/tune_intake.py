@@ -28,6 +28,8 @@ from .tunes import Loaded
 
 MODE = "max-autotune-no-cudagraphs"
 _BODIES_BYTES = 32 << 20
+_STARTING_SECONDS = 15
+"""Until a client asks again: a worker imports PyTorch, and one with a GPU begins its context."""
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 256 << 20}
 _SIDE = {"cuda": 8192, "cpu": 2048}
 _SLOW_SIDE = 256
@@ -135,7 +137,9 @@ class TuneIntake:
         workers = self._pool.workers()
         told = [worker for worker in workers if worker.state in ("idle", "busy")]
         if workers and not told and any(worker.state == "starting" for worker in workers):
-            raise Unavailable("no worker has started yet", hint="Try again in a minute")
+            raise Unavailable(
+                "no worker has started yet", hint="Try again in a minute", retry_after=_STARTING_SECONDS
+            )
         return told
 
     def _aim(self, asked: TuneRequest, requests: Sequence[wire.GraphRequest]) -> Aim:
@@ -189,7 +193,9 @@ class TuneIntake:
         found = [w for w in fitting if w.target.kind != "cpu"]
         if not found and any(w.target.kind != "cpu" and w.state == "starting" for w in self._pool.workers()):
             raise Unavailable(
-                "no worker with a GPU has started yet", hint="Try again in a minute, or say `device: cpu`"
+                "no worker with a GPU has started yet",
+                hint="Try again in a minute, or say `device: cpu`",
+                retry_after=_STARTING_SECONDS,
             )
         return found or fitting
 

@@ -143,6 +143,7 @@ def test_a_job_does_not_go_to_a_cpu_because_the_gpu_has_not_started_yet(
 ) -> None:
     pool.target, pool.starting, pool.starts = TARGET, ["c"], source_parts.GPU
     assert refused(http, item(), threads=2) == ("unavailable", "no worker with a GPU has started yet")
+    assert int(begin(http, job(item(), threads=2)).headers["retry-after"]) == 15
     code, message = refused(http, item(), threads=2, device="cpu")
     assert (code, message[:16]) == ("bad_tune_job", "job.yaml, line 7")
     pool.starts = TARGET
