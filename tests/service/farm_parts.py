@@ -196,7 +196,9 @@ class Site:
             await asyncio.sleep(0.01)
         raise AssertionError("it is still open")
 
-    def counted(self, outcome: str) -> float:
+    async def counted(self, outcome: str) -> float:
+        """Once what was found is finished: it is told from Redis before it is counted."""
+        await self.until(lambda: not self.farm._keeping)
         return (
             self.metrics.registry.get_sample_value("torchrelay_searches_total", {"outcome": outcome}) or 0.0
         )

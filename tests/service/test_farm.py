@@ -26,7 +26,7 @@ def test_what_a_compile_wants_is_searched_by_all_lanes_and_then_known(redis_serv
         assert {worker for worker, _ in here.lanes.began} == {"a", "b"}
         assert len(here.lanes.began) == 8
         assert {each.problem for each in await here.tunings.known(PLACE, problems)} == set(problems)
-        assert here.counted("found") == 8
+        assert await here.counted("found") == 8
 
     run(redis_server, scenario)
 
@@ -154,7 +154,7 @@ def test_without_a_worker_nothing_is_open(redis_server: RedisServer) -> None:
         await here.farm.want(PLACE, [of(1)], ask)
         await asyncio.sleep(0.05)
         assert (await here.farm.want(PLACE, [of(1)], ask)).given_up == [of(1)]
-        assert here.counted("no_searcher") == 1
+        assert await here.counted("no_searcher") == 1
 
     run(redis_server, scenario)
 

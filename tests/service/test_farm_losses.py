@@ -71,7 +71,7 @@ def test_an_unfit_task_fails_with_the_searchers_words(redis_server: RedisServer)
     async def scenario(here: Site) -> None:
         assert await here.farm.submit(task(1, unfit="no such operator"), AIM).outcome() == "no such operator"
         assert (await here.wanted(of(2, unfit="no"))).given_up == [of(2, unfit="no")]
-        assert here.counted("unfit") == 2
+        assert await here.counted("unfit") == 2
 
     run(redis_server, scenario)
 
@@ -122,7 +122,7 @@ def test_with_all_workers_gone_compiles_go_on_without_and_batch_jobs_wait(
         here.lanes.up = {}
         ticket = here.farm.submit(task(1), AIM)
         assert (await here.wanted(of(2))).given_up == [of(2)]
-        assert here.counted("stalled") == 1
+        assert await here.counted("stalled") == 1
         assert ticket.state == "queued"
         here.lanes.up = up
         assert isinstance(await ticket.outcome(), Found)
@@ -291,7 +291,7 @@ def test_who_has_nothing_takes_over_what_another_has_not_begun_and_leaves_him_on
         here.lanes.release.set()
         assert len(winners(await here.wanted(*problems))) == 4
         assert here.lanes.began[3:] == [("a", of(8).shape())]
-        assert (here.counted("found"), here.counted("lost")) == (4, 0)
+        assert (await here.counted("found"), await here.counted("lost")) == (4, 0)
 
     run(redis_server, scenario)
 
@@ -330,7 +330,7 @@ def test_what_was_taken_over_goes_on_elsewhere_when_its_searcher_is_lost(redis_s
         here.lanes.release.set()
         assert len(winners(await here.wanted(*problems))) == 3
         assert [worker for worker, shape in here.lanes.began if shape == of(7).shape()] == ["b", "a"]
-        assert here.counted("found") == 3
+        assert await here.counted("found") == 3
 
     run(redis_server, scenario)
 
