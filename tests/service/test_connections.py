@@ -77,7 +77,7 @@ def test_a_lease_is_kept_although_requests_have_all_connections(
     settings: dict[str, Any], redis_server: RedisServer
 ) -> None:
     async def main() -> None:
-        configured = ServiceSettings(**settings, redis_timeout_seconds=0.2)
+        configured = ServiceSettings(**{**settings, "redis_timeout_seconds": 0.2, "lease_seconds": 60.0})
         redis = connect(configured)
         leases = Leases(redis, Keys(configured.redis_prefix), Scripts(redis), configured)
         granted = await leases.ask("ab" * 32, b"body", finish=True)
