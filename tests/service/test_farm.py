@@ -152,7 +152,7 @@ def test_without_a_worker_nothing_is_open(redis_server: RedisServer) -> None:
             here.farm.check(Aim(other, AIM.target, 1))
         ask = msgspec.structs.replace(ASK, toolchain=other)
         await here.farm.want(PLACE, [of(1)], ask)
-        await asyncio.sleep(0.05)
+        await here.until(lambda: here.farm.count(urgent=True) == 0)
         assert (await here.farm.want(PLACE, [of(1)], ask)).given_up == [of(1)]
         assert await here.counted("no_searcher") == 1
 
@@ -317,14 +317,13 @@ def test_searchers_are_warm_when_a_compile_that_tunes_wants_something(redis_serv
 def test_after_compiles_that_wanted_nothing_no_searcher_is_warmed_until_one_wants_again(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(farm, "EXPECT_SECONDS", 0.1)
+    monkeypatch.setattr(farm, "EXPECT_SECONDS", 0.5)
     monkeypatch.setattr(searcher, "LINGER_SECONDS", 0.1)
 
     async def expected(here: Site) -> int:
         before = here.lanes.starts
         here.farm.expect(AIM)
-        await asyncio.sleep(0.3)
-        await here.until(lambda: not here.lanes.searching)
+        await here.until(lambda: not here.farm.expects() and not here.lanes.searching)
         return here.lanes.starts - before
 
     async def scenario(here: Site) -> None:
@@ -372,7 +371,7 @@ def test_an_expecting_searcher_yields_to_a_compile_at_once(redis_server: RedisSe
 def test_an_expecting_searcher_yields_to_a_batch_job_once_nothing_is_expected(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(farm, "EXPECT_SECONDS", 1.5)
+    monkeypatch.setattr(farm, "EXPECT_SECONDS", 3.0)
 
     async def scenario(here: Site) -> None:
         here.lanes.up.pop("b")
