@@ -106,7 +106,7 @@ def test_a_searchers_last_word_counts(redis_server: RedisServer, monkeypatch: py
         ticket = here.farm.submit(task(1), AIM)
         await keeping.wait()
         here.lanes.lose(ticket.detail)  # it has reported, and does not hear the answer
-        assert isinstance(await asyncio.wait_for(ticket.outcome(), 5), Found)
+        assert isinstance(await asyncio.wait_for(ticket.outcome(), 30), Found)
         assert len(here.lanes.began) == 1
 
     run(redis_server, scenario)

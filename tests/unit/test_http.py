@@ -281,14 +281,14 @@ def test_a_stream_that_something_holds_back_is_replaced_by_polling(server: Serve
 
 def test_keep_alives_hold_a_slow_compile_open(server: Server) -> None:
     def slow(handler: Any) -> None:
-        for _ in range(8):
-            handler.server.stopping.wait(0.1)
+        for _ in range(10):
+            handler.server.stopping.wait(0.3)
             handler.wfile.write(b": keep-alive\n\n")
             handler.wfile.flush()
         handler.wfile.write(DONE)
 
     accepted(server, stream(then=slow))
-    with Gateway(settings(server.url, idle_timeout=0.5)) as gateway:
+    with Gateway(settings(server.url, idle_timeout=2.0)) as gateway:
         assert compile_graph(gateway).data == b"artifact"
     assert server.counted()[f"GET /v1/compiles/{KEY}/events"] == 1
 
