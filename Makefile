@@ -19,7 +19,8 @@ demo: $(VENV)/.ready  ## local, through the service, and as a second teammate wi
 	$(BIN)/torchrelay demo
 
 # In processes, which tests/conftest.py gives their shares; one more than CI has processors, since many tests mostly
-# wait. `pytest` without -n runs one test after the other.
+# wait. `pytest` without -n runs one test after the other; with `--stall SEED` event loops stall now and then, which
+# shows what a test owes to a quick machine.
 test: $(VENV)/.ready  ## everything that needs no GPU
 	$(BIN)/python -m pytest tests --ignore=tests/gpu -n 3
 

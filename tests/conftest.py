@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import signal
+import time
 from collections import OrderedDict
 from typing import Any
 
 import pytest
+
+STALLS = 0.02
+"""Of the callbacks of event loops, the share that begins late ..."""
+STALL_SECONDS = 0.03
+"""... and by how much, at most (`--stall`)."""
 
 # A shell that runs pytest in the background makes it ignore Ctrl-C, and its children inherit that; some tests
 # send it to theirs.
@@ -27,6 +35,25 @@ def _shared(nodeid: str) -> str:
     """The folder with which a test must go; '' if it goes with its file alone."""
     folders = [folder for folder in ONE_SERVICE if nodeid.startswith(folder)]
     return folders[0] if folders and not nodeid.startswith(OWN_SERVICES) else ""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "event loops stall now and then: what a test owes to a quick machine shows"
+    parser.addoption("--stall", type=int, metavar="SEED", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seed = config.getoption("--stall")
+    if seed is None:
+        return
+    dice, run, sleep = random.Random(seed), asyncio.Handle._run, time.sleep
+
+    def late(handle: asyncio.Handle) -> None:
+        if dice.random() < STALLS:
+            sleep(dice.uniform(0, STALL_SECONDS))
+        run(handle)
+
+    asyncio.Handle._run = late  # type: ignore[method-assign]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

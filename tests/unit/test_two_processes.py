@@ -32,6 +32,16 @@ def test_where():
     (Path(__file__).parent / f"{os.environ['PYTEST_XDIST_WORKER']}-ran").touch()
 def test_where_too(): test_where()
 """
+STALLS = """
+import asyncio, time
+def test_stalls():
+    async def turns():
+        began = time.monotonic()
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        return time.monotonic() - began
+    assert asyncio.run(turns()) > 0.1
+"""
 
 
 def run(folder: Path, files: dict[str, str], *options: str) -> tuple[int, str]:
@@ -86,3 +96,8 @@ def test_a_file_there_that_starts_its_own_services_goes_to_any(tmp_path: Path) -
     status, told = run(tmp_path, {"e2e/test_a.py": WHERE, "e2e/test_b.py": WHERE, "e2e/test_up.py": WHERE})
     assert status == 0, told
     assert len(list((tmp_path / "tests" / "e2e").glob("*-ran"))) == 2
+
+
+def test_event_loops_stall_where_that_is_asked(tmp_path: Path) -> None:
+    status, told = run(tmp_path, {"unit/test_a.py": STALLS}, "--stall=1")
+    assert status == 0, told
