@@ -18,10 +18,19 @@ from typing import NamedTuple
 from . import linux
 
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 0x4
+"""Of a process's flags: it is in the kernel for good, on its way to its end."""
 
 
 class Survivors(Exception):
     """Processes that SIGKILL does not end (stuck in the kernel)."""
+
+
+class _Process(NamedTuple):
+    pid: int
+    parent: int
+    state: str
+    ending: bool
 
 
 class Usage(NamedTuple):
@@ -45,22 +54,23 @@ def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
 
 def descendants(root: int) -> list[int]:
     """All living processes below `root`, zombies left out."""
-    children: dict[int, list[int]] = {}
-    zombies = set()
-    for pid, parent, state in _processes():
-        children.setdefault(parent, []).append(pid)
-        if state == "Z":
-            zombies.add(pid)
-    found = []
+    return [process.pid for process in _below(root)]
+
+
+def _below(root: int) -> list[_Process]:
+    children: dict[int, list[_Process]] = {}
+    for process in _processes():
+        children.setdefault(process.parent, []).append(process)
+    found: list[_Process] = []
     frontier = [root]
     while frontier:
         below = children.get(frontier.pop(), [])
-        frontier += below
+        frontier += [process.pid for process in below]
         found += below
-    return [pid for pid in found if pid not in zombies]
+    return [process for process in found if process.state != "Z"]
 
 
-def _processes() -> Iterator[tuple[int, int, str]]:
+def _processes() -> Iterator[_Process]:
     for entry in os.listdir("/proc"):  # noqa: PTH208 (runs four times a second: no Path per process)
         if not entry.isdigit():
             continue
@@ -68,9 +78,9 @@ def _processes() -> Iterator[tuple[int, int, str]]:
             stat = Path("/proc", entry, "stat").read_bytes()
         except OSError:  # it has ended meanwhile
             continue
-        # "pid (name) state ppid ...", and a name may hold anything, brackets included
-        state, parent = stat[stat.rindex(b")") + 2 :].split(None, 2)[:2]
-        yield int(entry), int(parent), state.decode()
+        # "pid (name) state ppid pgrp session tty tpgid flags ...", and a name may hold anything, brackets included
+        state, parent, _, _, _, _, flags, _ = stat[stat.rindex(b")") + 2 :].split(None, 7)
+        yield _Process(int(entry), int(parent), state.decode(), bool(int(flags) & _PF_EXITING))
 
 
 def usage(pids: list[int]) -> Usage:
@@ -89,16 +99,19 @@ def usage(pids: list[int]) -> Usage:
 def kill_below(root: int, *, mark: str = "", within: float = 10.0) -> None:
     """SIGKILL everything below `root` until nothing is left.
 
-    `mark`: only processes that were started with this "NAME=value" in their environment. Zombies that are
-    children of this process stay for their owner, or for `reap`. Raises Survivors after `within` seconds.
+    `mark`: only processes that were started with this "NAME=value" in their environment. One that is ending has none
+    any more: whoever's it was, it is waited for too, for as long. Zombies that are children of this process stay for
+    their owner, or for `reap`. Raises Survivors after `within` seconds.
     """
     end = time.monotonic() + within
     while True:
         pids = [pid for pid in descendants(root) if _has_mark(pid, mark)]
-        if not pids:
+        if not pids and not any(process.ending for process in _below(root)):  # asked after what has a mark
             return
         if time.monotonic() > end:
-            raise Survivors(f"processes {pids} survive SIGKILL")
+            if pids:
+                raise Survivors(f"processes {pids} survive SIGKILL")
+            return
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
