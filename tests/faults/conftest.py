@@ -1,14 +1,26 @@
-"""Fixtures of the tests of faults: the service's own parts, from tests/service."""
+"""Fixtures of the tests of faults: the service's own parts, from tests/service; each test has a Redis to break."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 # First on the path: `conftest` and `service_parts` are those of tests/service, whatever folders run beside.
 sys.path.insert(0, str(Path(__file__).parent.parent / "service"))
 sys.path.append(str(Path(__file__).parent))
 
-from conftest import StartGateway, gateway, http, redis_server, settings, start_gateway, start_process
+from conftest import StartGateway, gateway, http, settings, start_gateway, start_process
+from service_parts import RedisServer
 
 __all__ = ["StartGateway", "gateway", "http", "redis_server", "settings", "start_gateway", "start_process"]
+
+
+@pytest.fixture
+def redis_server() -> Iterator[RedisServer]:
+    server = RedisServer()
+    server.start()
+    yield server
+    server.close()

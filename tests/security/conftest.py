@@ -14,10 +14,19 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "service"))
 sys.path.append(str(Path(__file__).parent.parent / "unit"))
 sys.path.append(str(Path(__file__).parent))
 
-from conftest import StartGateway, gateway, http, redis_server, settings, start_gateway
+from conftest import StartGateway, gateway, http, redis_server, settings, shared_redis, start_gateway
 from watched import WatchedGateway
 
-__all__ = ["StartGateway", "gateway", "http", "redis_server", "settings", "start_gateway", "watch_gateway"]
+__all__ = [
+    "StartGateway",
+    "gateway",
+    "http",
+    "redis_server",
+    "settings",
+    "shared_redis",
+    "start_gateway",
+    "watch_gateway",
+]
 
 
 @pytest.fixture

@@ -18,12 +18,19 @@ from torchrelay.service.settings import ServiceSettings
 StartGateway = Callable[..., Running]
 
 
-@pytest.fixture
-def redis_server() -> Iterator[RedisServer]:
+@pytest.fixture(scope="session")
+def shared_redis() -> Iterator[RedisServer]:
     server = RedisServer()
     server.start()
     yield server
     server.close()
+
+
+@pytest.fixture
+def redis_server(shared_redis: RedisServer) -> RedisServer:
+    """The redis-server of this process, empty and as it was configured, whatever the last test did to it."""
+    shared_redis.reset()
+    return shared_redis
 
 
 @pytest.fixture

@@ -216,6 +216,7 @@ class RedisServer:
         self._user = user
         self._options = {name.replace("_", "-"): value for name, value in options.items()}
         self._process: subprocess.Popen[bytes] | None = None
+        self._configured: dict[str, str] = {}
 
     def start(self) -> None:
         options = {
@@ -231,6 +232,17 @@ class RedisServer:
         self._process = subprocess.Popen([redis_binary(), *flags], stdout=subprocess.DEVNULL)
         with self.client() as client:
             wait_until(lambda: _answers(client), seconds=30)
+            self._configured = client.config_get("*")
+
+    def reset(self) -> None:
+        """Empty, with the settings it was started with; started again if it was stopped."""
+        if self._process is None:
+            self.start()
+        with self.client() as client:
+            client.flushall()
+            for name, value in client.config_get("*").items():
+                if value != self._configured[name]:
+                    client.config_set(name, self._configured[name])
 
     def client(self) -> redis.Redis:
         name, password = self._user or (None, None)
