@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .clients.prefetch import start_early as _start_early
+from .clients.artifacts.prefetch import start_early as _start_early
+from .clients.settings import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
     from .clients.backend import compile, disable, enable
-    from .clients.report import FallbackWarning, Report, report
+    from .clients.reports.run_report import FallbackWarning, Report, report
     from .compiler import errors
     from .compiler.errors import RelayError
-
-__version__ = "0.1.0"
 
 __all__ = [
     "FallbackWarning",
@@ -40,9 +39,9 @@ def __getattr__(name: str) -> Any:
 
         return getattr(backend, name)
     if name in ("report", "Report", "FallbackWarning"):
-        from .clients import report
+        from .clients.reports import run_report
 
-        return getattr(report, name)
+        return getattr(run_report, name)
     if name in ("errors", "RelayError"):
         from .compiler import errors
 

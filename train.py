@@ -14,27 +14,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .clients.training.checkpoints import Checkpoints
+    from .clients.training.checkpointing.checkpoints import Checkpoints
     from .clients.training.data import Batches, batches
-    from .clients.training.metrics import Callback, MetricsFile, TensorBoard, add_callback, report
-    from .clients.training.parallel import ddp, join, zero
-    from .clients.training.setup import autocast
-    from .clients.training.stopping import should_stop
+    from .clients.training.distributed.data_parallel import ddp, join, zero
+    from .clients.training.metrics.callbacks import Callback, MetricsFile, TensorBoard
+    from .clients.training.metrics.reporter import add_callback, report
+    from .clients.training.precision import autocast
+    from .clients.training.preemption import should_stop
 
 _NAMES = {
     "Batches": "data",
-    "Callback": "metrics",
-    "Checkpoints": "checkpoints",
-    "MetricsFile": "metrics",
-    "TensorBoard": "metrics",
-    "add_callback": "metrics",
-    "autocast": "setup",
+    "Callback": "metrics.callbacks",
+    "Checkpoints": "checkpointing.checkpoints",
+    "MetricsFile": "metrics.callbacks",
+    "TensorBoard": "metrics.callbacks",
+    "add_callback": "metrics.reporter",
+    "autocast": "precision",
     "batches": "data",
-    "ddp": "parallel",
-    "join": "parallel",
-    "report": "metrics",
-    "should_stop": "stopping",
-    "zero": "parallel",
+    "ddp": "distributed.data_parallel",
+    "join": "distributed.data_parallel",
+    "report": "metrics.reporter",
+    "should_stop": "preemption",
+    "zero": "distributed.data_parallel",
 }
 """Name to module of clients/training."""
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import verdicts
-from tiny_architectures import ARCHITECTURES
-from torchrelay.examples.machines import FreshMachine
-from torchrelay.examples.private_service import PrivateService
-from torchrelay.examples.table import print_table
-from variants import HERE, ChildFailed, run_child
+from measured.tiny_architectures import ARCHITECTURES
+from support import verdicts
+from support.variants import MEASURED, ChildFailed, run_child
+from torchrelay.examples.harness.machines import FreshMachine
+from torchrelay.examples.harness.private_service import PrivateService
+from torchrelay.examples.harness.table import print_table
 
 ROUNDING = 1e-5
 """Relative; where a compile's noise against itself is more than a tenth of it, ten times that."""
@@ -44,7 +44,7 @@ def main() -> int:
         with PrivateService(root / "s") as service:
             for name in args.models.split(","):
                 machine = FreshMachine(root / name)
-                command = [sys.executable, str(HERE / "compare_gradients.py"), "--model", name]
+                command = [sys.executable, str(MEASURED / "compare_gradients.py"), "--model", name]
                 command += ["--device", args.device]
                 environment = machine.environment(**service.environment, TORCHRELAY_MODE="remote")
                 try:

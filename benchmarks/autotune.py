@@ -33,16 +33,19 @@ from typing import Any, Literal, cast
 
 import msgspec
 import torch
-import verdicts
-from searches import search
-from torchrelay.compiler import measure, toolchain, tuning, tuning_lock
-from torchrelay.compiler.search_order import SearchOrder
-from torchrelay.examples.machines import FreshMachine
-from torchrelay.examples.private_service import PrivateService, ServiceDidNotStart
-from torchrelay.examples.table import print_table
-from variants import HERE, ChildFailed, run_child
-from winners import Tenant
-from winners_once import Pair, Work
+from measured.winners_once import Pair, Work
+from support import verdicts
+from support.searches import search
+from support.variants import MEASURED, ChildFailed, run_child
+from support.winners import Tenant
+from torchrelay.clients.jobfiles import tuning_lock
+from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
+from torchrelay.compiler.graph import toolchain
+from torchrelay.compiler.search import ranking
+from torchrelay.compiler.tuning import records as tuning_records
+from torchrelay.examples.harness.machines import FreshMachine
+from torchrelay.examples.harness.private_service import PrivateService, ServiceDidNotStart
+from torchrelay.examples.harness.table import print_table
 
 JOBS = {
     "cpu": """\
@@ -87,8 +90,10 @@ class Benchmark:
         self.verdicts: list[verdicts.Verdict] = []
         self._stack = stack
         self._service: PrivateService | None = None
-        self._first: list[tuning.Entry] = []
-        self._elsewhere: tuple[list[tuning.Entry], list[tuning.Entry]] | None = None
+        self._first: list[tuning_records.TuningEntry] = []
+        self._elsewhere: tuple[list[tuning_records.TuningEntry], list[tuning_records.TuningEntry]] | None = (
+            None
+        )
         """A GPT-2's winners, by two services."""
         self._until = time.monotonic() + args.seconds
 
@@ -162,10 +167,10 @@ class Benchmark:
         """By winners_once.py, on the first GPU."""
         device: Literal["cpu", "cuda"] = self.args.device
         made, aim = toolchain.local_toolchain(), toolchain.local_target(device)
-        order = SearchOrder(made, aim, torch.get_num_threads() if device == "cpu" else 0)
+        order = SearchJobSpec(made, aim, torch.get_num_threads() if device == "cpu" else 0)
         place = Path(tempfile.mkdtemp(dir=self.root))
         (place / "pairs.json").write_bytes(msgspec.json.encode(Work(order, pairs)))
-        command = [sys.executable, str(HERE / "winners_once.py"), str(place / "pairs.json")]
+        command = [sys.executable, str(MEASURED / "winners_once.py"), str(place / "pairs.json")]
         environment = FreshMachine(place / "machine").environment(PYTORCH_NVML_BASED_CUDA_CHECK="1")
         found: Any = run_child(command, environment, self.args.child_timeout)
         return cast(list[list[float | None]], found)
@@ -218,7 +223,7 @@ class Benchmark:
         running: list[tuple[subprocess.Popen[bytes], Path]] = []
         for share in range(shares):
             place = Path(tempfile.mkdtemp(dir=self.root))
-            command = [sys.executable, str(HERE / "products_once.py"), "--device", args.device, flag]
+            command = [sys.executable, str(MEASURED / "products_once.py"), "--device", args.device, flag]
             command += ["--records", str(place / "records"), "--seconds", str(seconds)]
             command += ["--rounds", str(args.rounds), "--skip", str(args.skip), "--most", str(args.most)]
             command += ["--share", str(share), "--shares", str(shares)]
@@ -284,11 +289,17 @@ Held = Callable[[list[Pair]], Sequence[Sequence[float | None]]]
 """Two candidates of a problem each, measured by turns: milliseconds; None for one that does not work."""
 
 
-def agreement(first: Sequence[tuning.Entry], second: Sequence[tuning.Entry], held: Held) -> dict[str, Any]:
+def agreement(
+    first: Sequence[tuning_records.TuningEntry], second: Sequence[tuning_records.TuningEntry], held: Held
+) -> dict[str, Any]:
     """Of the problems that both searched: how many have equal winners, and of the others how many lie further apart
     than the tie band, where both are measured by turns."""
-    others = {tuning.order(entry): entry for entry in second}
-    both = [(entry, others[tuning.order(entry)]) for entry in first if tuning.order(entry) in others]
+    others = {tuning_records.entry_sort_key(entry): entry for entry in second}
+    both = [
+        (entry, others[tuning_records.entry_sort_key(entry)])
+        for entry in first
+        if tuning_records.entry_sort_key(entry) in others
+    ]
     pairs = [
         Pair(one.problem, one.winner.candidate, other.winner.candidate)
         for one, other in both
@@ -298,7 +309,7 @@ def agreement(first: Sequence[tuning.Entry], second: Sequence[tuning.Entry], hel
     for pair, times in zip(pairs, held(pairs) if pairs else [], strict=True):
         working = [each for each in times if each is not None]
         share = max(working) / min(working) - 1 if len(working) == 2 else math.inf
-        apart += share > measure.DEFAULTS.band
+        apart += share > ranking.DEFAULTS.band
         told.append(
             f"{pair.problem.text()}: {pair.one}, then {pair.other}: {times[0]} and {times[1]} ms by turns, {share:+.1%}"
         )

@@ -22,15 +22,12 @@ import time
 from pathlib import Path
 from types import FrameType
 
-import summary
 import torch
-import verdicts
-from local_redis import RedisDidNotStart, redis_server
-from torchrelay.examples.machines import FreshMachine
-from torchrelay.examples.private_service import PrivateService, ServiceDidNotStart
-from torchrelay.examples.table import print_table
-from variants import (
-    HERE,
+from measured.workloads import NEEDS, WORKLOADS
+from support import summary, verdicts
+from support.local_redis import RedisDidNotStart, redis_server
+from support.variants import (
+    MEASURED,
     VARIANTS,
     ChildFailed,
     Surroundings,
@@ -38,7 +35,9 @@ from variants import (
     run_child,
     with_prerequisites,
 )
-from workloads import NEEDS, WORKLOADS
+from torchrelay.examples.harness.machines import FreshMachine
+from torchrelay.examples.harness.private_service import PrivateService, ServiceDidNotStart
+from torchrelay.examples.harness.table import print_table
 
 
 def say(text: str) -> None:
@@ -124,7 +123,7 @@ def run_steady(
 ) -> None:
     machine = FreshMachine(at.root / "steady")
     client = {**service.environment, "TORCHRELAY_MODE": "require"}
-    command = [sys.executable, str(HERE / "steady.py"), "--model", at.model, "--device", at.device]
+    command = [sys.executable, str(MEASURED / "steady.py"), "--model", at.model, "--device", at.device]
     try:
         steady.append(run_child(command, machine.environment(**client), at.timeout))
     except ChildFailed as error:

@@ -32,19 +32,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import http_load
 import httpx2
 import redis
-import verdicts
-from local_redis import redis_server
-from torchrelay.compiler import artifact, decoding, key, wire
-from torchrelay.service.app import create_server
+from support import http_load, verdicts
+from support.local_redis import redis_server
+from torchrelay.compiler import decoding
+from torchrelay.compiler.api import compiles
+from torchrelay.compiler.artifact import container
+from torchrelay.compiler.artifact import manifest as artifact_manifest
+from torchrelay.compiler.request import codec, key, schema
+from torchrelay.service.gateway.server import create_server
 from torchrelay.service.settings import ServiceSettings
 
-HEADERS = {"Content-Type": wire.GRAPH_MEDIA_TYPE}
+HEADERS = {"Content-Type": codec.GRAPH_MEDIA_TYPE}
 TOKEN = "benchmark-" + "0" * 32
-TOOLCHAIN = wire.Toolchain(python="cp311", torch="2.13.0+cpu", triton="", cuda="", platform="linux-x86_64")
-TARGET = wire.Target(kind="cpu", name="", capability="", units=0, cpu=[])
+TOOLCHAIN = schema.Toolchain(python="cp311", torch="2.13.0+cpu", triton="", cuda="", platform="linux-x86_64")
+TARGET = schema.Target(kind="cpu", name="", capability="", units=0, cpu=[])
 GRAPH_NODES = 400
 """About the graph of a GPT-2 with 4 layers."""
 WARM_UP = 20
@@ -65,21 +68,22 @@ class RandomPool:
     def ready(self) -> bool:
         return True
 
-    def workers(self) -> list[wire.WorkerInfo]:
+    def workers(self) -> list[compiles.WorkerInfo]:
         return []
 
     async def compile(self, request_bytes: bytes, *, key: str, **_: object) -> bytes:
-        request = decoding.from_msgpack(request_bytes, type=wire.GraphRequest)
+        request = decoding.from_msgpack(request_bytes, type=schema.GraphRequest)
         return unsigned(key, int(request.inputs[0].shape[0]))
 
 
-def graph(size: int) -> wire.GraphRequest:
-    nodes = [wire.Node("placeholder", "", [])]
+def graph(size: int) -> schema.GraphRequest:
+    nodes = [schema.Node("placeholder", "", [])]
     nodes += [
-        wire.Node("call_function", "_operator.add", [wire.Ref(i), wire.Ref(i)]) for i in range(GRAPH_NODES)
+        schema.Node("call_function", "_operator.add", [schema.Ref(i), schema.Ref(i)])
+        for i in range(GRAPH_NODES)
     ]
-    nodes += [wire.Node("output", "", [wire.TupleArg([wire.Ref(GRAPH_NODES)])])]
-    ambient = wire.Ambient(
+    nodes += [schema.Node("output", "", [schema.TupleArg([schema.Ref(GRAPH_NODES)])])]
+    ambient = schema.Ambient(
         grad=True,
         inference=False,
         autocast=[],
@@ -91,10 +95,10 @@ def graph(size: int) -> wire.GraphRequest:
         threads=1,
         flags=[],
     )
-    return wire.GraphRequest(
-        schema=wire.SCHEMA,
-        graph=wire.Graph(nodes),
-        inputs=[wire.TensorInput([size], [1], "float32", "cpu", requires_grad=False)],
+    return schema.GraphRequest(
+        schema=schema.SCHEMA,
+        graph=schema.Graph(nodes),
+        inputs=[schema.TensorInput([size], [1], "float32", "cpu", requires_grad=False)],
         symbols=[],
         relations=[],
         constants=[],
@@ -109,21 +113,21 @@ def graph(size: int) -> wire.GraphRequest:
 
 def unsigned(name: str, size: int) -> bytes:
     member = os.urandom(size)
-    manifest = wire.Manifest(
-        schema=wire.SCHEMA,
+    manifest = artifact_manifest.Manifest(
+        schema=schema.SCHEMA,
         key=name,
         toolchain=TOOLCHAIN,
         target=TARGET,
-        members=[artifact.member("code", member)],
+        members=[container.member("code", member)],
         guards=[],
         stages=[("inductor", 20.0)],
-        verification=wire.Verification("passed", "", 0.0, 0.1),
+        verification=artifact_manifest.Verification("passed", "", 0.0, 0.1),
         tuning=[],
         kernels=1,
         created="2026-01-01T00:00:00Z",
         worker="benchmark",
     )
-    return artifact.pack(manifest, {"code": member})
+    return container.pack(manifest, {"code": member})
 
 
 @dataclass
@@ -242,7 +246,7 @@ def measure(
 def request_for(body: bytes) -> bytes:
     head = (
         "POST /v1/compile HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-        f"Authorization: Bearer {TOKEN}\r\nContent-Type: {wire.GRAPH_MEDIA_TYPE}\r\n"
+        f"Authorization: Bearer {TOKEN}\r\nContent-Type: {codec.GRAPH_MEDIA_TYPE}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
@@ -300,7 +304,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     ):
         for label, size in (("50 KB", 50_000), ("1 MB", 1_000_000)):
             request = graph(size)
-            body = wire.pack_request(request)
+            body = codec.pack_request(request)
             alone[label] = measure(http, direct, key.key_of(request), body, arguments.requests)
             data = direct.get("direct")
             load = http_load.Load(gateway.port, request_for(body), len(data))

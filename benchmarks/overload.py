@@ -1,10 +1,10 @@
 """One gateway at twice its capacity: what each namespace gets, what is turned away and how, and what stays flat.
 
 A real uvicorn in its own process and a real Redis on this machine. Compiling takes a fixed time on a fixed number of
-slots (the pool's own queue, workers/slots.py, hands them out), so that the capacity is known. Three namespaces ask for
-graphs that nobody has compiled, at 1.2, 0.5 and 0.3 times that capacity, and for one that is cached; every fourth
-compile is followed to its end and fetched. Shares are compared with the max-min fair ones: nobody gets less than an
-equal part unless it asks for less.
+slots (the pool's own queue, workers/scheduling/slot_queue.py, hands them out), so that the capacity is known. Three
+namespaces ask for graphs that nobody has compiled, at 1.2, 0.5 and 0.3 times that capacity, and for one that is
+cached; every fourth compile is followed to its end and fetched. Shares are compared with the max-min fair ones:
+nobody gets less than an equal part unless it asks for less.
 
     python benchmarks/overload.py [--seconds 1800] [--check] [--out out/overload.json]
 """
@@ -33,13 +33,14 @@ from typing import Any
 import gateway
 import httpx2
 import msgspec
-import verdicts
-from local_redis import redis_server
-from torchrelay.compiler import wire
-from torchrelay.service.app import create_server
+from support import verdicts
+from support.local_redis import redis_server
+from torchrelay.compiler.api import compiles
+from torchrelay.compiler.request import codec, schema
+from torchrelay.service.gateway.server import create_server
 from torchrelay.service.settings import ServiceSettings
-from torchrelay.workers.messages import Ready
-from torchrelay.workers.slots import Slot, Slots
+from torchrelay.workers.messages import ForkServerReady
+from torchrelay.workers.scheduling.slot_queue import Slot, SlotQueue
 
 SLOTS = 4
 COMPILE_SECONDS = 0.2
@@ -66,10 +67,12 @@ class SlottedPool(gateway.RandomPool):
     """Compiles nothing, on a few slots, for a while each."""
 
     def __init__(self) -> None:
-        self._slots = Slots()
+        self._slots = SlotQueue()
         for index in range(SLOTS):
             slot = Slot(SimpleNamespace(id="benchmark", host="here"), "cpu", index)
-            slot.ready = Ready(pid=0, toolchain=gateway.TOOLCHAIN, target=gateway.TARGET, jobs_dir="")
+            slot.ready = ForkServerReady(
+                pid=0, toolchain=gateway.TOOLCHAIN, target=gateway.TARGET, jobs_dir=""
+            )
             slot.state = "idle"
             self._slots.all["benchmark", "cpu", index] = slot
 
@@ -79,10 +82,10 @@ class SlottedPool(gateway.RandomPool):
         *,
         key: str,
         namespace: str,
-        toolchain: wire.Toolchain,
-        target: wire.Target,
+        toolchain: schema.Toolchain,
+        target: schema.Target,
         deadline_seconds: float,
-        on_progress: Callable[[wire.Stage, str], None],
+        on_progress: Callable[[compiles.Stage, str], None],
         on_query: object,
     ) -> bytes:
         slot = await self._slots.take(
@@ -111,11 +114,11 @@ class Seen:
 def body_of(size: int) -> bytes:
     """A small request; another size is another key."""
     nodes = [
-        wire.Node("placeholder", "", []),
-        wire.Node("call_function", "_operator.add", [wire.Ref(0), wire.Ref(0)]),
-        wire.Node("output", "", [wire.TupleArg([wire.Ref(1)])]),
+        schema.Node("placeholder", "", []),
+        schema.Node("call_function", "_operator.add", [schema.Ref(0), schema.Ref(0)]),
+        schema.Node("output", "", [schema.TupleArg([schema.Ref(1)])]),
     ]
-    return wire.pack_request(msgspec.structs.replace(gateway.graph(size), graph=wire.Graph(nodes)))
+    return codec.pack_request(msgspec.structs.replace(gateway.graph(size), graph=schema.Graph(nodes)))
 
 
 @contextlib.contextmanager

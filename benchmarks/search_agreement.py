@@ -4,7 +4,8 @@ with and without looking around the best configurations.
     python benchmarks/search_agreement.py
     python benchmarks/search_agreement.py --problems 600 --places 64 --rounds 0,2
 
-Ranking, looking around and joining rounds are the search's own (compiler/measure.py, contest.py); kernels are played.
+Ranking, looking around and joining rounds are the search's own (compiler/search/ranking.py, contest.py);
+kernels are played.
 A problem is a landscape over Triton's configurations with an optimum of its own, more or less flat, with PyTorch's own
 kernel near it. A sample has noise, spikes and a timer's ticks; and each candidate is faster or slower by a share of its
 own in each place of memory, drawn anew for each search. So the figures are no GPU's; what two rows differ by is what
@@ -19,10 +20,12 @@ import random
 import statistics
 from collections.abc import Collection, Sequence
 
-from torchrelay.compiler import contest, measure, tuning
-from torchrelay.compiler.configurations import Configuration, configuration_of
-from torchrelay.compiler.workbench import ROUNDS
-from torchrelay.examples.table import print_table
+from torchrelay.compiler.search import compare_candidates
+from torchrelay.compiler.search import ranking as search_ranking
+from torchrelay.compiler.search.task_executor import ROUNDS
+from torchrelay.compiler.tuning import records
+from torchrelay.compiler.tuning.tile_config import TileConfig, parse_tile_config
+from torchrelay.examples.harness.table import print_table
 
 OFFERED = (
     *((32, 32, 16, 1, 2), (32, 32, 128, 2, 4), (32, 64, 32, 5, 8), (64, 32, 32, 5, 8), (64, 32, 128, 5, 4)),
@@ -39,11 +42,11 @@ PLACEMENT = 0.006
 TICK = 3.2e-5
 """Of CUDA's events, in milliseconds."""
 SAMPLE_SECONDS = 2.5e-4
-PLACE = tuning.Place("GPU", "9.0", "1", "2.13", "3.7", "13.0")
-PROBLEM = tuning.problem_of("mm(f16[4,4], f16[4,4]) -> f16[4,4]")
+PLACE = records.DeviceEnvironment("GPU", "9.0", "1", "2.13", "3.7", "13.0")
+PROBLEM = records.parse_problem("mm(f16[4,4], f16[4,4]) -> f16[4,4]")
 
 
-def text_of(c: Configuration) -> str:
+def text_of(c: TileConfig) -> str:
     return (
         f"triton_mm BLOCK_K={c.block_k}, BLOCK_M={c.block_m}, BLOCK_N={c.block_n}, GROUP_M={c.group_m}, "
         f"num_stages={c.stages}, num_warps={c.warps}"
@@ -63,7 +66,7 @@ class Landscape:
         self._own = math.exp(draw.gauss(0.03, 0.08))
 
     def milliseconds(self, candidate: str) -> float:
-        c = configuration_of(candidate)
+        c = parse_tile_config(candidate)
         if c is None:
             return self._least * self._own
         draw = random.Random(f"{self.name} {candidate}")
@@ -86,25 +89,25 @@ class Search:
         self._shares: dict[tuple[str, int], float] = {}
 
     def winner(self) -> str:
-        """As compiler/searcher.py has it."""
-        ties = measure.DEFAULTS.ties
-        candidates = [OWN, *(text_of(Configuration("mm", *each)) for each in OFFERED)]
+        """As compiler/search/search_worker.py has it."""
+        ties = search_ranking.DEFAULTS.ties
+        candidates = [OWN, *(text_of(TileConfig("mm", *each)) for each in OFFERED)]
         tried: set[str] = set()
-        found: contest.Outcome | None = None
+        found: compare_candidates.SearchOutcome | None = None
         for left in range(self._rounds, -1, -1):
             now = self._hold(candidates, tried)
             best = min(timing.milliseconds for timing in now.timings)
             worse = found is not None and best * (1 + ties) > found.timings[0].milliseconds
-            found = now if found is None else contest.together(found, now, ties)
+            found = now if found is None else compare_candidates.merge_outcomes(found, now, ties)
             tried |= set(candidates)
-            around = [] if worse or not left else contest.around(found, tried, ties)
+            around = [] if worse or not left else compare_candidates.neighbours_to_try(found, tried, ties)
             if not around:
                 break
             candidates = [OWN, *map(text_of, around)]
         assert found is not None
         return found.entry.winner.candidate
 
-    def _hold(self, candidates: Sequence[str], first: Collection[str]) -> contest.Outcome:
+    def _hold(self, candidates: Sequence[str], first: Collection[str]) -> compare_candidates.SearchOutcome:
         true = [self._landscape.milliseconds(candidate) for candidate in candidates]
         turn = 0
 
@@ -119,17 +122,17 @@ class Search:
             return candidates[i] != OWN, candidates[i] not in first, candidates[i]
 
         preferred = sorted(range(len(candidates)), key=rank)
-        ranking = measure.rank(take, preferred, name=self._landscape.name, clock=lambda: self.seconds)
+        ranking = search_ranking.rank(take, preferred, name=self._landscape.name, clock=lambda: self.seconds)
         timings = {
-            i: tuning.Timing(candidates[i], told.median, told.low, told.high, told.samples)
+            i: records.Timing(candidates[i], told.median, told.low, told.high, told.samples)
             for i, told in ranking.timed.items()
         }
         assert ranking.winner is not None
-        entry = tuning.Entry(
+        entry = records.TuningEntry(
             problem=PROBLEM, place=PLACE, winner=timings[ranking.winner], candidates=len(candidates)
         )
         in_order = sorted(timings.values(), key=lambda timing: (timing.milliseconds, timing.candidate))
-        return contest.Outcome(entry, in_order, [], frozenset())
+        return compare_candidates.SearchOutcome(entry, in_order, [], frozenset())
 
     def _share(self, candidate: str, place: int) -> float:
         key = candidate, place
@@ -154,7 +157,7 @@ def row(problems: int, places: int, rounds: int) -> list[str]:
         speeds.append(statistics.geometric_mean(times) / landscape.milliseconds(OWN))
         contested += OWN not in winners
         different += winners[0] != winners[1]
-        apart += max(times) > min(times) * (1 + measure.DEFAULTS.band)
+        apart += max(times) > min(times) * (1 + search_ranking.DEFAULTS.band)
     mean = statistics.geometric_mean(speeds)
     return [
         *map(str, (places, rounds, different, apart, contested)),

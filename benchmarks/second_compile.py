@@ -18,12 +18,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import verdicts
-from torchrelay.compiler import artifact, wire
-from torchrelay.examples.machines import FreshMachine
-from torchrelay.examples.private_service import PrivateService
-from torchrelay.examples.table import print_table
-from variants import HERE, run_child
+from support import verdicts
+from support.variants import MEASURED, run_child
+from torchrelay.compiler.artifact import container
+from torchrelay.compiler.artifact import manifest as artifact_manifest
+from torchrelay.examples.harness.machines import FreshMachine
+from torchrelay.examples.harness.private_service import PrivateService
+from torchrelay.examples.harness.table import print_table
 
 BAR = 0.4
 MODEL = {"cpu": "gpt2-12x256", "cuda": "gpt2-12x768"}
@@ -75,11 +76,11 @@ def train(root: Path, service: PrivateService, device: str, known: set[str], *fl
     """One process; what it compiled is what it has beyond the keys `known`, which grow. A graph that both processes
     have in common is a hit of the second."""
     machine = FreshMachine(root)
-    command = [sys.executable, str(HERE / "train_once.py"), "--model", MODEL[device], "--device", device]
+    command = [sys.executable, str(MEASURED / "train_once.py"), "--model", MODEL[device], "--device", device]
     command += ["--backend", "torchrelay", "--steps", "0", *flags]
     record = run_child(command, machine.environment(**service.environment, TORCHRELAY_MODE="require"), 600)
     manifests = [
-        artifact.read_manifest(path.read_bytes()) for path in _artifacts(root) if path.stem not in known
+        container.read_manifest(path.read_bytes()) for path in _artifacts(root) if path.stem not in known
     ]
     known.update(manifest.key for manifest in manifests)
     return {
@@ -95,7 +96,7 @@ def _artifacts(root: Path) -> list[Path]:
     return [path for path in root.rglob("torchrelay/artifacts/**/*") if len(path.stem) == 64]
 
 
-def _by_stage(manifests: list[wire.Manifest]) -> dict[str, float]:
+def _by_stage(manifests: list[artifact_manifest.Manifest]) -> dict[str, float]:
     stages: dict[str, float] = {}
     for manifest in manifests:
         for stage, seconds in manifest.stages:

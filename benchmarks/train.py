@@ -33,13 +33,13 @@ from types import FrameType
 from typing import Any
 
 import torch
-import verdicts
-from torchrelay.examples.machines import FreshMachine
-from torchrelay.examples.private_service import PrivateService, ServiceDidNotStart
-from torchrelay.examples.table import print_table
-from variants import HERE, ChildFailed
+from support import verdicts
+from support.variants import MEASURED, ChildFailed
+from torchrelay.examples.harness.machines import FreshMachine
+from torchrelay.examples.harness.private_service import PrivateService, ServiceDidNotStart
+from torchrelay.examples.harness.table import print_table
 
-SCRIPT = HERE / "train_ranks.py"
+SCRIPT = MEASURED / "train_ranks.py"
 TOLERANCE = {"cpu": 1e-4, "cuda": 5e-3}
 """Of each step's loss, relative: sums are taken in another order; on a GPU TF32 rounds them."""
 FIRST = {"cpu": 1.0, "cuda": 0.5}

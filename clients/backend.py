@@ -15,23 +15,21 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from ..compiler import key as keys
-from ..compiler import torch_internals, wire
-from ..compiler.errors import (
-    ClientError,
-    GatewayUnreachable,
-    RelayError,
-    SpecializeInputs,
-)
-from .capture import Mode, capture
-from .http import Gateway
-from .lift import lift
-from .lock_file import LockFile
-from .obtain import Source, Wanted
-from .prefetch import prefetch_with, start_early
-from .report import RunReport, process_report
-from .settings import ClientSettings, load_launch, load_settings
-from .spread import spread
+from ..compiler.errors import ClientError, GatewayUnreachable, RelayError, SpecializeInputs
+from ..compiler.request import codec
+from ..compiler.request import key as keys
+from ..compiler.torch_internals import counters
+from ..compiler.torch_internals.dynamo import backend_interface
+from ..compiler.torch_internals.inductor import compile_fx, config
+from .artifacts.prefetch import prefetch_with, start_early
+from .artifacts.source import ArtifactRequest, ArtifactSource
+from .capture.dtensor_edges import to_local_tensors
+from .capture.held_tensors import hoist_tensors
+from .capture.locked_tunings import LockedTunings
+from .capture.request import Mode, capture
+from .gateway.compile_client import GatewayClient
+from .reports.run_report import RunReport, process_report
+from .settings import ClientSettings, load_launcher_info, load_settings
 
 M = TypeVar("M")
 
@@ -49,9 +47,9 @@ def torchrelay(
     `require`.
     """
     mode, options = mode or "default", dict(options or {})
-    torch_internals.check_options(mode, options)
+    config.check_options(mode, options)
     try:
-        relay = process_relay()
+        relay = process_backend()
     except RelayError as error:  # settings that cannot be read
         process_report().fallback(error)
         return _compile_locally(gm, example_inputs, mode, options)
@@ -64,7 +62,7 @@ def torchrelay(
         seconds, nodes = time.perf_counter() - start, len(gm.graph.nodes)
         if relay.settings.mode == "require":
             relay.report.raised(error, seconds=seconds, nodes=nodes)
-            raise torch_internals.user_error(error) from None
+            raise backend_interface.user_error(error) from None
         relay.fell_back(error, seconds=seconds, nodes=nodes)
     return _compile_locally(gm, example_inputs, mode, options)
 
@@ -72,20 +70,22 @@ def torchrelay(
 def _compile_locally(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], mode: str, options: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    patches = {**torch_internals.mode_options(mode), **options}
-    return torch_internals.inductor_compile(gm, example_inputs, patches)
+    patches = {**config.mode_options(mode), **options}
+    return compile_fx.compile_graph(gm, example_inputs, patches)
 
 
-class Relay:
+class RelayBackend:
     """One process' way to the service: settings, connection, sources of artifacts, counters."""
 
-    def __init__(self, settings: ClientSettings, report: RunReport, gateway: Gateway | None = None) -> None:
+    def __init__(
+        self, settings: ClientSettings, report: RunReport, gateway: GatewayClient | None = None
+    ) -> None:
         self.settings = settings
         self.report = report
-        self._gateway = gateway or Gateway(settings)
-        self._lock = LockFile.of(settings)
-        launch = load_launch()
-        self._source = Source(settings, report, self._gateway, prefetch_with(settings), launch)
+        self._gateway = gateway or GatewayClient(settings)
+        self._lock = LockedTunings.of(settings)
+        launch = load_launcher_info()
+        self._source = ArtifactSource(settings, report, self._gateway, prefetch_with(settings), launch)
         if settings.report is not None:
             report.write_at_exit(settings.report)
         if settings.state_dir is not None:
@@ -95,12 +95,12 @@ class Relay:
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], mode: Mode, options: Mapping[str, Any]
     ) -> Callable[..., Any]:
         """Capture, fetch, verify, load. Raises RelayError, of whatever kind the failure was."""
-        self.report.add_seconds("trace", torch_internals.trace_seconds())
+        self.report.add_seconds("trace", counters.trace_seconds())
         start = time.perf_counter()
         try:
             with self.report.timed("encode"):
-                lifted = lift(gm, example_inputs)
-                plain = spread(lifted.gm, lifted.inputs)
+                lifted = hoist_tensors(gm, example_inputs)
+                plain = to_local_tensors(lifted.gm, lifted.inputs)
                 captured = capture(
                     plain.gm,
                     plain.inputs,
@@ -110,20 +110,22 @@ class Relay:
                     meshes=plain.meshes,
                     groups=plain.groups,
                 )
-                canonical = wire.encode_request(captured.request)
+                canonical = codec.encode_request(captured.request)
             with self.report.timed("key"):
                 key = keys.key_of_bytes(canonical)
             try:
-                found = self._source.obtain(Wanted(captured, canonical, key, plain.inputs))
+                found = self._source.obtain(ArtifactRequest(captured, canonical, key, plain.inputs))
             except SpecializeInputs as error:
-                raise torch_internals.trace_again(captured.floats[p] for p in error.positions) from None
+                raise backend_interface.restart_analysis(
+                    captured.floats[p] for p in error.positions
+                ) from None
             except RelayError as error:
                 error.key = key
                 raise
         except RelayError:
             raise
         except Exception as error:  # a defect here, or a PyTorch it was not made for: training must go on
-            if torch_internals.must_specialize(error) is not None:
+            if backend_interface.symbols_to_specialize(error) is not None:
                 raise
             raise ClientError(
                 f"unexpected {type(error).__name__}: {error}", hint="Please report this with its traceback"
@@ -148,9 +150,9 @@ class Relay:
 
 
 @functools.cache
-def process_relay() -> Relay:
+def process_backend() -> RelayBackend:
     """This process' Relay, made at the first graph from the settings as they are then. Raises SettingsError."""
-    return Relay(load_settings(), process_report())
+    return RelayBackend(load_settings(), process_report())
 
 
 def compile(
@@ -165,7 +167,7 @@ def compile(
 
     Raises RuntimeError for a mode or an option that Inductor does not know.
     """
-    torch_internals.check_options(mode or "default", dict(options or {}))
+    config.check_options(mode or "default", dict(options or {}))
     compiled = torch.compile(
         cast(Callable[..., Any], model),
         backend="torchrelay",
@@ -182,10 +184,10 @@ def enable() -> None:
 
     Raises Unsupported where this torch has no setting for it (before 2.13): name the back end there.
     """
-    torch_internals.set_default_backend("torchrelay")
+    backend_interface.set_default_backend("torchrelay")
     start_early()
 
 
 def disable() -> None:
     """Undo `enable`: back to PyTorch's own default back end."""
-    torch_internals.set_default_backend(None)
+    backend_interface.set_default_backend(None)

@@ -1,8 +1,8 @@
 """Settings of the client: argument > environment > file > default in, one frozen ClientSettings out.
 
-The only module under clients/ that reads the environment. Two files under $XDG_CONFIG_HOME/torchrelay are
-read if they exist: `config.json` (yours; any setting but the token, by its field's name) and, below it,
-`credentials.json` (written by `torchrelay up`: url, token, public_keys, namespace). A token from
+One of two modules under clients/ that read the environment; the other is training/rank_environment.py. Two files under
+$XDG_CONFIG_HOME/torchrelay are read if they exist: `config.json` (yours; any setting but the token, by its field's
+name) and, below it, `credentials.json` (written by `torchrelay up`: url, token, public_keys, namespace). A token from
 `credentials.json` is for the gateway named beside it: with another URL from elsewhere it is not used, so that it
 cannot leak to another host; and the namespace is the token's. Loopback names (localhost, 127.0.0.1, ::1) count
 as one host.
@@ -20,7 +20,7 @@ import stat
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -29,17 +29,27 @@ from msgspec import Struct
 from ..compiler import decoding
 from ..compiler.errors import SettingsError
 
-if TYPE_CHECKING:
-    from ..compiler.train_records import TrainSpec
+VERSION = "0.1.0"
+"""Of torchrelay, as in pyproject.toml."""
 
 Mode = Literal["off", "cache", "remote", "require"]
+
+
 MODES: tuple[Mode, ...] = get_args(Mode)
+
+
 LockMode = Literal["strict", "loose"]
 
+
 CREDENTIALS_FILE = "credentials.json"
+
+
 CONFIG_FILE = "config.json"
 
+
 _RAW_KEY_BYTES = 32
+
+
 _NAMESPACE_LENGTH = 128
 
 
@@ -89,7 +99,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
         return is_loopback(self.url)
 
 
-class Launch(Struct, frozen=True, kw_only=True):
+class LauncherInfo(Struct, frozen=True, kw_only=True):
     """What a launcher (torchrun, Ray Train, a cluster's script) told this process of its job.
 
     run: tells this start of the job from others, as far as the launcher does. store: host and port of the
@@ -104,23 +114,6 @@ class Launch(Struct, frozen=True, kw_only=True):
     named: bool
     """Whether `run` holds a name that no other job has."""
     store: tuple[str, int] | None
-
-
-class Rank(Struct, frozen=True, kw_only=True):
-    """What a training job told this process, one of its ranks; its defaults are a process on its own.
-
-    spec: None outside a job. checkpoints: where they go; '' where nothing was said. capture: this is the run that only
-    finds graphs. attempt: 0 at first.
-    """
-
-    spec: TrainSpec | None = None
-    job: str = ""
-    checkpoints: str = ""
-    capture: bool = False
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    attempt: int = 0
 
 
 class InvalidValue(ValueError):
@@ -170,7 +163,7 @@ def load_settings(**overrides: Any) -> ClientSettings:
     return ClientSettings(**values)
 
 
-def load_launch() -> Launch | None:
+def load_launcher_info() -> LauncherInfo | None:
     """The job that a launcher made this process a rank of; None for a process on its own."""
     found = os.environ.get
     try:
@@ -183,7 +176,7 @@ def load_launch() -> Launch | None:
     host, name = found("MASTER_ADDR", ""), found("TORCHELASTIC_RUN_ID", "")
     agent = found("TORCHELASTIC_USE_AGENT_STORE") == "True" and host and port
     parts = (name, str(restart), host, str(port), str(size))
-    return Launch(
+    return LauncherInfo(
         rank=rank,
         local_rank=local,
         world_size=size,
@@ -192,44 +185,6 @@ def load_launch() -> Launch | None:
         named=name not in ("", "none"),
         store=(host, port) if agent else None,
     )
-
-
-def load_rank() -> Rank:
-    """What the job that started this process said. Raises SettingsError."""
-    from ..compiler import train_records  # here: every import of torchrelay imports this module
-
-    found, launch = os.environ.get, load_launch()
-    try:
-        text = found(train_records.SPEC_ENVIRONMENT, "")
-        spec = decoding.from_json(text, type=train_records.TrainSpec) if text else None
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise SettingsError(f"what the training job told this rank cannot be read: {error}") from None
-    return Rank(
-        spec=spec,
-        job=found(train_records.JOB_ENVIRONMENT, ""),
-        checkpoints=found(train_records.CHECKPOINTS_ENVIRONMENT, ""),
-        capture=found(train_records.CAPTURE_ENVIRONMENT) == "1",
-        rank=launch.rank if launch else 0,
-        local_rank=launch.local_rank if launch else 0,
-        world_size=launch.world_size if launch else 1,
-        attempt=launch.restart if launch else 0,
-    )
-
-
-def take_channel() -> int:
-    """The file descriptor on which this rank tells its job RankMessages; -1: nobody listens. Taken once, and so not
-    seen by the processes that a rank starts: to them the number means nothing, or another file."""
-    from ..compiler.train_records import ANSWER_ENVIRONMENT
-
-    text = os.environ.pop(ANSWER_ENVIRONMENT, "")
-    return int(text) if text.isdecimal() else -1
-
-
-def begin_capture() -> None:
-    """From here on `load_rank` says that this process only finds graphs; and Weights & Biases keeps no run of it."""
-    from ..compiler.train_records import CAPTURE_ENVIRONMENT
-
-    os.environ |= {CAPTURE_ENVIRONMENT: "1", "WANDB_MODE": "disabled"}
 
 
 def wants_prefetch() -> bool:
@@ -253,9 +208,6 @@ def notebook() -> str:
 def child_environment(**variables: str) -> dict[str, str]:
     """This process's environment with `variables` set, for a process of our own."""
     return {**os.environ, **variables}
-
-
-# --- values ----------------------------------------------------------------------------------------------
 
 
 def _text(value: Any) -> str:
@@ -332,6 +284,8 @@ def _flag(value: Any) -> bool:
 
 
 _TRUE = ("1", "true", "yes", "on")
+
+
 _FALSE = ("0", "false", "no", "off")
 
 
@@ -404,9 +358,6 @@ def _parse(name: str, value: Any, origin: str) -> Any:
     except InvalidValue as error:
         shown = "(hidden)" if name == "token" else repr(value)[:80]
         raise SettingsError(f"{origin} is {shown}", hint=f"Allowed: {error}") from None
-
-
-# --- sources ---------------------------------------------------------------------------------------------
 
 
 def _from_arguments(overrides: Mapping[str, Any]) -> dict[str, Any]:

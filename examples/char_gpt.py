@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812 (the name everyone uses)
 from torch import Tensor, nn
 
 # Absolute: this file is also run by its path, where a relative import has no parent.
-from torchrelay.examples.stopwatch import Stopwatch, pick_device, write_json
+from torchrelay.examples.harness.stopwatch import Stopwatch, pick_device, write_json
 
 VOCABULARY = 128
 """ASCII; anything else becomes a question mark."""

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 # Absolute: this file is also run by its path, where a relative import has no parent.
-from torchrelay.examples.stopwatch import Stopwatch, pick_device, write_json
+from torchrelay.examples.harness.stopwatch import Stopwatch, pick_device, write_json
 
 
 def convolution(channels_in: int, channels_out: int) -> nn.Sequential:

@@ -21,9 +21,9 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
     arguments = _parse()
-    from .guard import guarded
+    from .local.supervisor import run_supervised
 
-    sys.exit(guarded(lambda: _up(arguments)))
+    sys.exit(run_supervised(lambda: _up(arguments)))
 
 
 def _up(arguments: argparse.Namespace) -> None:
@@ -84,7 +84,8 @@ def _serve(arguments: argparse.Namespace) -> None:
 
     from pydantic import ValidationError
 
-    from . import embedded, tls
+    from .gateway.http import tls
+    from .local import up as local_up
     from .settings import ServiceSettings, default_credentials_file
 
     given = {
@@ -104,7 +105,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     except ValidationError as error:
         raise SettingsError(_explain(error)) from None
     if "cpu_slots" not in settings.model_fields_set:
-        settings = settings.model_copy(update={"cpu_slots": embedded.default_cpu_slots()})
+        settings = settings.model_copy(update={"cpu_slots": local_up.default_cpu_slots()})
     if arguments.gateway_only:
         missing = {"redis_url", "ray_address"} - settings.model_fields_set
         if missing:
@@ -112,12 +113,12 @@ def _serve(arguments: argparse.Namespace) -> None:
     else:
         settings = settings.model_copy(update={"ray_address": None, "ray_token": None})
     tls.check(settings)
-    listener = embedded.listen(
+    listener = local_up.listen(
         settings.host, settings.port, any_port_will_do="port" not in settings.model_fields_set
     )
     with listener:
         asyncio.run(
-            embedded.run(
+            local_up.run(
                 settings,
                 listener=listener,
                 credentials=arguments.credentials or default_credentials_file(),
@@ -129,13 +130,13 @@ def _serve(arguments: argparse.Namespace) -> None:
 def _become_worker(arguments: argparse.Namespace) -> NoReturn:
     """Become `ray start --block` for a node that offers slots; the gateways' pools find it and fill them."""
     from ..workers.pool import node_directory, node_resources, ray_environment
-    from . import embedded
+    from .local import up as local_up
     from .settings import ServiceSettings
 
     settings = ServiceSettings(**({"ray_address": arguments.ray} if arguments.ray else {}))
     if settings.ray_address is None:
         raise SettingsError("--worker-only needs a Ray", hint="Give --ray host:port")
-    slots = arguments.cpu_slots if arguments.cpu_slots is not None else embedded.default_cpu_slots()
+    slots = arguments.cpu_slots if arguments.cpu_slots is not None else local_up.default_cpu_slots()
     token = settings.ray_token.get_secret_value() if settings.ray_token else None
     folder, lock = node_directory()
     os.set_inheritable(lock, True)  # held by the program that this process becomes

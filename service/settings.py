@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from ..compiler import wire
-from ..compiler.train_records import PACKAGE_BYTES
+from ..compiler.api.training.jobs import PACKAGE_BYTES
+from ..compiler.request import codec
 
 Seconds = Annotated[float, Field(gt=0)]
 Bytes = Annotated[int, Field(gt=0)]
@@ -64,8 +64,8 @@ class ServiceSettings(BaseSettings):
     blob_allow_http: bool = False
     """Also a store at http://, such as one of your own beside the gateway."""
     keys_dir: Path | None = None
-    """The signing keys' folder (service/signing.py), made on the first start; default `state_dir/keys`. Gateways of
-    one installation share it."""
+    """The signing keys' folder (service/signing/keyring.py), made on the first start; default `state_dir/keys`.
+    Gateways of one installation share it."""
 
     train_dir: Path | None = None
     """Folder of training jobs: what their drivers keep, and checkpoints for which a job names no place. All nodes see
@@ -75,7 +75,7 @@ class ServiceSettings(BaseSettings):
 
     # who
     token: SecretStr | None = Field(default=None, min_length=32)
-    """A token with every role. Other tokens are records in Redis (service/auth.py)."""
+    """A token with every role. Other tokens are records in Redis (service/access/tokens.py)."""
     token_allow_source: bool | None = None
     """Whether that token may send source that runs at compile time; default: it may where `up` starts the whole
     service, whose compiles then run as the very user who has the token."""
@@ -84,17 +84,17 @@ class ServiceSettings(BaseSettings):
     """Other sites' signing keys, base64, separated by commas: their artifacts may be imported here."""
 
     # how much
-    body_bytes: Bytes = wire.Limits().body_bytes
+    body_bytes: Bytes = codec.Limits().body_bytes
     """Compressed request."""
-    request_bytes: Bytes = wire.Limits().request_bytes
+    request_bytes: Bytes = codec.Limits().request_bytes
     """Decompressed request."""
-    request_nodes: Annotated[int, Field(gt=0)] = wire.Limits().nodes
-    request_depth: Annotated[int, Field(gt=0)] = wire.Limits().depth
-    request_constant_bytes: Bytes = wire.Limits().constant_bytes
-    request_inputs: Annotated[int, Field(gt=0)] = wire.Limits().inputs
-    request_kernels: Annotated[int, Field(gt=0)] = wire.Limits().kernels
+    request_nodes: Annotated[int, Field(gt=0)] = codec.Limits().nodes
+    request_depth: Annotated[int, Field(gt=0)] = codec.Limits().depth
+    request_constant_bytes: Bytes = codec.Limits().constant_bytes
+    request_inputs: Annotated[int, Field(gt=0)] = codec.Limits().inputs
+    request_kernels: Annotated[int, Field(gt=0)] = codec.Limits().kernels
     """User-written Triton kernels of one graph."""
-    request_source_bytes: Bytes = wire.Limits().source_bytes
+    request_source_bytes: Bytes = codec.Limits().source_bytes
     """Their sources together."""
     max_queued: Annotated[int, Field(gt=0)] = 256
     """Distinct compiles that run or wait, over all gateways; past it a request gets 429."""
@@ -185,8 +185,8 @@ class ServiceSettings(BaseSettings):
     log_format: Literal["console", "json"] = "console"
 
     @property
-    def limits(self) -> wire.Limits:
-        return wire.Limits(
+    def limits(self) -> codec.Limits:
+        return codec.Limits(
             body_bytes=self.body_bytes,
             request_bytes=self.request_bytes,
             nodes=self.request_nodes,

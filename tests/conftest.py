@@ -6,8 +6,10 @@ import asyncio
 import os
 import random
 import signal
+import sys
 import time
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,9 @@ STALLS = 0.02
 """Of the callbacks of event loops, the share that begins late ..."""
 STALL_SECONDS = 0.03
 """... and by how much, at most (`--stall`)."""
+
+# What tests of several files, and of several folders, are made of; child processes of tests find it as well.
+sys.path += [str(parts) for parts in sorted(Path(__file__).parent.glob("*/parts"))]
 
 # A shell that runs pytest in the background makes it ignore Ctrl-C, and its children inherit that; some tests
 # send it to theirs.
@@ -27,7 +32,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 ONE_SERVICE = ("tests/compile/", "tests/e2e/", "tests/train_parallel/")
 """Folders whose tests share one service: each folder goes to one process, as a whole ..."""
-OWN_SERVICES = tuple(f"tests/e2e/test_{name}" for name in ("benchmarks", "demo", "up"))
+OWN_SERVICES = ("tests/e2e/own_service/", "tests/e2e/apart/test_up_apart.py")
 """... but for files that start services of their own and long ones: these begin next."""
 
 

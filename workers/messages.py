@@ -1,8 +1,9 @@
-"""Between actor, fork server and compile child: length-prefixed MessagePack frames; structs in, bytes out.
+"""What actor, fork server and a job's child send each other: length-prefixed MessagePack frames; structs in, bytes out.
 
-The actor sends Job, Cancel and Reply. The fork server answers Ready once, then for each job any number of Event and
-Query and one of Done and Failed. The child speaks Event, Query, Done and Failed to the fork server, which checks each
-frame before it passes it on: a child that writes anything else is killed. All that the child hears is Reply.
+The actor sends WorkerJob, CancelJob and QueryReply. The fork server answers ForkServerReady once, then for each job
+any number of StageEvent and JobQuery and one of JobDone and JobFailed. The child writes these four to the fork server,
+which checks each frame before it passes it on: a child that writes anything else is killed. The child reads QueryReply
+alone.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ..compiler import decoding, wire
+from ..compiler import decoding
+from ..compiler.api import compiles
 from ..compiler.errors import RelayError, from_code
+from ..compiler.request import schema
 
 MAX_FRAME = 2 << 30
 """Bytes. Past it a length prefix is garbage rather than an artifact."""
@@ -27,8 +30,8 @@ class _Message(Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class Job(_Message, tag="job"):
-    """`request`: a wire.GraphRequest to compile, or a SearchOrder. `seconds`: what is left of its deadline;
+class WorkerJob(_Message, tag="job"):
+    """`request`: a wire.GraphRequest to compile, or a SearchJobSpec. `seconds`: what is left of its deadline;
     `namespace`: whose kernels it shares."""
 
     key: str
@@ -38,18 +41,18 @@ class Job(_Message, tag="job"):
     work: Literal["compile", "search"] = "compile"
 
 
-class Cancel(_Message, tag="cancel"):
+class CancelJob(_Message, tag="cancel"):
     """Kill the running job, if there is one."""
 
 
-class Reply(_Message, tag="reply"):
+class QueryReply(_Message, tag="reply"):
     """What the running job asked under `id` is answered so; b'': nobody answers."""
 
     id: QuestionId
     answer: bytes
 
 
-class Ready(_Message, tag="ready"):
+class ForkServerReady(_Message, tag="ready"):
     """The fork server is warm. `jobs_dir` is its own, for whoever must clean up after it.
 
     isolation: what shuts its jobs in, as /v1/workers names it. missing: what jobs need and do not find there. device:
@@ -57,8 +60,8 @@ class Ready(_Message, tag="ready"):
     """
 
     pid: int
-    toolchain: wire.Toolchain
-    target: wire.Target
+    toolchain: schema.Toolchain
+    target: schema.Target
     jobs_dir: str
     isolation: list[str] = []
     missing: str = ""
@@ -66,27 +69,28 @@ class Ready(_Message, tag="ready"):
     processors: int = 0
 
 
-class Event(_Message, tag="event"):
+class StageEvent(_Message, tag="event"):
     """The job has entered `stage`."""
 
-    stage: wire.Stage
+    stage: compiles.Stage
     detail: str = ""
 
 
-class Query(_Message, tag="query"):
-    """The job wants to know something of the service (an encoded tuning.Question), and goes on without if it must."""
+class JobQuery(_Message, tag="query"):
+    """The job wants to know something of the service (an encoded queries.TuningQuery), and goes on without if
+    it must."""
 
     id: QuestionId
     question: bytes
 
 
-class Done(_Message, tag="done"):
+class JobDone(_Message, tag="done"):
     """The unsigned artifact."""
 
     artifact: bytes
 
 
-class Failed(_Message, tag="failed"):
+class JobFailed(_Message, tag="failed"):
     """A RelayError, by its parts."""
 
     code: str
@@ -94,23 +98,23 @@ class Failed(_Message, tag="failed"):
     hint: str
 
     @classmethod
-    def of(cls, error: RelayError) -> Failed:
+    def of(cls, error: RelayError) -> JobFailed:
         return cls(error.code, error.message, error.advice)
 
     def error(self) -> RelayError:
         return from_code(self.code, self.message, self.hint)
 
 
-Order = Job | Cancel | Reply
-Answer = Ready | Event | Query | Done | Failed
-FromChild = Event | Query | Done | Failed
+Command = WorkerJob | CancelJob | QueryReply
+Answer = ForkServerReady | StageEvent | JobQuery | JobDone | JobFailed
+FromChild = StageEvent | JobQuery | JobDone | JobFailed
 
 
 class BadFrame(Exception):
     """Bytes that are no frame, or a frame that is no message."""
 
 
-def encode(message: Order | Answer) -> bytes:
+def encode(message: Command | Answer) -> bytes:
     """One frame: a 4-byte little-endian length and the message."""
     body = msgspec.msgpack.encode(message)
     return _LENGTH.pack(len(body)) + body
@@ -124,8 +128,8 @@ def frame_length(prefix: bytes) -> int:
     return length
 
 
-def decode_order(body: bytes) -> Order:
-    return _decode(body, Order)
+def decode_command(body: bytes) -> Command:
+    return _decode(body, Command)
 
 
 def decode_answer(body: bytes) -> Answer:
@@ -136,8 +140,8 @@ def decode_from_child(body: bytes) -> FromChild:
     return _decode(body, FromChild)
 
 
-def decode_reply(body: bytes) -> Reply:
-    return _decode(body, Reply)
+def decode_reply(body: bytes) -> QueryReply:
+    return _decode(body, QueryReply)
 
 
 def _decode(body, union):
@@ -147,7 +151,7 @@ def _decode(body, union):
         raise BadFrame(str(error)) from None
 
 
-class Frames:
+class FrameDecoder:
     """Bytes as they come off a pipe, cut into frames' bodies."""
 
     def __init__(self) -> None:

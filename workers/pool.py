@@ -16,21 +16,26 @@ from typing import Any
 
 import msgspec
 
-from ..compiler import wire
+from ..compiler.api import compiles
+from ..compiler.api.training.events import NumberedEvent
+from ..compiler.api.training.jobs import TrainSpec
+from ..compiler.api.training.node_messages import CapturedGraphs, TrainOrder
 from ..compiler.errors import CompileKilled, CompileTimeout, Overloaded, RelayError, Unavailable
-from ..compiler.train_records import Captured, News, TrainOrder, TrainSpec
-from .cluster import Cluster, Node, node_directory, node_resources, ray_environment, short_directory
-from .messages import Done, Event, Failed, Query, Ready, decode_answer
-from .processes import become_subreaper, descendants, die_with_parent, kill_below, reap
+from ..compiler.request import schema
+from .messages import ForkServerReady, JobDone, JobFailed, JobQuery, StageEvent, decode_answer
+from .process.process_tree import become_subreaper, descendants, die_with_parent, kill_below, reap
+from .process.socket_folders import node_directory, short_directory
+from .scheduling.ray_cluster import RayCluster, RayNode, ray_environment
+from .scheduling.ray_resources import node_resources
+from .scheduling.slot_queue import DeviceKind, DevicesHeld, SearchDevice, Slot, SlotQueue
 from .settings import JobLimits, PoolSettings, SlotSettings
-from .slots import DevicesHeld, Kind, Lane, Slot, Slots
-from .training.driver import Held
-from .training.site import DriverLost, TrainSite, room
+from .training.drivers import DriverLost, JobDrivers, why_no_room
+from .training.messages import RankDevice
 
 __all__ = [  # all that service/ may use of workers/
     "DevicesHeld",
-    "Lane",
     "PoolSettings",
+    "SearchDevice",
     "WorkerLost",
     "WorkerPool",
     "become_subreaper",
@@ -69,9 +74,9 @@ class WorkerPool:
         if settings.ray_address is None and settings.ray_token is None:
             settings = msgspec.structs.replace(settings, ray_token=secrets.token_hex(32))
         self._settings = settings
-        self._cluster: Cluster | None = None
-        self._slots = Slots()
-        self._trains: TrainSite | None = None
+        self._cluster: RayCluster | None = None
+        self._slots = SlotQueue()
+        self._trains: JobDrivers | None = None
         self._scout: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
 
@@ -80,7 +85,7 @@ class WorkerPool:
 
         Raises Unavailable; `start` can be called again then.
         """
-        self._cluster = Cluster(self._settings)
+        self._cluster = RayCluster(self._settings)
         try:
             await self._cluster.start()
             nodes = await self._cluster.nodes()
@@ -88,7 +93,7 @@ class WorkerPool:
             await self._cluster.stop()
             self._cluster = None
             raise
-        self._trains = TrainSite(self._cluster)
+        self._trains = JobDrivers(self._cluster)
         self._settle(self._cluster, nodes)
         self._scout = asyncio.create_task(self._follow_nodes(self._cluster), name="follow Ray nodes")
 
@@ -110,7 +115,7 @@ class WorkerPool:
         """Whether at least one slot is warm."""
         return any(slot.state in ("idle", "busy") for slot in self._slots.all.values())
 
-    def workers(self) -> list[wire.WorkerInfo]:
+    def workers(self) -> list[compiles.WorkerInfo]:
         """Every slot as it is now."""
         return [slot.info() for slot in self._slots.all.values()]
 
@@ -120,16 +125,17 @@ class WorkerPool:
         *,
         key: str,
         namespace: str = "default",
-        toolchain: wire.Toolchain,
-        target: wire.Target,
+        toolchain: schema.Toolchain,
+        target: schema.Target,
         deadline_seconds: float,
-        on_progress: Callable[[wire.Stage, str], None],
+        on_progress: Callable[[compiles.Stage, str], None],
         on_query: OnQuery | None = None,
     ) -> bytes:
         """Compile canonical request bytes on a slot that fits; waiting in the queue counts to the deadline.
 
-        on_query: answers what the compile asks meanwhile (a tuning.Question and a tuning.Known, encoded); b'': no
-        answer. It is given at most questions.MOST_OPEN at once, and cancelled when the compile ends.
+        on_query: answers what the compile asks meanwhile (a queries.TuningQuery and a queries.KnownEntries,
+        encoded); b'': no
+        answer. It is given at most queries.MOST_OPEN at once, and cancelled when the compile ends.
         Cancelling the caller kills the job's processes. Raises NoWorker, Overloaded, CompileTimeout,
         CompileKilled, and what the compile itself raised.
         """
@@ -152,7 +158,7 @@ class WorkerPool:
             self._end(slot, job_id, running)
             raise
 
-    def lanes(self, toolchain: wire.Toolchain, target: wire.Target) -> list[Lane]:
+    def lanes(self, toolchain: schema.Toolchain, target: schema.Target) -> list[SearchDevice]:
         """Where searches for `toolchain` and `target` can run, one for each device. Raises NoWorker where there is no
         such worker, nor one to come."""
         return self._slots.lanes(toolchain, target)
@@ -167,12 +173,12 @@ class WorkerPool:
         *,
         worker: str,
         namespace: str,
-        toolchain: wire.Toolchain,
-        target: wire.Target,
+        toolchain: schema.Toolchain,
+        target: schema.Target,
         on_query: OnQuery,
         deadline_seconds: float,
     ) -> None:
-        """Run a searcher (an encoded SearchOrder) on `worker`'s lane until it ends by itself.
+        """Run a searcher (an encoded SearchJobSpec) on `worker`'s lane until it ends by itself.
 
         on_query: as in compile. Cancelling the caller kills the searcher's processes. Raises NoWorker, Overloaded where
         the lane's device is searched already, WorkerLost where the worker has gone, CompileTimeout, CompileKilled, and
@@ -213,9 +219,9 @@ class WorkerPool:
         except DriverLost as error:
             raise WorkerLost(error.message, hint=error.advice) from None
 
-    async def train_news(self, job: str, after: int, *, seconds: float) -> list[News]:
+    async def train_news(self, job: str, after: int, *, seconds: float) -> list[NumberedEvent]:
         """What the job's driver knows past number `after`, at most 1000; waits up to `seconds` for the first. `job`,
-        here and below: as train_records.at_nodes has it.
+        here and below: as node_messages.node_job_id has it.
 
         All up to `after` it may forget. The last one of all is a Turned to done, failed or cancelled. Raises WorkerLost
         where the job has no driver (any more): `train_begin` makes one; Unavailable where it does not answer, as while
@@ -241,7 +247,7 @@ class WorkerPool:
         world: int = 0,
         seconds: float,
         placed: Callable[[], Awaitable[None]] | None = None,
-    ) -> Captured:
+    ) -> CapturedGraphs:
         """Run the job's script on one worker as rank 0 of a pretended world, up to its first optimizer step.
 
         world: its ranks, if they are not those that the job asks for. placed: called when a worker has room, for which
@@ -257,9 +263,9 @@ class WorkerPool:
         """Why the nodes there are now could never hold the job's ranks, were all of them idle; '' if they could."""
         if self._cluster is None:
             raise Unavailable("the workers are not there yet")
-        return room(spec, [node.resources for node in await self._cluster.nodes()])
+        return why_no_room(spec, [node.resources for node in await self._cluster.nodes()])
 
-    def _site(self) -> TrainSite:
+    def _site(self) -> JobDrivers:
         if self._trains is None:
             raise Unavailable("the workers are not there yet")
         return self._trains
@@ -282,10 +288,10 @@ class WorkerPool:
     async def _take_slot(
         self,
         namespace: str,
-        toolchain: wire.Toolchain,
-        target: wire.Target,
+        toolchain: schema.Toolchain,
+        target: schema.Target,
         seconds: float,
-        on_progress: Callable[[wire.Stage, str], None],
+        on_progress: Callable[[compiles.Stage, str], None],
     ) -> Slot:
         ahead = self._slots.waiting()
         if ahead >= self._settings.queue_limit:
@@ -312,7 +318,7 @@ class WorkerPool:
         key: str,
         namespace: str,
         seconds: float,
-        on_progress: Callable[[wire.Stage, str], None],
+        on_progress: Callable[[compiles.Stage, str], None],
         on_query: OnQuery | None,
     ) -> bytes:
         """The job on its slot, to its end; the slot is free afterwards."""
@@ -329,7 +335,7 @@ class WorkerPool:
         slot: Slot,
         job_id: str,
         stream: AsyncIterable[Awaitable[bytes]],
-        on_progress: Callable[[wire.Stage, str], None],
+        on_progress: Callable[[compiles.Stage, str], None],
         on_query: OnQuery | None,
     ) -> bytes:
         """What the job's actor streams, to the end: what was done. Raises WorkerLost, and what the job failed with."""
@@ -341,15 +347,15 @@ class WorkerPool:
             async for reference in stream:
                 message = decode_answer(await reference)
                 match message:
-                    case Event():
+                    case StageEvent():
                         on_progress(message.stage, message.detail)
-                    case Query():
+                    case JobQuery():
                         task = asyncio.create_task(self._answer(slot, actor, job_id, message, on_query))
                         answering.add(task)
                         task.add_done_callback(answering.discard)
-                    case Done():
+                    case JobDone():
                         return message.artifact
-                    case Failed():
+                    case JobFailed():
                         raise message.error()
             raise CompileKilled(f"worker {slot.worker} ended its answer too early", hint="Try again")
         except RayError as error:
@@ -362,7 +368,7 @@ class WorkerPool:
                 task.cancel()
 
     @staticmethod
-    async def _answer(slot: Slot, actor: Any, job_id: str, query: Query, on_query: OnQuery | None) -> None:
+    async def _answer(slot: Slot, actor: Any, job_id: str, query: JobQuery, on_query: OnQuery | None) -> None:
         answer = b""
         try:
             if on_query is not None:
@@ -385,12 +391,12 @@ class WorkerPool:
         await asyncio.wait({running}, timeout=_GRACE_SECONDS)
         if not running.done():
             log.error("worker %s does not end a cancelled job and is killed", slot.worker)
-            Cluster.remove(actor)
+            RayCluster.remove(actor)
             await asyncio.wait({running})
         if not running.cancelled() and (error := running.exception()) is not None:
             log.info("the cancelled job on worker %s ended: %s", slot.worker, error)
 
-    async def _follow_nodes(self, cluster: Cluster) -> None:
+    async def _follow_nodes(self, cluster: RayCluster) -> None:
         for look in itertools.count(1):
             await asyncio.sleep(_LOOK_SECONDS)
             try:
@@ -401,7 +407,7 @@ class WorkerPool:
             except Unavailable as error:
                 log.error("%s", error)  # slots stay as they are; their own calls fail if it lasts
 
-    def _hold(self, held: list[Held]) -> None:
+    def _hold(self, held: list[RankDevice]) -> None:
         """Let nothing be measured where a training job's ranks are: it would be wrong, and in their way."""
         self._slots.held = {(each.node, gpu) for each in held for gpu in each.gpus.split(",")}
         for slot in self._slots.all.values():
@@ -410,9 +416,9 @@ class WorkerPool:
                 slot.yielded = True
                 slot.actor.cancel.remote(slot.search)
 
-    def _settle(self, cluster: Cluster, nodes: list[Node]) -> None:
+    def _settle(self, cluster: RayCluster, nodes: list[RayNode]) -> None:
         """Have a slot for each that `nodes` offer, and none for a node that has gone."""
-        offered: dict[tuple[str, Kind, int], Node] = {}
+        offered: dict[tuple[str, DeviceKind, int], RayNode] = {}
         for node in nodes:
             offered |= {(node.id, "cpu", i): node for i in range(node.cpu_slots)}
             offered |= {
@@ -431,7 +437,7 @@ class WorkerPool:
                 self._slots.all[place] = slot
         self._slots.serve()
 
-    async def _keep(self, cluster: Cluster, slot: Slot) -> None:
+    async def _keep(self, cluster: RayCluster, slot: Slot) -> None:
         """Have a live, warm actor on `slot` for as long as its node is there."""
         from ray.exceptions import RayError
 
@@ -453,22 +459,22 @@ class WorkerPool:
             except RelayError as error:
                 log.error("worker %s cannot start: %s", slot.worker, error)
                 slot.failure = error
-                Cluster.remove(slot.actor)
+                RayCluster.remove(slot.actor)
             except asyncio.CancelledError:
                 slot.state = "dead"
                 if slot.actor is not None:
-                    Cluster.remove(slot.actor)
+                    RayCluster.remove(slot.actor)
                 raise
             slot.state = "starting"
             self._slots.serve()
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, longest)
 
-    async def _warm(self, slot: Slot) -> Ready:
+    async def _warm(self, slot: Slot) -> ForkServerReady:
         answer = decode_answer(await slot.actor.start.remote())
-        if isinstance(answer, Failed):
+        if isinstance(answer, JobFailed):
             raise answer.error()
-        if not isinstance(answer, Ready):
+        if not isinstance(answer, ForkServerReady):
             raise CompileKilled(f"worker {slot.worker} greeted with {type(answer).__name__}")
         return answer
 

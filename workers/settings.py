@@ -6,16 +6,17 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ..compiler import kernel_store, wire
+from ..compiler.kernel_store import libraries
+from ..compiler.request import codec
 
-ENGINE = "torchrelay.workers.compile_child"
+ENGINE = "torchrelay.workers.fork_server.compile_engine"
 
 IsolationSetting = Literal["auto", "required", "off"]
 """auto: the strongest that the machine offers. required: a worker that can confine neither files nor network does not
 start."""
 Form = Literal["bubblewrap", "namespaces", "landlock", "seccomp", "none"]
 FORMS: tuple[Form, ...] = ("bubblewrap", "namespaces", "landlock", "seccomp", "none")
-"""Bubblewrap is around the fork server; of the others, each job has one (isolation.py)."""
+"""Bubblewrap is around the fork server; of the others, each job has one (sandbox/isolation.py)."""
 
 
 class JobLimits(Struct, frozen=True, kw_only=True):
@@ -35,7 +36,7 @@ class JobLimits(Struct, frozen=True, kw_only=True):
     """Largest single file (RLIMIT_FSIZE)."""
     open_files: int = 16384
     """Of each process (RLIMIT_NOFILE)."""
-    request: wire.Limits = wire.Limits()
+    request: codec.Limits = codec.Limits()
 
 
 class SlotSettings(Struct, frozen=True, kw_only=True):
@@ -51,8 +52,8 @@ class SlotSettings(Struct, frozen=True, kw_only=True):
     jobs_root: str | None = None
     """Where job directories are made; None: the machine's temporary directory."""
     kernels_dir: str | None = None
-    """Where built C++ libraries are kept for later jobs (compiler/kernel_store.py); None: nowhere."""
-    kernels_bytes: int = kernel_store.DEFAULT_LIMIT
+    """Where built C++ libraries are kept for later jobs (compiler/kernel_store/libraries.py); None: nowhere."""
+    kernels_bytes: int = libraries.DEFAULT_LIMIT
     shared_dir: str | None = None
     """Where the server keeps what its own code prepares for all jobs (precompiled headers); None: below the
     machine's temporary directory, in a folder that all slots of this user share."""
@@ -73,14 +74,14 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     temp_dir: str | None = None
     """The embedded cluster's directory, short (sockets lie in it); None makes one and removes it again."""
     cpu_slots: int = 1
-    """Of the embedded cluster. Nodes of a running cluster say theirs (cluster.node_resources)."""
+    """Of the embedded cluster. Nodes of a running cluster say theirs (ray_resources.node_resources)."""
     gpu_slots_per_gpu: int = 1
     """0 leaves GPUs alone."""
     memory_limit_bytes: int = JobLimits().memory_bytes
-    request_limits: wire.Limits = wire.Limits()
+    request_limits: codec.Limits = codec.Limits()
     kernels_dir: str | None = None
     """On each worker node: where its slots keep built C++ libraries; None: nowhere."""
-    kernels_bytes: int = kernel_store.DEFAULT_LIMIT
+    kernels_bytes: int = libraries.DEFAULT_LIMIT
     isolation: IsolationSetting = "auto"
     object_store_bytes: int = 256 << 20
     queue_limit: int = 256

@@ -6,28 +6,17 @@ from typing import Annotated
 
 import typer
 
-from ... import __version__
-from . import (
-    audit,
-    cache,
-    capture,
-    doctor,
-    explain,
-    export,
-    keys,
-    login,
-    namespace,
-    run,
-    stats,
-    token,
-    train,
-    tune,
-)
+from ..settings import VERSION
+from . import capture, export, login, start_service
+from .administration import audit, cache, keys, namespace, stats, token
+from .diagnostics import doctor, explain
+from .training import train
+from .tuning import tune
 
 
 def _print_version(asked: bool) -> None:
     if asked:
-        print(f"torchrelay {__version__}")
+        print(f"torchrelay {VERSION}")
         raise typer.Exit
 
 
@@ -44,8 +33,8 @@ def application() -> typer.Typer:
     app.callback()(_root)
     # Their options are the started program's own, `--help` included.
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    app.command("up", context_settings=passed_on)(run.up)
-    app.command("demo", context_settings=passed_on)(run.demo)
+    app.command("up", context_settings=passed_on)(start_service.up)
+    app.command("demo", context_settings=passed_on)(start_service.demo)
     app.command("capture")(capture.capture)
     app.command("doctor")(doctor.doctor)
     app.command("stats")(stats.stats)

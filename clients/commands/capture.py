@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..graphs_file import write
+from ..jobfiles.captured_graphs import write_graphs
 
 
 def capture(
@@ -26,11 +26,11 @@ def capture(
     Name the file in a job (`graphs: [{file: captured.graphs}]`). Run it where the script trains: the graphs are for
     this machine's device and versions.
     """
-    from ..capture_script import captured
+    from ..capture.script_graphs import capture_script
 
-    found = captured(script, arguments or [], mode=mode)
+    found = capture_script(script, arguments or [], mode=mode)
     for skipped in found.skipped:
         print(f"left out: {skipped}", file=sys.stderr)
-    write(output, found.bodies)
+    write_graphs(output, found.bodies)
     count = f"{len(found.bodies)} graph{'' if len(found.bodies) == 1 else 's'}"
     print(f"captured {count} into {output} ({found.ended})")

@@ -11,15 +11,15 @@ import msgspec
 import typer
 
 from ...compiler import decoding
+from ...compiler.api.training.jobs import TrainJob
 from ...compiler.errors import ExportFailed, SettingsError
-from ...compiler.train_records import TrainJob
-from .. import export_job
+from ..exporting import service_job
+from ..exporting.options import FORMATS, TARGETS, ExportManifest, ExportOptions, read_dynamic
+from ..gateway.training_jobs import TrainingJobsClient
 from ..settings import load_settings
-from ..training.export_records import FORMATS, TARGETS, Exported, ExportOptions, read_dynamic
-from ..trains import Trains
 from . import output
 from .output import Namespace
-from .train_run import read_requirements
+from .training.run import read_requirements
 
 
 def export(
@@ -79,14 +79,14 @@ def export(
     )
     say = print if not json else _to_stderr
     if local:
-        from ..training.export import export as made_here
+        from ..exporting.export import export as made_here
 
         folder.mkdir(parents=True, exist_ok=True)
         exported = made_here(options, folder, say=say)
     else:
         listed = read_requirements(requirements) if requirements is not None else []
-        with Trains(load_settings(), namespace=output.checked_namespace(namespace)) as trains:
-            job = export_job.begin(trains, options, directory, cpus=cpus, requirements=listed)
+        with TrainingJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as trains:
+            job = service_job.begin(trains, options, directory, cpus=cpus, requirements=listed)
             print(f"job {job.id}", file=sys.stderr)
             exported = _awaited(trains, job, folder, say)
     if json:
@@ -95,10 +95,12 @@ def export(
         print(f"{len(exported.files)} file{'s' * (len(exported.files) != 1)} in {folder}")
 
 
-def _awaited(trains: Trains, job: TrainJob, folder: Path, say: Callable[[str], None]) -> Exported:
+def _awaited(
+    trains: TrainingJobsClient, job: TrainJob, folder: Path, say: Callable[[str], None]
+) -> ExportManifest:
     """Exits with 130 after Ctrl-C. Raises ExportFailed for a job that failed."""
     try:
-        ended = export_job.follow(trains, job, lambda line: say(output.shown(line)))
+        ended = service_job.follow(trains, job, lambda line: say(output.shown(line)))
     except KeyboardInterrupt:
         print(f"\nthe job goes on: `torchrelay train cancel {job.id}`", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -107,7 +109,7 @@ def _awaited(trains: Trains, job: TrainJob, folder: Path, say: Callable[[str], N
             f"{job.id} {ended.state}: {ended.detail}",
             hint=f"`torchrelay train logs {job.id}` has all it wrote",
         )
-    return export_job.fetch(trains, job.id, folder)
+    return service_job.fetch(trains, job.id, folder)
 
 
 def _to_stderr(text: str) -> None:

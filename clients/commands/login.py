@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from ...compiler.errors import SettingsError
-from ..credentials import write_credentials
-from ..http import Gateway
+from ..gateway.compile_client import GatewayClient
+from ..gateway.credentials import write_credentials
 from ..settings import credentials_path, load_settings
 
 _LONGEST = 4096
@@ -37,7 +37,7 @@ def login(
     settings = load_settings(url=url, token=_token())
     if not settings.token:
         raise SettingsError("there is no token on standard input", hint="Paste the one you were given")
-    with Gateway(settings) as gateway:
+    with GatewayClient(settings) as gateway:
         info = gateway.info()
     checked = load_settings(
         url=url,

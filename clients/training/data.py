@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 from ...compiler.errors import CheckpointError, SettingsError
-from ..settings import load_rank
-from .waits import process_waits
+from .metrics.loader_waits import process_loader_waits
+from .rank_environment import load_rank
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ class Batches(Generic[T]):
         loader: DataLoader[Any] = DataLoader(
             _Drawn(self._dataset, self._seed, epoch), batch_sampler=shares, **options
         )
-        iterator, waits = iter(loader), process_waits()
+        iterator, waits = iter(loader), process_loader_waits()
         for _ in shares:
             begun = time.perf_counter()
             batch = next(iterator)

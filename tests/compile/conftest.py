@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchrelay.clients.backend import Relay, process_relay
-from torchrelay.clients.report import process_report
-from torchrelay.examples.private_service import PrivateService
+from torchrelay.clients.backend import RelayBackend, process_backend
+from torchrelay.clients.reports.run_report import process_report
+from torchrelay.examples.harness.private_service import PrivateService
 
-Connect = Callable[..., Relay]
+Connect = Callable[..., RelayBackend]
 
 
 @pytest.fixture(autouse=True)
@@ -42,19 +42,19 @@ def connect(
         patch.setenv("TORCHRELAY_PREFETCH", "0")  # each test counts what it asked for itself
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "inductor"))
 
-        def make(**variables: str) -> Relay:
+        def make(**variables: str) -> RelayBackend:
             for name, value in ({"TORCHRELAY_CACHE_DIR": str(tmp_path / "client")} | variables).items():
                 patch.setenv(name, value)
-            process_relay.cache_clear()
+            process_backend.cache_clear()
             process_report.cache_clear()
-            return process_relay()
+            return process_backend()
 
         yield make
-        process_relay.cache_clear()
+        process_backend.cache_clear()
         process_report.cache_clear()
 
 
 @pytest.fixture
-def remote(connect: Connect) -> Relay:
+def remote(connect: Connect) -> RelayBackend:
     """A client whose graphs must go to the service: mode `require`."""
     return connect(TORCHRELAY_MODE="require")

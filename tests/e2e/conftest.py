@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent.parent / "service"))
-sys.path.append(str(Path(__file__).parent))
+sys.path += [str(folder) for folder in Path(__file__).parent.iterdir() if folder.is_dir()]
 
-from torchrelay.examples.private_service import PrivateService
+from torchrelay.examples.harness.private_service import PrivateService
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-# First on the path: `conftest` and `service_parts` are those of tests/service, whatever folders run beside.
+# First on the path: `conftest` is that of tests/service, whatever folders run beside.
 sys.path.insert(0, str(Path(__file__).parent.parent / "service"))
-sys.path.append(str(Path(__file__).parent))
+sys.path += [str(folder) for folder in Path(__file__).parent.iterdir() if folder.is_dir()]
 
 from conftest import StartGateway, gateway, http, settings, start_gateway, start_process
 from service_parts import RedisServer

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-# First on the path: `conftest` and `service_parts` are those of tests/service, whatever folders run beside.
+# First on the path: `conftest` is that of tests/service, whatever folders run beside.
 sys.path.insert(0, str(Path(__file__).parent.parent / "service"))
-sys.path.append(str(Path(__file__).parent.parent / "unit"))
-sys.path.append(str(Path(__file__).parent))
 
 from conftest import StartGateway, gateway, http, redis_server, settings, shared_redis, start_gateway
 from watched import WatchedGateway

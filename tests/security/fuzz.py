@@ -15,16 +15,15 @@ from pathlib import Path
 import atheris
 from torchrelay.compiler import decoding
 
-sys.path.append(str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parent.parent / "service"))
-sys.path.append(str(Path(__file__).parent.parent / "unit"))
+sys.path += [str(parts) for parts in Path(__file__).parent.parent.glob("*/parts")]
 
-with atheris.instrument_imports(include=["torchrelay.compiler", "torchrelay.service.intake"]):
-    from torchrelay.compiler import artifact, expr, trust_document, wire
+with atheris.instrument_imports(include=["torchrelay.compiler", "torchrelay.service.admission"]):
+    from torchrelay.compiler.artifact import container, trust_document
+    from torchrelay.compiler.artifact.signing import Trust, key_id, key_text
+    from torchrelay.compiler.artifact.trust_document import ListedKey, SignedDocument, TrustDocument
     from torchrelay.compiler.errors import ArtifactError, BadExpression, RequestError, SignatureError
-    from torchrelay.compiler.trust import Trust, key_id, key_text
-    from torchrelay.compiler.trust_document import ListedKey, SignedDocument, TrustDocument
-    from torchrelay.service.intake import parse
+    from torchrelay.compiler.request import codec, size_expr
+    from torchrelay.service.admission.compile_request import parse
 
 import msgspec
 import strategies
@@ -37,13 +36,13 @@ from signed import KEY, manifest_of, sealed, signed
 SIGNER = Ed25519PrivateKey.from_private_bytes(b"\1" * 32)
 TRUSTED = Trust.of([SIGNER.public_key()], namespace="default")
 FILES = {"bundle.pickle": b"a" * 40, "libraries.msgpack": b"\x90"}
-FRAMES = [wire.compress(data) for data in FILES.values()]
+FRAMES = [codec.compress(data) for data in FILES.values()]
 GOOD = signed(FILES, SIGNER)
 MANIFEST = msgspec.msgpack.encode(manifest_of(FILES))
-PLAIN = wire.encode_request(wire.unpack_request(graph(nodes=3)))
-LIMITS = wire.Limits()
+PLAIN = codec.encode_request(codec.unpack_request(graph(nodes=3)))
+LIMITS = codec.Limits()
 OWN, TEXT = key_id(SIGNER.public_key()), key_text(SIGNER.public_key())
-KNOWN = trust_document.pinned([SIGNER.public_key()], [TEXT])
+KNOWN = trust_document.known_from_settings([SIGNER.public_key()], [TEXT])
 KEYS = msgspec.msgpack.encode(
     TrustDocument(serial=2, epoch=1, issued=1, keys=[ListedKey(id=OWN, public=TEXT)], revoked=["c" * 16])
 )
@@ -53,7 +52,7 @@ TOKENS = [
     *("s0", "s1", "s9", "0", "1", "2", "64", "65", "1.5", "1e308", "9" * 30, "True", "None"),
     *("(", ")", ",", ", ", "+", "-", "*", "/", "//", "%", "**", "<", "<=", "==", "!=", ">", "=", "."),
     *(" and ", " or ", "not ", " if ", " else ", " in ", " is ", "lambda", ":=", " "),
-    *(f"{name}(" for name in sorted(expr.FUNCTIONS)),
+    *(f"{name}(" for name in sorted(size_expr.FUNCTIONS)),
 ]
 
 
@@ -78,7 +77,7 @@ def request(data: bytes) -> None:
 
 def read_request(body: bytes) -> None:
     try:
-        parse(wire.compress(body), LIMITS)
+        parse(codec.compress(body), LIMITS)
     except RequestError:
         pass
 
@@ -87,7 +86,7 @@ def read_request(body: bytes) -> None:
 @given(st.data())
 def damaged_request(draws: st.DataObject) -> None:
     """Bytes choose a request of every kind that there is, and what is damaged in it: deeper than splices get."""
-    plain = decoding.from_msgpack(wire.encode_request(draws.draw(strategies.requests())))
+    plain = decoding.from_msgpack(codec.encode_request(draws.draw(strategies.requests())))
     for _ in range(draws.draw(st.integers(0, 3))):
         plain = draws.draw(strategies.damaged(plain))
     read_request(msgspec.msgpack.encode(plain))
@@ -104,7 +103,7 @@ def read_artifact(data: bytes) -> None:
     else:
         forged = spliced(GOOD, data[1:])
     try:
-        artifact.verify(forged, TRUSTED, key=KEY)
+        container.verify(forged, TRUSTED, key=KEY)
     except (ArtifactError, SignatureError):
         pass
 
@@ -116,8 +115,8 @@ def size(data: bytes) -> None:
     else:
         text = data.decode("utf-8", "replace")
     try:
-        expr.check(text, {"s0", "s1"})
-        expr.evaluate(text, {"s0": 7, "s1": 0})
+        size_expr.check(text, {"s0", "s1"})
+        size_expr.evaluate(text, {"s0": 7, "s1": 0})
     except BadExpression:
         pass
 

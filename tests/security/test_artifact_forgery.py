@@ -9,9 +9,12 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from signed import KEY, assembled, manifest_of, sealed, signature_of, signed, signed_again, taken_apart
-from torchrelay.compiler import artifact, decoding, wire
+from torchrelay.compiler import decoding
+from torchrelay.compiler.artifact import container
+from torchrelay.compiler.artifact import manifest as artifact_manifest
+from torchrelay.compiler.artifact.signing import Trust, key_id
 from torchrelay.compiler.errors import ArtifactError, SignatureError
-from torchrelay.compiler.trust import Trust, key_id
+from torchrelay.compiler.request import codec, schema
 
 SIGNER = Ed25519PrivateKey.from_private_bytes(b"\1" * 32)
 STRANGER = Ed25519PrivateKey.from_private_bytes(b"\2" * 32)
@@ -20,14 +23,14 @@ FILES = {"bundle.pickle": b"a" * 40, "cpp/0.so": b"\x7fELF" * 9, "libraries.msgp
 GOOD = signed(FILES, SIGNER)
 
 HARMS: dict[str, Any] = {
-    "schema": wire.SCHEMA + 1,
+    "schema": schema.SCHEMA + 1,
     "key": "cd" * 32,
-    "toolchain": wire.Toolchain("cp399", "9.9.9", "", "", "linux-x86_64"),
-    "target": wire.Target("cuda", "NVIDIA H200", "9.0", 132, []),
-    "members": [artifact.member("other", b"other")],
+    "toolchain": schema.Toolchain("cp399", "9.9.9", "", "", "linux-x86_64"),
+    "target": schema.Target("cuda", "NVIDIA H200", "9.0", 132, []),
+    "members": [container.member("other", b"other")],
     "guards": [],
     "stages": [("aot", 2.0)],
-    "verification": wire.Verification("skipped", "", 0.0, 0.1),
+    "verification": artifact_manifest.Verification("skipped", "", 0.0, 0.1),
     "tuning": [],
     "kernels": 2,
     "created": "2027-01-01T00:00:00Z",
@@ -37,23 +40,23 @@ HARMS: dict[str, Any] = {
 
 def refused(data: bytes, *, key: str = KEY) -> type[Exception]:
     with pytest.raises((ArtifactError, SignatureError)) as caught:
-        artifact.verify(data, TRUSTED, key=key)
+        container.verify(data, TRUSTED, key=key)
     return caught.type
 
 
 def test_the_artifact_that_is_forged_below_is_good() -> None:
-    assert artifact.verify(GOOD, TRUSTED, key=KEY).members == FILES
+    assert container.verify(GOOD, TRUSTED, key=KEY).members == FILES
 
 
 def test_no_bit_can_flip_unseen() -> None:
     """A bit of a compressed frame's own header may be unused; then what comes out is what was signed."""
-    good, refusals = artifact.verify(GOOD, TRUSTED, key=KEY), 0
+    good, refusals = container.verify(GOOD, TRUSTED, key=KEY), 0
     for position in range(len(GOOD)):
         for bit in range(8):
             data = bytearray(GOOD)
             data[position] ^= 1 << bit
             try:
-                assert artifact.verify(bytes(data), TRUSTED, key=KEY) == good
+                assert container.verify(bytes(data), TRUSTED, key=KEY) == good
             except (ArtifactError, SignatureError):
                 refusals += 1
     assert refusals > 7.9 * len(GOOD)
@@ -66,7 +69,9 @@ def test_no_prefix_and_no_longer_file_passes() -> None:
     refused(GOOD + GOOD)
 
 
-@pytest.mark.parametrize("field", [name for name in wire.Manifest.__struct_fields__ if name in HARMS])
+@pytest.mark.parametrize(
+    "field", [name for name in artifact_manifest.Manifest.__struct_fields__ if name in HARMS]
+)
 def test_every_field_of_the_manifest_is_signed(field: str) -> None:
     envelope, frames = taken_apart(GOOD)
     changed = msgspec.msgpack.encode(manifest_of(FILES, **{field: HARMS[field]}))
@@ -78,7 +83,7 @@ def test_a_field_that_the_manifest_gets_is_signed_too() -> None:
     """The manifest's exact bytes are signed, so this holds for fields that the table above does not know."""
     envelope, frames = taken_apart(GOOD)
     manifest = decoding.from_msgpack(envelope.manifest)
-    for name in wire.Manifest.__struct_fields__:
+    for name in artifact_manifest.Manifest.__struct_fields__:
         changed = msgspec.msgpack.encode({**manifest, name: None})
         forged = assembled(msgspec.structs.replace(envelope, manifest=changed), frames)
         assert refused(forged) is SignatureError
@@ -102,10 +107,10 @@ def _strangers() -> Iterator[tuple[str, bytes]]:
     yield "an empty signature", _with_signature(GOOD, value=b"")
     yield "no signature", assembled(msgspec.structs.replace(envelope, signatures=[]), frames)
     yield "no key", signed_again(GOOD, SIGNER, key_id="")
-    yield "unsigned", artifact.pack(manifest_of(FILES), FILES)
+    yield "unsigned", container.pack(manifest_of(FILES), FILES)
     plain = msgspec.msgpack.encode((statement, envelope.manifest))
     yield "signed without the domain", _with_signature(GOOD, value=SIGNER.sign(plain))
-    alone = SIGNER.sign(artifact.DOMAIN + envelope.manifest)
+    alone = SIGNER.sign(container.DOMAIN + envelope.manifest)
     yield "only the manifest signed", _with_signature(GOOD, value=alone)
     yield "a zero signature", _with_signature(GOOD, value=bytes(64))
     other = signature_of(statement, msgspec.msgpack.encode(manifest_of(FILES, worker="w9")), SIGNER)
@@ -122,9 +127,9 @@ def test_who_is_not_trusted_cannot_sign(what: str, data: bytes) -> None:
 
 def test_an_artifact_whose_key_is_trusted_no_more_is_refused() -> None:
     with pytest.raises(SignatureError):
-        artifact.verify(GOOD, Trust.of([]), key=KEY)
+        container.verify(GOOD, Trust.of([]), key=KEY)
     with pytest.raises(SignatureError):
-        artifact.verify(GOOD, Trust.of([STRANGER.public_key()]), key=KEY)
+        container.verify(GOOD, Trust.of([STRANGER.public_key()]), key=KEY)
 
 
 STATEMENT = taken_apart(GOOD)[0].signatures[0].statement
@@ -135,10 +140,10 @@ OTHER_STATEMENTS = {"key_id": "00" * 8, "namespace": "rivals", "signed_at": 1, "
 def test_every_field_of_the_statement_is_signed(field: str) -> None:
     """Also for whoever would believe the changed one: the stranger's key is trusted under the forged id."""
     trust = Trust(keys={"00" * 8: SIGNER.public_key(), STATEMENT.key_id: SIGNER.public_key()})
-    assert artifact.verify(GOOD, trust, key=KEY).statement == STATEMENT
+    assert container.verify(GOOD, trust, key=KEY).statement == STATEMENT
     changed = msgspec.structs.replace(STATEMENT, **{field: OTHER_STATEMENTS[field]})
     with pytest.raises(SignatureError, match="does not match"):
-        artifact.verify(_with_signature(GOOD, statement=changed), trust, key=KEY)
+        container.verify(_with_signature(GOOD, statement=changed), trust, key=KEY)
 
 
 def test_a_statement_of_one_artifact_does_not_serve_another() -> None:
@@ -154,36 +159,36 @@ def test_a_statement_of_one_artifact_does_not_serve_another() -> None:
 def test_another_namespaces_artifact_is_refused() -> None:
     theirs = signed(FILES, SIGNER, namespace="rivals")
     with pytest.raises(SignatureError, match="for namespace 'rivals', not 'default'"):
-        artifact.verify(theirs, TRUSTED, key=KEY)
+        container.verify(theirs, TRUSTED, key=KEY)
     anyones = Trust.of([SIGNER.public_key()])
-    assert artifact.verify(theirs, anyones, key=KEY).statement.namespace == "rivals"
+    assert container.verify(theirs, anyones, key=KEY).statement.namespace == "rivals"
 
 
 def test_a_revoked_key_counts_neither_as_signer_nor_as_origin() -> None:
     gone = msgspec.structs.replace(TRUSTED, revoked=frozenset({STATEMENT.key_id, "ab" * 8}))
     with pytest.raises(SignatureError, match="revoked"):
-        artifact.verify(GOOD, gone, key=KEY)
+        container.verify(GOOD, gone, key=KEY)
     origin = msgspec.structs.replace(TRUSTED, revoked=frozenset({"ab" * 8}))
     with pytest.raises(SignatureError, match="revoked"):
-        artifact.verify(signed_again(GOOD, SIGNER, origin="ab" * 8), origin, key=KEY)
-    assert artifact.verify(GOOD, origin, key=KEY).statement == STATEMENT
+        container.verify(signed_again(GOOD, SIGNER, origin="ab" * 8), origin, key=KEY)
+    assert container.verify(GOOD, origin, key=KEY).statement == STATEMENT
 
 
 def test_what_was_signed_before_the_epoch_is_disowned() -> None:
     trust = msgspec.structs.replace(TRUSTED, epoch=3)
     with pytest.raises(SignatureError, match="epoch 2, all before 3 is disowned"):
-        artifact.verify(signed_again(GOOD, SIGNER, epoch=2), trust, key=KEY)
+        container.verify(signed_again(GOOD, SIGNER, epoch=2), trust, key=KEY)
     for epoch in (3, 4):
-        assert artifact.verify(signed_again(GOOD, SIGNER, epoch=epoch), trust, key=KEY)
+        assert container.verify(signed_again(GOOD, SIGNER, epoch=epoch), trust, key=KEY)
 
 
 def test_one_signature_that_holds_is_enough_and_none_of_the_others_can_hurt() -> None:
-    twice = artifact.sign(
+    twice = container.sign(
         signed(FILES, STRANGER), SIGNER, key=KEY, namespace="default", epoch=0, signed_at=1, origin="o"
     )
-    assert artifact.verify(twice, TRUSTED, key=KEY).statement.origin == "o"
+    assert container.verify(twice, TRUSTED, key=KEY).statement.origin == "o"
     by_stranger = Trust.of([STRANGER.public_key()])
-    assert artifact.verify(twice, by_stranger, key=KEY).statement.origin == ""
+    assert container.verify(twice, by_stranger, key=KEY).statement.origin == ""
     envelope, frames = taken_apart(twice)
     swapped = msgspec.structs.replace(
         envelope,
@@ -197,16 +202,16 @@ def test_one_signature_that_holds_is_enough_and_none_of_the_others_can_hurt() ->
     assert refused(assembled(many, frames)) is ArtifactError
     full = msgspec.structs.replace(envelope, signatures=envelope.signatures * 4)
     with pytest.raises(ArtifactError, match="takes no more"):
-        artifact.sign(assembled(full, frames), SIGNER, key=KEY, namespace="default", epoch=0, signed_at=1)
+        container.sign(assembled(full, frames), SIGNER, key=KEY, namespace="default", epoch=0, signed_at=1)
 
 
 def test_other_sites_namespaces_and_epochs_are_not_looked_at_but_their_revocation_is() -> None:
     theirs = signed_again(GOOD, STRANGER, namespace="theirs", epoch=0)
     name = key_id(STRANGER.public_key())
     trust = Trust(keys={}, namespace="default", epoch=9, sites={name: STRANGER.public_key()})
-    assert artifact.verify(theirs, trust, key=KEY).statement.key_id == name
+    assert container.verify(theirs, trust, key=KEY).statement.key_id == name
     with pytest.raises(SignatureError, match="revoked"):
-        artifact.verify(theirs, msgspec.structs.replace(trust, revoked=frozenset({name})), key=KEY)
+        container.verify(theirs, msgspec.structs.replace(trust, revoked=frozenset({name})), key=KEY)
 
 
 def test_a_file_of_the_first_format_is_no_artifact() -> None:
@@ -220,8 +225,8 @@ def test_an_artifact_answers_one_key() -> None:
 def _mixed() -> Iterator[tuple[str, bytes]]:
     other = {**FILES, "cpp/0.so": b"another library"}
     envelope, _ = taken_apart(GOOD)
-    frames = [wire.compress(data) for data in FILES.values()]
-    theirs = [wire.compress(data) for data in other.values()]
+    frames = [codec.compress(data) for data in FILES.values()]
+    theirs = [codec.compress(data) for data in other.values()]
 
     def with_frames(parts: list[bytes]) -> bytes:
         return assembled(
@@ -288,8 +293,8 @@ def test_a_member_whose_name_leads_elsewhere_is_refused_also_with_a_good_signatu
     files = {**FILES, name: b"evil"}
     assert refused(signed(files, SIGNER)) is ArtifactError
     with pytest.raises(ArtifactError):
-        artifact.sign(
-            artifact.pack(manifest_of(files), files),
+        container.sign(
+            container.pack(manifest_of(files), files),
             SIGNER,
             key=KEY,
             namespace="default",
@@ -300,14 +305,14 @@ def test_a_member_whose_name_leads_elsewhere_is_refused_also_with_a_good_signatu
 
 @pytest.mark.parametrize("size", [-1, -2, 0, 39, 41, 1 << 40, (1 << 63) - 1, (1 << 64) - 1])
 def test_a_member_whose_size_is_not_its_own_is_refused(size: int) -> None:
-    entries = [artifact.member(name, data) for name, data in FILES.items()]
+    entries = [container.member(name, data) for name, data in FILES.items()]
     entries[0] = msgspec.structs.replace(entries[0], size=size)
     assert refused(signed(FILES, SIGNER, members=entries)) is ArtifactError
 
 
 def test_a_member_twice_is_refused() -> None:
-    entries = [artifact.member("a", b"1"), artifact.member("a", b"2")]
-    frames = [wire.compress(b"1"), wire.compress(b"2")]
+    entries = [container.member("a", b"1"), container.member("a", b"2")]
+    frames = [codec.compress(b"1"), codec.compress(b"2")]
     data = sealed(msgspec.msgpack.encode(manifest_of({}, members=entries)), frames, SIGNER)
     assert refused(data) is ArtifactError
 
@@ -325,11 +330,11 @@ def test_a_manifest_that_is_none_is_refused_also_with_a_good_signature(manifest:
     "head", [b"", b"\x91" * 100_000, b"\x81\xa1\xff\x00", b"\x82\xa8manifest\xc4\x00\xa6frames\x91\xa1\xff"]
 )
 def test_an_envelope_that_is_none_is_refused(head: bytes) -> None:
-    assert refused(artifact.MAGIC + len(head).to_bytes(4, "little") + head) is ArtifactError
+    assert refused(container.MAGIC + len(head).to_bytes(4, "little") + head) is ArtifactError
 
 
 def test_a_member_that_unpacks_to_more_than_it_says_is_not_unpacked() -> None:
-    bomb = wire.compress(bytes(64 << 20))
-    entry = wire.Member("bomb", 10, "00" * 32)
+    bomb = codec.compress(bytes(64 << 20))
+    entry = artifact_manifest.Member("bomb", 10, "00" * 32)
     data = sealed(msgspec.msgpack.encode(manifest_of({}, members=[entry])), [bomb], SIGNER)
     assert refused(data) is ArtifactError

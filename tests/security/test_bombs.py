@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 from service_parts import compiled, graph, post
-from torchrelay.compiler import check, wire
 from torchrelay.compiler.errors import LimitExceeded, MalformedRequest
+from torchrelay.compiler.request import codec, validate
 from watched import WatchedGateway
 
 GROWTH_BYTES = 64 << 20
@@ -34,17 +34,17 @@ def frame(total: int, *, declared: int | None) -> bytes:
 
 def lists(count: int) -> bytes:
     """A request of four bytes a value on the wire, and a hundred in memory: empty lists in a list."""
-    plain = wire.encode_request(wire.unpack_request(graph()))
+    plain = codec.encode_request(codec.unpack_request(graph()))
     start = plain.index(b"\x92\xa1n\x00")
     body = plain[:start] + b"\x92\xa1l\xdd" + struct.pack(">I", count) + b"\x92\xa1l\x90" * count
-    return wire.compress(body + plain[start + len(b"\x92\xa1n\x00") :])
+    return codec.compress(body + plain[start + len(b"\x92\xa1n\x00") :])
 
 
 BOMBS = {
     "64 GiB, size unknown": frame(64 << 30, declared=None),
     "64 GiB, size told": frame(64 << 30, declared=64 << 30),
     "129 MiB, size unknown": frame(129 << 20, declared=None),
-    "129 MiB, size told": wire.compress(bytes(129 << 20)),
+    "129 MiB, size told": codec.compress(bytes(129 << 20)),
     "30 million empty lists": lists(30_000_000),
 }
 LIARS = {
@@ -52,15 +52,15 @@ LIARS = {
     "64 GiB, said to hold 100 bytes": frame(64 << 30, declared=100),
     "64 GiB, said to hold 1 MiB": frame(64 << 30, declared=1 << 20),
     "cut short": frame(100 << 20, declared=None)[:-4],
-    "a frame in front": wire.compress(b"\x80") + frame(64 << 30, declared=None),
-    "120 MiB of zeros": wire.compress(bytes(120 << 20)),
+    "a frame in front": codec.compress(b"\x80") + frame(64 << 30, declared=None),
+    "120 MiB of zeros": codec.compress(bytes(120 << 20)),
 }
 
 
 def test_the_bombs_are_bombs() -> None:
-    assert wire.unpacked_size(frame(100 << 20, declared=None), 1 << 30) == 100 << 20
-    assert wire.decompress(frame(1 << 20, declared=1 << 20), 1 << 20) == bytes(1 << 20)
-    assert len(wire.decompress(lists(1000), 1 << 20)) > 3000
+    assert codec.unpacked_size(frame(100 << 20, declared=None), 1 << 30) == 100 << 20
+    assert codec.decompress(frame(1 << 20, declared=1 << 20), 1 << 20) == bytes(1 << 20)
+    assert len(codec.decompress(lists(1000), 1 << 20)) > 3000
     assert all(len(bomb) < 3 << 20 for bomb in BOMBS.values())
 
 
@@ -88,15 +88,15 @@ def test_a_bomb_is_refused_and_the_gateway_does_not_grow(
 
 def test_counting_a_frame_keeps_nothing_of_it() -> None:
     with pytest.raises(LimitExceeded):
-        wire.unpacked_size(frame(64 << 30, declared=None), 1 << 20)
+        codec.unpacked_size(frame(64 << 30, declared=None), 1 << 20)
     for damaged in (b"", b"\x28\xb5\x2f\xfd", frame(1 << 20, declared=None)[:20], b"garbage"):
         with pytest.raises(MalformedRequest):
-            wire.unpacked_size(damaged, 1 << 30)
+            codec.unpacked_size(damaged, 1 << 30)
 
 
 def test_a_request_with_more_values_than_any_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = wire.unpack_request(lists(2_000))
-    check.check(request, wire.Limits())
-    monkeypatch.setattr(check, "MAX_VALUES", 2_000)
+    request = codec.unpack_request(lists(2_000))
+    validate.check_request(request, codec.Limits())
+    monkeypatch.setattr(validate, "MAX_VALUES", 2_000)
     with pytest.raises(LimitExceeded, match="values"):
-        check.check(request, wire.Limits())
+        validate.check_request(request, codec.Limits())

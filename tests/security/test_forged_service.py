@@ -22,15 +22,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from service_parts import TARGET, TOKEN, TOOLCHAIN, ArtifactPool, RedisServer, Running, compiled, graph, post
 from signed import assembled, evil_members, manifest_of, signed, signed_again, taken_apart
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from torchrelay.clients.backend import process_relay
-from torchrelay.clients.report import process_report
+from torchrelay.clients.artifacts.trust_store import TrustStore
+from torchrelay.clients.backend import process_backend
+from torchrelay.clients.reports.run_report import process_report
 from torchrelay.clients.settings import load_settings
-from torchrelay.clients.trust_store import TrustStore
-from torchrelay.compiler import artifact, decoding, key, wire
-from torchrelay.compiler.trust import key_text
-from torchrelay.compiler.trust_document import SignedDocument, TrustDocument, sign_document
+from torchrelay.compiler import decoding
+from torchrelay.compiler.artifact import container
+from torchrelay.compiler.artifact import manifest as artifact_manifest
+from torchrelay.compiler.artifact.signing import key_text
+from torchrelay.compiler.artifact.trust_document import SignedDocument, TrustDocument, sign_document
+from torchrelay.compiler.request import codec, key, schema
 from torchrelay.service.settings import ServiceSettings
-from torchrelay.service.signing import Keyring, read_private
+from torchrelay.service.signing.key_files import read_private
+from torchrelay.service.signing.keyring import Keyring
 
 STRANGER = Ed25519PrivateKey.from_private_bytes(b"\2" * 32)
 Change = Callable[[bytes], bytes]
@@ -49,7 +53,7 @@ def by_a_stranger(data: bytes) -> bytes:
 
 
 def by_a_stranger_under_our_name(data: bytes) -> bytes:
-    return signed_again(data, STRANGER, key_id=artifact.statements(data)[0].key_id)
+    return signed_again(data, STRANGER, key_id=container.statements(data)[0].key_id)
 
 
 def for_another_namespace(data: bytes) -> bytes:
@@ -63,14 +67,14 @@ def for_another_namespace(data: bytes) -> bytes:
 
 def another_manifest(data: bytes) -> bytes:
     envelope, frames = taken_apart(data)
-    manifest = decoding.from_msgpack(envelope.manifest, type=wire.Manifest)
+    manifest = decoding.from_msgpack(envelope.manifest, type=artifact_manifest.Manifest)
     changed = msgspec.msgpack.encode(msgspec.structs.replace(manifest, guards=["True"]))
     return assembled(msgspec.structs.replace(envelope, manifest=changed), frames)
 
 
 def another_member(data: bytes) -> bytes:
     envelope, _ = taken_apart(data)
-    frame = wire.compress(b"import os; os.system('true')")
+    frame = codec.compress(b"import os; os.system('true')")
     rest = [len(frame), *[0] * (len(envelope.frames) - 1)]
     return assembled(msgspec.structs.replace(envelope, frames=rest), frame)
 
@@ -124,7 +128,7 @@ def test_an_entry_forged_in_redis_is_not_served_and_is_compiled_once_more(
         assert http.get("/v1/stats").json()["damaged"] == 1
         log = http.get("/v1/audit").json()["entries"]
         assert [entry["key"] for entry in log if entry["action"] == "quarantined"] == [name]
-        assert artifact.verify(fresh, gateway.app.state.gateway.keyring.trust("default"), key=name)
+        assert container.verify(fresh, gateway.app.state.gateway.keyring.trust("default"), key=name)
 
 
 def test_a_good_artifact_of_another_request_is_not_served(
@@ -135,7 +139,7 @@ def test_a_good_artifact_of_another_request_is_not_served(
     plant(redis_server, gateway.pool.calls[0], other)
     trust = gateway.app.state.gateway.keyring.trust("default")
     for size, name in ((1, gateway.pool.calls[0]), (2, gateway.pool.calls[1])):
-        artifact.verify(compiled(http, graph(size)), trust, key=name)
+        container.verify(compiled(http, graph(size)), trust, key=name)
     # Redis holds equal bytes once, so the second may have gone with the first.
     assert len(gateway.pool.calls) <= 4
 
@@ -154,13 +158,13 @@ class EvilPool(ArtifactPool):
         """Of the gateway that it works for."""
 
     async def compile(self, request_bytes: bytes, **asked: Any) -> bytes:
-        request = decoding.from_msgpack(request_bytes, type=wire.GraphRequest)
+        request = decoding.from_msgpack(request_bytes, type=schema.GraphRequest)
         self.calls.append(asked["key"])
         files = evil_members(self.canary)
         manifest = manifest_of(
             files, key=asked["key"], toolchain=request.toolchain, target=request.target, guards=[]
         )
-        self.last = artifact.pack(manifest, files)
+        self.last = container.pack(manifest, files)
         return self.last
 
 
@@ -178,10 +182,12 @@ class Between:
             nonlocal start
             if message["type"] == "http.response.start":
                 start = message
-                if (b"content-type", wire.ARTIFACT_MEDIA_TYPE.encode()) not in message["headers"]:
+                if (b"content-type", artifact_manifest.ARTIFACT_MEDIA_TYPE.encode()) not in message[
+                    "headers"
+                ]:
                     await send(message)
                 return
-            if (b"content-type", wire.ARTIFACT_MEDIA_TYPE.encode()) in start.get("headers", []):
+            if (b"content-type", artifact_manifest.ARTIFACT_MEDIA_TYPE.encode()) in start.get("headers", []):
                 assert not message.get("more_body")
                 message = {**message, "body": self._change(message["body"])}
                 length = str(len(message["body"])).encode()
@@ -218,7 +224,7 @@ def through(
         monkeypatch.setenv("TORCHRELAY_CACHE_DIR", str(tmp_path / "client"))
         monkeypatch.setenv("TORCHRELAY_MODE", "remote")
         monkeypatch.setenv("TORCHRELAY_STATE_DIR", str(tmp_path / "client-state"))
-        process_relay.cache_clear()
+        process_backend.cache_clear()
         process_report.cache_clear()
         torch._dynamo.reset()
         return pool
@@ -226,7 +232,7 @@ def through(
     yield connect
     for running in started:
         running.stop()
-    process_relay.cache_clear()
+    process_backend.cache_clear()
     process_report.cache_clear()
     torch._dynamo.reset()
 
@@ -280,9 +286,9 @@ def test_a_file_forged_on_this_machines_disk_is_not_read_and_goes(
     path = tmp_path / "client" / "artifacts" / name[:2] / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(
-        artifact.sign(pool.last, STRANGER, key=name, namespace="default", epoch=0, signed_at=1_800_000_000)
+        container.sign(pool.last, STRANGER, key=name, namespace="default", epoch=0, signed_at=1_800_000_000)
     )
-    process_relay.cache_clear()
+    process_backend.cache_clear()
     process_report.cache_clear()
     torch._dynamo.reset()
     assert trains() == {"bad_signature": 1}
@@ -319,7 +325,7 @@ def test_a_good_signature_that_counts_no_longer_or_elsewhere_is_not_believed(
         revoked = [pool.keyring.current] if what == "revoked key" else []
         news = told(pool, revoked=revoked, epoch=0 if revoked else 1)
         TrustStore(load_settings()).learn(news)
-    process_relay.cache_clear()
+    process_backend.cache_clear()
     assert trains() == {"bad_signature": 1}
     assert not pool.canary.exists()
 
@@ -337,7 +343,7 @@ def test_a_file_on_this_machines_disk_goes_when_its_key_is_revoked(
     pool.canary.unlink(missing_ok=True)
     pool.keyring.revoke(pool.keyring.current)
     TrustStore(load_settings()).learn(pool.keyring.document())
-    process_relay.cache_clear()
+    process_backend.cache_clear()
     process_report.cache_clear()
     torch._dynamo.reset()
     assert trains() == {"bad_signature": 1}
@@ -367,14 +373,14 @@ _VERIFY = """
 import pathlib, sys
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from torchrelay.clients import load
+from torchrelay.clients.artifacts import load
 from torchrelay.compiler import wire
 from torchrelay.compiler.errors import RelayError
-from torchrelay.compiler.trust import Trust
+from torchrelay.compiler.artifact.signing import Trust
 
 folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
 keys = Trust.of([Ed25519PrivateKey.from_private_bytes(b"\\1" * 32).public_key()], namespace="default")
-request = wire.unpack_request((folder / "request").read_bytes())
+request = codec.unpack_request((folder / "request").read_bytes())
 files = {path: path.read_bytes() for path in sorted(folder.glob("*.art"))}
 seen = []
 FREE = {"os.listdir", "object.__getattr__", "sys._getframe", "time.sleep", "cpython.PyInterpreterState_New"}
@@ -397,13 +403,13 @@ assert done == [], done
 def test_nothing_is_imported_opened_or_run_before_an_artifact_is_refused(tmp_path: Path) -> None:
     signer = Ed25519PrivateKey.from_private_bytes(b"\1" * 32)
     body = graph()
-    name = key.key_of_bytes(wire.encode_request(wire.unpack_request(body)))
+    name = key.key_of_bytes(codec.encode_request(codec.unpack_request(body)))
     files = evil_members(tmp_path / "canary")
     good = signed(files, signer, key=name)
     forged = [forge(good) for forge in FORGERIES]
     forged += [
         signed(files, signer, key="cd" * 32),
-        signed(files, signer, key=name, schema=wire.SCHEMA + 1),
+        signed(files, signer, key=name, schema=schema.SCHEMA + 1),
         signed(files, signer, key=name, toolchain=msgspec.structs.replace(TOOLCHAIN, torch="2.12.0")),
         signed(files, signer, key=name, target=msgspec.structs.replace(TARGET, cpu=["avx2"])),
         signed({**files, "../evil.so": b"evil"}, signer, key=name),

@@ -14,10 +14,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from service_parts import graph
 from signed import KEY, assembled, manifest_of, sealed, signed, taken_apart
-from torchrelay.clients import connection
-from torchrelay.clients.sse import EventParser
-from torchrelay.compiler import artifact, decoding, expr, trust_document, tuning, wire
-from torchrelay.compiler.check import check
+from torchrelay.clients.gateway import connection
+from torchrelay.clients.gateway.server_sent_events import EventParser
+from torchrelay.compiler import decoding
+from torchrelay.compiler.api import compiles
+from torchrelay.compiler.artifact import container, trust_document
+from torchrelay.compiler.artifact.signing import Statement, Trust, key_id, key_text
+from torchrelay.compiler.artifact.trust_document import ListedKey, SignedDocument, TrustDocument
 from torchrelay.compiler.errors import (
     ArtifactError,
     BadExpression,
@@ -26,17 +29,18 @@ from torchrelay.compiler.errors import (
     SchemaMismatch,
     SignatureError,
 )
-from torchrelay.compiler.trust import Statement, Trust, key_id, key_text
-from torchrelay.compiler.trust_document import ListedKey, SignedDocument, TrustDocument
-from torchrelay.service.intake import parse
-from torchrelay.service.questions import decoded
+from torchrelay.compiler.request import codec, schema, size_expr
+from torchrelay.compiler.request.validate import check_request
+from torchrelay.compiler.tuning import queries, records
+from torchrelay.service.admission.compile_request import parse
+from torchrelay.service.compile.search.query_checks import decode_query
 from torchrelay.workers import messages
 
-LIMITS = wire.Limits()
+LIMITS = codec.Limits()
 SIGNER = Ed25519PrivateKey.from_private_bytes(b"\1" * 32)
 TRUSTED = Trust.of([SIGNER.public_key()], namespace="default")
 FILES = {"bundle.pickle": b"a" * 40, "libraries.msgpack": b"\x90"}
-PLAIN = wire.encode_request(wire.unpack_request(graph(nodes=3)))
+PLAIN = codec.encode_request(codec.unpack_request(graph(nodes=3)))
 
 RANDOM = settings(
     max_examples=200,
@@ -73,31 +77,31 @@ def damaged_bytes(good: bytes) -> st.SearchStrategy[bytes]:
 @given(damaged_bytes(PLAIN))
 @settings(RANDOM, max_examples=500)
 def test_damaged_requests(data: bytes) -> None:
-    only_typed(lambda: parse(wire.compress(data), LIMITS), RequestError)
+    only_typed(lambda: parse(codec.compress(data), LIMITS), RequestError)
 
 
 @given(damaged_bytes(graph(nodes=3)))
 @RANDOM
 def test_damaged_frames(body: bytes) -> None:
-    only_typed(lambda: wire.unpacked_size(body, 1 << 20), RequestError)
+    only_typed(lambda: codec.unpacked_size(body, 1 << 20), RequestError)
     only_typed(lambda: parse(body, LIMITS), RequestError)
 
 
 @given(strategies.requests(), st.randoms(use_true_random=False))
 @settings(RANDOM, max_examples=50)
-def test_one_byte_of_a_random_request_changed(request: wire.GraphRequest, chance: random.Random) -> None:
-    plain = wire.encode_request(request)
+def test_one_byte_of_a_random_request_changed(request: schema.GraphRequest, chance: random.Random) -> None:
+    plain = codec.encode_request(request)
     for _ in range(20):
         position = chance.randrange(len(plain))
         data = plain[:position] + bytes([chance.randrange(256)]) + plain[position + 1 :]
-        only_typed(lambda data=data: parse(wire.compress(data), LIMITS), RequestError)
+        only_typed(lambda data=data: parse(codec.compress(data), LIMITS), RequestError)
 
 
 @given(strategies.requests())
 @settings(RANDOM, max_examples=50)
-def test_what_passes_says_the_same_when_it_is_sent_again(request: wire.GraphRequest) -> None:
-    first = parse(wire.pack_request(request), LIMITS)
-    assert parse(wire.compress(first.canonical), LIMITS) == first
+def test_what_passes_says_the_same_when_it_is_sent_again(request: schema.GraphRequest) -> None:
+    first = parse(codec.pack_request(request), LIMITS)
+    assert parse(codec.compress(first.canonical), LIMITS) == first
 
 
 DEEP = b"\x91" * 100_000 + b"\xc0"
@@ -133,26 +137,26 @@ TEXT = b"_operator.add"
 )
 def test_bytes_that_broke_a_reader_once_or_might(data: bytes) -> None:
     with pytest.raises(RequestError):
-        parse(wire.compress(data), LIMITS)
+        parse(codec.compress(data), LIMITS)
     with pytest.raises(ArtifactError):
-        artifact.verify(sealed(data, [], SIGNER), TRUSTED, key=KEY)
+        container.verify(sealed(data, [], SIGNER), TRUSTED, key=KEY)
 
 
 # --- the artifact reader ---------------------------------------------------------------------------------
 
 
-@given(st.one_of(st.binary(max_size=300), st.binary(max_size=300).map(artifact.MAGIC.__add__)))
+@given(st.one_of(st.binary(max_size=300), st.binary(max_size=300).map(container.MAGIC.__add__)))
 @RANDOM
 def test_random_bytes_are_no_artifact(data: bytes) -> None:
-    assert not only_typed(lambda: artifact.verify(data, TRUSTED, key=KEY), ArtifactError, SignatureError)
-    only_typed(lambda: artifact.read_manifest(data), ArtifactError)
+    assert not only_typed(lambda: container.verify(data, TRUSTED, key=KEY), ArtifactError, SignatureError)
+    only_typed(lambda: container.read_manifest(data), ArtifactError)
 
 
 @given(damaged_bytes(signed(FILES, SIGNER)))
 @settings(RANDOM, max_examples=500)
 def test_a_damaged_artifact_is_refused_or_says_the_same(data: bytes) -> None:
     try:
-        assert artifact.verify(data, TRUSTED, key=KEY).members == FILES
+        assert container.verify(data, TRUSTED, key=KEY).members == FILES
     except (ArtifactError, SignatureError):
         pass
 
@@ -161,9 +165,9 @@ def test_a_damaged_artifact_is_refused_or_says_the_same(data: bytes) -> None:
 @settings(RANDOM, max_examples=500)
 def test_a_damaged_manifest_that_was_signed(manifest: bytes) -> None:
     """What a broken worker could bring about."""
-    frames = [wire.compress(data) for data in FILES.values()]
+    frames = [codec.compress(data) for data in FILES.values()]
     data = sealed(manifest, frames, SIGNER)
-    if only_typed(lambda: artifact.verify(data, TRUSTED, key=KEY), ArtifactError, SignatureError):
+    if only_typed(lambda: container.verify(data, TRUSTED, key=KEY), ArtifactError, SignatureError):
         assert decoding.from_msgpack(manifest)["key"] == KEY
 
 
@@ -173,13 +177,13 @@ STATEMENTS = st.builds(Statement, st.text(max_size=20), st.text(max_size=200), N
 
 @given(
     st.lists(NUMBERS, max_size=4),
-    st.lists(st.builds(artifact.Signature, STATEMENTS, st.binary(max_size=80)), max_size=10),
+    st.lists(st.builds(container.Signature, STATEMENTS, st.binary(max_size=80)), max_size=10),
 )
 @RANDOM
-def test_an_envelope_of_any_values(frames: list[int], signatures: list[artifact.Signature]) -> None:
+def test_an_envelope_of_any_values(frames: list[int], signatures: list[container.Signature]) -> None:
     envelope, body = taken_apart(signed(FILES, SIGNER))
     data = assembled(msgspec.structs.replace(envelope, frames=frames, signatures=signatures), body)
-    assert not only_typed(lambda: artifact.verify(data, TRUSTED, key=KEY), ArtifactError, SignatureError)
+    assert not only_typed(lambda: container.verify(data, TRUSTED, key=KEY), ArtifactError, SignatureError)
 
 
 DOCUMENT = TrustDocument(
@@ -192,7 +196,7 @@ DOCUMENT = TrustDocument(
 def test_a_list_of_keys_that_is_none_though_it_was_signed(data: bytes) -> None:
     """What a gateway that was broken into could send; a client refuses it or learns nothing that it cannot use."""
     public = SIGNER.public_key()
-    known = trust_document.pinned([public], [key_text(public)])
+    known = trust_document.known_from_settings([public], [key_text(public)])
     signed_document = SignedDocument(data, {key_id(public): SIGNER.sign(trust_document.DOMAIN + data)})
 
     def learn() -> None:
@@ -205,14 +209,14 @@ def test_a_list_of_keys_that_is_none_though_it_was_signed(data: bytes) -> None:
 # --- what a compile's process writes ------------------------------------------------------------------------
 
 
-PLACE = tuning.Place("a CPU", "avx2", "", "2.13.0", "", "", threads=2)
-SIDE = tuning.Operand("float32", (8, 4), (4, 1))
-PROBLEM = tuning.Problem("mm", (SIDE, SIDE), SIDE, (("precision", "high"),))
-TIMING = tuning.Timing("aten mm", 0.25, 0.24, 0.26, 40)
-ENTRY = tuning.Entry(problem=PROBLEM, place=PLACE, winner=TIMING, candidates=3, error=0.5)
+PLACE = records.DeviceEnvironment("a CPU", "avx2", "", "2.13.0", "", "", threads=2)
+SIDE = records.Operand("float32", (8, 4), (4, 1))
+PROBLEM = records.Problem("mm", (SIDE, SIDE), SIDE, (("precision", "high"),))
+TIMING = records.Timing("aten mm", 0.25, 0.24, 0.26, 40)
+ENTRY = records.TuningEntry(problem=PROBLEM, place=PLACE, winner=TIMING, candidates=3, error=0.5)
 QUESTIONS = [
-    msgspec.msgpack.encode(tuning.Lookup(PLACE, [PROBLEM])),
-    msgspec.msgpack.encode(tuning.Found(ENTRY)),
+    msgspec.msgpack.encode(queries.EntryLookup(PLACE, [PROBLEM])),
+    msgspec.msgpack.encode(queries.SearchResult(ENTRY)),
 ]
 DEEP = b"\x82\xa1x" + b"\x91" * 100_000 + b"\xc0\xa4type"
 
@@ -222,18 +226,24 @@ DEEP = b"\x82\xa1x" + b"\x91" * 100_000 + b"\xc0\xa4type"
 @settings(RANDOM, max_examples=1000)
 def test_a_damaged_question_is_refused_or_can_be_answered(data: bytes) -> None:
     def answer() -> None:
-        match decoded(data):
-            case tuning.Lookup(place, problems):
-                fields = [(place.digest(), tuning.name_of(problem), problem.text()) for problem in problems]
-                assert all(tuning.NAME.fullmatch(name) for _, name, _ in fields)
-            case tuning.Found(entry):
-                again = decoding.from_msgpack(msgspec.msgpack.encode(entry), type=tuning.Entry)
+        match decode_query(data):
+            case queries.EntryLookup(place, problems):
+                fields = [
+                    (place.digest(), records.problem_digest(problem), problem.text()) for problem in problems
+                ]
+                assert all(records.NAME.fullmatch(name) for _, name, _ in fields)
+            case queries.SearchResult(entry):
+                again = decoding.from_msgpack(msgspec.msgpack.encode(entry), type=records.TuningEntry)
                 assert again == entry
 
     only_typed(answer, RequestError)
 
 
-MESSAGES = [messages.Query(1, QUESTIONS[0]), messages.Event("aot", "x"), messages.Failed("code", "why", "do")]
+MESSAGES = [
+    messages.JobQuery(1, QUESTIONS[0]),
+    messages.StageEvent("aot", "x"),
+    messages.JobFailed("code", "why", "do"),
+]
 
 
 @given(
@@ -248,7 +258,9 @@ def test_a_damaged_message_of_a_job_is_a_bad_frame_or_a_message(data: bytes) -> 
         message = messages.decode_from_child(data)
     except messages.BadFrame:
         return
-    assert isinstance(message, messages.Event | messages.Query | messages.Done | messages.Failed)
+    assert isinstance(
+        message, messages.StageEvent | messages.JobQuery | messages.JobDone | messages.JobFailed
+    )
 
 
 # --- the size grammar ------------------------------------------------------------------------------------
@@ -258,7 +270,7 @@ tokens = st.sampled_from(
         *("s0", "s1", "s9", "0", "1", "2", "64", "65", "1e999", "0x10", "1_0", "1j", "01", "9" * 30),
         *("(", ")", ",", "+", "-", "*", "/", "//", "%", "**", "<", "<=", "==", "!=", ">", ">=", "="),
         *(" and ", " or ", "not ", " if ", " else ", " in ", " is ", "lambda", "await ", "yield ", ":=", "."),
-        *(sorted(expr.FUNCTIONS)),
+        *(sorted(size_expr.FUNCTIONS)),
         *("True", "False", "None", "__import__", "eval", "open", "__class__", "print", "[", "]", "{", "}"),
         *('"', "'", "\\", "\n", ";", "#", "\0", "\u0455", "f''", "@"),
     ]
@@ -268,8 +280,8 @@ sums = st.recursive(
     st.sampled_from(["s0", "s1", "1", "2", "0", "True", "1.5"]),
     lambda inner: st.one_of(
         st.builds("({} {} {})".format, inner, OPERATORS, inner),
-        st.builds("{}({}, {})".format, st.sampled_from(sorted(expr.FUNCTIONS)), inner, inner),
-        st.builds("{}({})".format, st.sampled_from(sorted(expr.FUNCTIONS)), inner),
+        st.builds("{}({}, {})".format, st.sampled_from(sorted(size_expr.FUNCTIONS)), inner, inner),
+        st.builds("{}({})".format, st.sampled_from(sorted(size_expr.FUNCTIONS)), inner),
         st.builds("(-{})".format, inner),
     ),
     max_leaves=12,
@@ -294,30 +306,30 @@ ALLOWED = (ast.Constant, ast.Name, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Bool
 @example("IntTrueDiv(s0 ** 64 ** 64, 3)")
 @settings(RANDOM, max_examples=1500)
 def test_a_text_is_a_size_or_a_bad_expression(text: str) -> None:
-    if not only_typed(lambda: expr.check(text, ENVIRONMENT), BadExpression):
+    if not only_typed(lambda: size_expr.check(text, ENVIRONMENT), BadExpression):
         with pytest.raises(BadExpression):
-            expr.evaluate(text, ENVIRONMENT)
+            size_expr.evaluate(text, ENVIRONMENT)
         return
     for node in ast.walk(ast.parse(text, mode="eval").body):
         assert isinstance(node, (*ALLOWED, ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.Load))
         if isinstance(node, ast.Name):
-            assert node.id in ENVIRONMENT or node.id in expr.FUNCTIONS
-    only_typed(lambda: expr.evaluate(text, ENVIRONMENT), BadExpression)
+            assert node.id in ENVIRONMENT or node.id in size_expr.FUNCTIONS
+    only_typed(lambda: size_expr.evaluate(text, ENVIRONMENT), BadExpression)
 
 
 @given(st.text(max_size=40), st.sampled_from(["symint", "relation", "sym"]))
 @RANDOM
 def test_a_text_in_the_place_of_a_size(text: str, place: str) -> None:
-    request = wire.unpack_request(graph())
+    request = codec.unpack_request(graph())
     if place == "relation":
         request = msgspec.structs.replace(request, relations=[text])
     elif place == "symint":
-        request = msgspec.structs.replace(request, inputs=[wire.SymIntInput(text)])
+        request = msgspec.structs.replace(request, inputs=[schema.SymIntInput(text)])
     else:
         nodes = list(request.graph.nodes)
-        nodes[1] = msgspec.structs.replace(nodes[1], args=[wire.Ref(0), wire.Sym(text)])
-        request = msgspec.structs.replace(request, graph=wire.Graph(nodes))
-    only_typed(lambda: check(request, LIMITS), RequestError)
+        nodes[1] = msgspec.structs.replace(nodes[1], args=[schema.Ref(0), schema.Sym(text)])
+        request = msgspec.structs.replace(request, graph=schema.Graph(nodes))
+    only_typed(lambda: check_request(request, LIMITS), RequestError)
 
 
 # --- what a client reads from a gateway that is not one, or lies --------------------------------------------
@@ -336,14 +348,14 @@ def test_any_answer_of_a_gateway_is_a_typed_error(status: int, body: bytes) -> N
 
 @given(
     st.one_of(
-        st.binary(max_size=80), damaged_bytes(wire.to_json(wire.CompileStatus("a", "aot", 1.0, "", "")))
+        st.binary(max_size=80), damaged_bytes(codec.to_json(compiles.CompileStatus("a", "aot", 1.0, "", "")))
     )
 )
 @example(b'{"key":"\xff"}')
 @example(b"[" * 100_000)
 @RANDOM
 def test_any_status_is_read_or_refused(body: bytes) -> None:
-    only_typed(lambda: connection.decode(body, wire.CompileStatus), SchemaMismatch)
+    only_typed(lambda: connection.decode(body, compiles.CompileStatus), SchemaMismatch)
 
 
 EVENTS = b': hi\n\nevent: aot\nid: 1-0\ndata: {"stage": "aot", "seconds": 1}\n\nretry: 9\r\n\r\n'

@@ -9,7 +9,8 @@ import httpx2
 import msgspec
 import pytest
 from service_parts import TOKEN, compiled, graph, post
-from torchrelay.compiler import decoding, wire
+from torchrelay.compiler import decoding
+from torchrelay.compiler.request import codec
 from watched import WatchedGateway
 
 KEY = "0" * 64
@@ -64,12 +65,12 @@ EXPRESSIONS = [
 
 
 def packed(value: object) -> bytes:
-    return wire.compress(msgspec.msgpack.encode(value))
+    return codec.compress(msgspec.msgpack.encode(value))
 
 
 def plain(**changes: object) -> dict[str, object]:
     """A good request with an argument text, as MessagePack holds it; `changes` replace whole fields."""
-    return {**decoding.from_msgpack(wire.encode_request(wire.unpack_request(graph()))), **changes}
+    return {**decoding.from_msgpack(codec.encode_request(codec.unpack_request(graph()))), **changes}
 
 
 def calls(*nodes: dict[str, object], target: str = "torch.add") -> dict[str, object]:
@@ -130,7 +131,7 @@ def _numbers() -> Iterator[bytes]:
     yield packed(plain(graph=calls({"args": [["bi", "-" + DIGITS.decode()]]})))
     yield packed(plain(relations=[f"s0 < {DIGITS.decode()}"]))
     for number in (1 << 63, (1 << 64) - 1, -(1 << 63), -1, 1 << 62):
-        (tensor,) = decoding.from_msgpack(wire.encode_request(wire.unpack_request(graph())))["inputs"]
+        (tensor,) = decoding.from_msgpack(codec.encode_request(codec.unpack_request(graph())))["inputs"]
         for field in ("shape", "stride"):
             yield packed(plain(inputs=[{**tensor, field: [number]}]))
         for tag in ("n", "k", "g"):
@@ -141,7 +142,7 @@ def _numbers() -> Iterator[bytes]:
 
 def _nested() -> Iterator[bytes]:
     """10,000 levels: of lists, tuples, dicts, slices, subgraphs, and of what no schema knows."""
-    body = wire.encode_request(wire.unpack_request(graph()))
+    body = codec.encode_request(codec.unpack_request(graph()))
     start = body.index(b"\x92\xa1n\x00")
     for level in (
         b"\x92\xa1l\x91",
@@ -150,13 +151,13 @@ def _nested() -> Iterator[bytes]:
         b"\x94\xa1s\xc0\xc0",
         b"\x91",
     ):
-        yield wire.compress(body[:start] + level * 10_000 + body[start:])
+        yield codec.compress(body[:start] + level * 10_000 + body[start:])
     inner = (
         msgspec.msgpack.encode("subgraphs") + b"\x91" + b"\x82" + msgspec.msgpack.encode("nodes") + b"\x90"
     )
-    yield wire.compress(b"\x81\xa5graph\x82\xa5nodes\x90" + inner * 10_000 + b"\xc0")
-    yield wire.compress(b"\x81\xa5graph" + b"\x81\xa5graph" * 10_000 + b"\xc0")
-    yield wire.compress(b"\x82\xa5graph\x05\xa6inputs" + b"\x91" * 10_000 + b"\xc0")
+    yield codec.compress(b"\x81\xa5graph\x82\xa5nodes\x90" + inner * 10_000 + b"\xc0")
+    yield codec.compress(b"\x81\xa5graph" + b"\x81\xa5graph" * 10_000 + b"\xc0")
+    yield codec.compress(b"\x82\xa5graph\x05\xa6inputs" + b"\x91" * 10_000 + b"\xc0")
 
 
 BODIES: list[tuple[str, Callable[[], Iterator[bytes]]]] = [

@@ -6,11 +6,12 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from service_parts import TOKEN, Running
-from torchrelay.compiler import wire
+from torchrelay.compiler.artifact import manifest
+from torchrelay.compiler.request import codec
 
 
 def test_no_call_that_the_description_can_make_breaks_the_service(gateway: Running) -> None:
-    for media_type in (wire.GRAPH_MEDIA_TYPE, wire.ARTIFACT_MEDIA_TYPE):
+    for media_type in (codec.GRAPH_MEDIA_TYPE, manifest.ARTIFACT_MEDIA_TYPE):
         schemathesis.serializer.alias(media_type, "application/octet-stream")
     schema = schemathesis.openapi.from_url(f"{gateway.url}/openapi.json")
     tried: dict[str, int] = {}

@@ -16,7 +16,7 @@ _DASHBOARD = "ray/dashboard/dashboard.py"
 
 _CLUSTER = """
 import asyncio, sys
-from torchrelay.workers.cluster import Cluster
+from torchrelay.workers.scheduling.ray_cluster import Cluster
 from torchrelay.workers.settings import PoolSettings
 
 async def main():

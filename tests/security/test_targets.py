@@ -11,7 +11,7 @@ import strategies
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from service_parts import TOOLCHAIN, Running, compiled, graph, post
-from torchrelay.compiler import wire
+from torchrelay.compiler.request import codec, schema
 
 FORBIDDEN = [
     "os.system",
@@ -83,42 +83,44 @@ def refusal(answer: httpx2.Response) -> tuple[int, str]:
 
 
 def methods_called(*names: str) -> bytes:
-    request = wire.unpack_request(graph())
-    nodes = [wire.Node("placeholder", "", [])]
-    nodes += [wire.Node("call_method", name, [wire.Ref(0)]) for name in names]
-    nodes.append(wire.Node("output", "", [wire.Ref(0)]))
-    return wire.pack_request(_with(request, wire.Graph(nodes)))
+    request = codec.unpack_request(graph())
+    nodes = [schema.Node("placeholder", "", [])]
+    nodes += [schema.Node("call_method", name, [schema.Ref(0)]) for name in names]
+    nodes.append(schema.Node("output", "", [schema.Ref(0)]))
+    return codec.pack_request(_with(request, schema.Graph(nodes)))
 
 
 def passed_as_value(name: str) -> bytes:
-    request = wire.unpack_request(graph())
+    request = codec.unpack_request(graph())
     nodes = [
-        wire.Node("placeholder", "", []),
-        wire.Node("call_function", "torch.ops.higher_order.foreach_map", [wire.Callee(name), wire.Ref(0)]),
-        wire.Node("output", "", [wire.Ref(0)]),
+        schema.Node("placeholder", "", []),
+        schema.Node(
+            "call_function", "torch.ops.higher_order.foreach_map", [schema.Callee(name), schema.Ref(0)]
+        ),
+        schema.Node("output", "", [schema.Ref(0)]),
     ]
-    return wire.pack_request(_with(request, wire.Graph(nodes)))
+    return codec.pack_request(_with(request, schema.Graph(nodes)))
 
 
 def inside_a_subgraph(name: str) -> bytes:
-    request = wire.unpack_request(graph())
-    inner = wire.Graph(
+    request = codec.unpack_request(graph())
+    inner = schema.Graph(
         [
-            wire.Node("placeholder", "", []),
-            wire.Node("call_function", name, [wire.Ref(0)]),
-            wire.Node("output", "", [wire.Ref(1)]),
+            schema.Node("placeholder", "", []),
+            schema.Node("call_function", name, [schema.Ref(0)]),
+            schema.Node("output", "", [schema.Ref(1)]),
         ]
     )
     nodes = [
-        wire.Node("placeholder", "", []),
-        wire.Node("get_attr", "", [wire.Subgraph(0)]),
-        wire.Node("call_function", "torch.ops.higher_order.wrap", [wire.Ref(1), wire.Ref(0)]),
-        wire.Node("output", "", [wire.Ref(2)]),
+        schema.Node("placeholder", "", []),
+        schema.Node("get_attr", "", [schema.Subgraph(0)]),
+        schema.Node("call_function", "torch.ops.higher_order.wrap", [schema.Ref(1), schema.Ref(0)]),
+        schema.Node("output", "", [schema.Ref(2)]),
     ]
-    return wire.pack_request(_with(request, wire.Graph(nodes, [inner])))
+    return codec.pack_request(_with(request, schema.Graph(nodes, [inner])))
 
 
-def _with(request: wire.GraphRequest, body: wire.Graph) -> wire.GraphRequest:
+def _with(request: schema.GraphRequest, body: schema.Graph) -> schema.GraphRequest:
     return msgspec.structs.replace(request, graph=body)
 
 

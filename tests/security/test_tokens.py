@@ -11,8 +11,8 @@ import httpx2
 import pytest
 from conftest import StartGateway
 from service_parts import TOKEN, RedisServer, Running, compiled, graph, post, wait_until
-from torchrelay.compiler.records import ROLES
-from torchrelay.service import auth
+from torchrelay.compiler.api.admin import ROLES
+from torchrelay.service.access import tokens
 from watched import WatchedGateway
 
 KEY = "0" * 64
@@ -53,7 +53,7 @@ def wrong_tokens() -> dict[str, str | None]:
         "cut": TOKEN[:-1],
         "longer": TOKEN + "0",
         "another case": TOKEN.upper(),
-        "its digest": auth.digest(TOKEN),
+        "its digest": tokens.digest(TOKEN),
         "too long": "x" * 10_000,
         "a JSON record": '{"id":"0","name":"x","roles":["admin"],"created":0}',
     }
@@ -153,19 +153,19 @@ def test_tokens_are_compared_by_digest_in_constant_time(
 ) -> None:
     """The comparison takes the same time whatever differs, and what it compares tells nothing of the token."""
     compared: list[tuple[str, str]] = []
-    real = auth.hmac.compare_digest
+    real = tokens.hmac.compare_digest
 
     def watched(left: str, right: str) -> bool:
         compared.append((left, right))
         return bool(real(left, right))
 
-    monkeypatch.setattr(auth.hmac, "compare_digest", watched)
+    monkeypatch.setattr(tokens.hmac, "compare_digest", watched)
     asked = [token for what, token in wrong_tokens().items() if token and what != "too long"]
     for token in (*asked, TOKEN):
         refused(gateway, token, "GET", "/v1/stats")
-    assert compared == [(auth.digest(token), auth.digest(TOKEN)) for token in (*asked, TOKEN)]
+    assert compared == [(tokens.digest(token), tokens.digest(TOKEN)) for token in (*asked, TOKEN)]
     # One letter changes the whole digest: how much of it agrees says nothing about how much of the token does.
-    near, far = auth.digest(TOKEN[:-1] + "1"), auth.digest(TOKEN)
+    near, far = tokens.digest(TOKEN[:-1] + "1"), tokens.digest(TOKEN)
     assert sum(a == b for a, b in zip(near, far, strict=True)) < 20
 
 

@@ -1,16 +1,11 @@
-"""Makes the parts of these tests importable; an S3 server on loopback."""
+"""An S3 server on loopback."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx2
 import pytest
-
-sys.path.append(str(Path(__file__).parent))
-
 from train_parts import free_port
 
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchrelay.clients.training.checkpoints import Checkpoints
-from torchrelay.clients.training.export import export
-from torchrelay.clients.training.export_records import Exported, ExportOptions, read_dynamic
-from torchrelay.compiler import decoding, torch_internals, torch_internals_train
+from torchrelay.clients.exporting.export import export
+from torchrelay.clients.exporting.options import ExportManifest, ExportOptions, read_dynamic
+from torchrelay.clients.training.checkpointing.checkpoints import Checkpoints
+from torchrelay.compiler import decoding
 from torchrelay.compiler.errors import ExportFailed, SettingsError
-from torchrelay.compiler.toolchain import local_target
+from torchrelay.compiler.graph.toolchain import local_target
+from torchrelay.compiler.torch_internals.inductor import aot_inductor, config
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "parts"
 CPP = Path(__file__).resolve().parents[2] / "examples" / "cpp_inference"
-sys.path.append(str(HERE))
 
 import exporting  # noqa: E402
 
@@ -51,8 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield place / "out"
 
 
-def meta(folder: Path) -> Exported:
-    return decoding.from_json((folder / "export.json").read_bytes(), type=Exported)
+def meta(folder: Path) -> ExportManifest:
+    return decoding.from_json((folder / "export.json").read_bytes(), type=ExportManifest)
 
 
 def test_every_file_is_told_of_with_its_digest_and_what_it_was_held_against(folder: Path) -> None:
@@ -76,7 +76,7 @@ def test_the_files_compute_what_the_trained_model_does(folder: Path) -> None:
     rows = torch.randn(7, 8)
     with torch.no_grad():
         wanted = trained()(rows)
-        package = torch_internals_train.aoti_load(folder / "model-cpu-avx2.pt2")(rows)
+        package = aot_inductor.load_package(folder / "model-cpu-avx2.pt2")(rows)
         script = torch.jit.load(folder / "model-cpu.torchscript.pt")(rows)
     torch.testing.assert_close(package, wanted, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(script, wanted)
@@ -86,7 +86,7 @@ def test_a_package_that_kills_whoever_loads_it_is_not_handed_out(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one does whose C++ library is not torch's."""
-    assert torch_internals_train.aoti_killed_by(folder / "model-cpu-avx2.pt2") == 0
+    assert aot_inductor.signal_on_load(folder / "model-cpu-avx2.pt2") == 0
     source = "#include <csignal>\n__attribute__((constructor)) static void die() { raise(SIGSEGV); }\n"
     (tmp_path / "die.cpp").write_text(source)
     command = ["g++", "-shared", "-fPIC", "-o", "die.so", "die.cpp"]
@@ -98,7 +98,7 @@ def test_a_package_that_kills_whoever_loads_it_is_not_handed_out(
                 code = (tmp_path / "die.so").read_bytes() if name.endswith(".so") else good.read(name)
                 bad.writestr(name.replace("model-cpu-avx2", file.stem), code)
 
-    monkeypatch.setattr(torch_internals_train, "aoti_package", deadly)
+    monkeypatch.setattr(aot_inductor, "build_package", deadly)
     (out := tmp_path / "out").mkdir()
     with pytest.raises(ExportFailed, match=r"cannot load .* for cpu-avx2: .* ends with SIGSEGV"):
         export(ExportOptions(function="exporting:net", targets=["cpu-avx2"]), out, say=print)
@@ -149,7 +149,7 @@ def test_a_cpp_program_loads_both_and_finds_eagers_outputs(folder: Path, tmp_pat
     assert infer().returncode == 2
 
 
-def scripted(function: str, folder: Path, **more: object) -> Exported:
+def scripted(function: str, folder: Path, **more: object) -> ExportManifest:
     """Without AOTInductor: quick."""
     options = {"function": f"exporting:{function}", "format": "torchscript", **more}
     return export(ExportOptions(**options), folder, say=print)  # type: ignore[arg-type]
@@ -198,13 +198,11 @@ def test_a_trace_that_is_wrong_at_other_sizes_is_not_handed_out(tmp_path: Path) 
 
 
 def test_a_package_that_differs_from_eager_is_not_handed_out(tmp_path: Path) -> None:
-    before = torch_internals.current_options()
+    before = config.current_options()
     with pytest.raises(ExportFailed, match=r"model-cpu-avx2.pt2.*output 0 differs from eager"):
         export(ExportOptions(function="exporting:worse", targets=["cpu-avx2"]), tmp_path, say=print)
     assert list(tmp_path.iterdir()) == []
-    assert (
-        torch_internals.current_options() == before
-    )  # upstream leaves the target in Inductor's configuration
+    assert config.current_options() == before  # upstream leaves the target in Inductor's configuration
 
 
 def test_a_size_stands_where_it_is_said_to(tmp_path: Path) -> None:
@@ -221,7 +219,7 @@ def test_a_size_stands_where_it_is_said_to(tmp_path: Path) -> None:
 
 
 def test_the_example_exports_with_the_sizes_that_its_function_names(tmp_path: Path) -> None:
-    function = "torchrelay.examples.export_char_gpt:char_gpt"
+    function = "torchrelay.examples.export.char_gpt:char_gpt"
     told = export(ExportOptions(function=function, format="torchscript"), tmp_path, say=print)
     assert told.sizes == {"batch": (1, 64), "length": (2, 64)}
     assert told.inputs[0].shape == ["batch", "length"] and told.outputs[0].shape == ["batch", 128]

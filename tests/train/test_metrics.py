@@ -13,14 +13,14 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchrelay import train
-from torchrelay.clients.settings import Rank
-from torchrelay.clients.training import channel as channels
-from torchrelay.clients.training.channel import Channel
-from torchrelay.clients.training.metrics import Telling
-from torchrelay.clients.training.steps import Steps
-from torchrelay.clients.training.waits import Waits
+from torchrelay.clients.training.metrics import channel as channels
+from torchrelay.clients.training.metrics.channel import RankChannel
+from torchrelay.clients.training.metrics.loader_waits import LoaderWaits
+from torchrelay.clients.training.metrics.optimizer_steps import OptimizerSteps
+from torchrelay.clients.training.metrics.reporter import MetricsReporter
+from torchrelay.clients.training.rank_environment import RankEnvironment
 from torchrelay.compiler import decoding
-from torchrelay.compiler.train_records import FirstStep, Metrics, Note, RankMessage
+from torchrelay.compiler.api.training.events import FirstStep, JobNote, RankMessage, StepMetrics
 
 
 @pytest.fixture
@@ -35,8 +35,10 @@ def read(descriptor: int) -> list[RankMessage]:
         return [decoding.from_json(line, type=RankMessage) for line in lines]
 
 
-def telling(channel: Channel, steps: Steps | None = None) -> Telling:
-    return Telling(Rank(rank=3, attempt=1), channel, steps or Steps(), Waits())
+def telling(channel: RankChannel, steps: OptimizerSteps | None = None) -> MetricsReporter:
+    return MetricsReporter(
+        RankEnvironment(rank=3, attempt=1), channel, steps or OptimizerSteps(), LoaderWaits()
+    )
 
 
 class Unread(torch.Tensor):
@@ -48,44 +50,44 @@ class Unread(torch.Tensor):
 
 
 def test_numbers_and_tensors_arrive_as_numbers(pipe: tuple[int, int]) -> None:
-    channel = Channel(pipe[1])
+    channel = RankChannel(pipe[1])
     telling(channel).report(
         step=4, loss=torch.tensor(0.5, requires_grad=True), tokens=7, ratio=torch.tensor([[2]])
     )
     channel.close()
     (told,) = read(pipe[0])
-    assert isinstance(told, Metrics)
+    assert isinstance(told, StepMetrics)
     assert (told.rank, told.step, told.values) == (3, 4, {"loss": 0.5, "tokens": 7.0, "ratio": 2.0})
 
 
 def test_where_nobody_listens_no_tensor_is_read() -> None:
-    telling(Channel(-1)).report(loss=torch.tensor(1.0).as_subclass(Unread))
+    telling(RankChannel(-1)).report(loss=torch.tensor(1.0).as_subclass(Unread))
     with pytest.raises(AssertionError, match="was read"):
-        heard = telling(Channel(-1))
+        heard = telling(RankChannel(-1))
         heard.add_callback(train.Callback())
         heard.report(loss=torch.tensor(1.0).as_subclass(Unread))
 
 
 def test_a_loss_that_is_no_number_is_told_once_in_words(pipe: tuple[int, int]) -> None:
-    channel = Channel(pipe[1])
+    channel = RankChannel(pipe[1])
     mine = telling(channel)
     for step in range(3):
         mine.report(step=step, loss=float("nan"), tokens=1)
     channel.close()
     told = read(pipe[0])
-    assert [each.text for each in told if isinstance(each, Note)] == ["loss is nan at step 0"]
-    assert [each.values for each in told if isinstance(each, Metrics)] == [{"tokens": 1.0}] * 3
+    assert [each.text for each in told if isinstance(each, JobNote)] == ["loss is nan at step 0"]
+    assert [each.values for each in told if isinstance(each, StepMetrics)] == [{"tokens": 1.0}] * 3
 
 
 def test_a_value_of_many_elements_is_refused() -> None:
-    mine = telling(Channel(-1))
+    mine = telling(RankChannel(-1))
     mine.add_callback(train.Callback())
     with pytest.raises(ValueError, match="grads has 2 elements"):
         mine.report(grads=torch.ones(2))
 
 
 def test_an_unchanged_script_s_steps_are_seen(pipe: tuple[int, int]) -> None:
-    channel, steps = Channel(pipe[1]), Steps()
+    channel, steps = RankChannel(pipe[1]), OptimizerSteps()
     mine = telling(channel, steps)
     mine.watch()
     weight = torch.nn.Parameter(torch.ones(2))
@@ -103,15 +105,15 @@ def test_an_unchanged_script_s_steps_are_seen(pipe: tuple[int, int]) -> None:
     told = read(pipe[0])
     assert steps.done == 3 and steps.latest == 2  # the second optimizer's are no steps of their own
     assert [(each.rank, each.attempt) for each in told if isinstance(each, FirstStep)] == [(3, 1)]
-    first = next(each for each in told if isinstance(each, Metrics))
+    first = next(each for each in told if isinstance(each, StepMetrics))
     assert (
         first.step == 0 and first.values["learning_rate"] == 0.25 and first.values["memory_bytes"] > 1 << 20
     )
 
 
 def test_a_batch_that_no_step_used_counts_for_none(pipe: tuple[int, int]) -> None:
-    channel, steps, waits = Channel(pipe[1]), Steps(), Waits()
-    mine = Telling(Rank(), channel, steps, waits)
+    channel, steps, waits = RankChannel(pipe[1]), OptimizerSteps(), LoaderWaits()
+    mine = MetricsReporter(RankEnvironment(), channel, steps, waits)
     mine.watch()
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.5)
@@ -121,7 +123,7 @@ def test_a_batch_that_no_step_used_counts_for_none(pipe: tuple[int, int]) -> Non
     waits.add(0.25, samples=8)  # the loop asks for a batch before it looks whether it is over
     mine.end()
     channel.close()
-    told = [each.values for each in read(pipe[0]) if isinstance(each, Metrics)]
+    told = [each.values for each in read(pipe[0]) if isinstance(each, StepMetrics)]
     assert [values["samples"] for values in told] == [8.0, 8.0]
     assert [values["wait_seconds"] for values in told] == [0.25, 0.25]
 
@@ -142,7 +144,7 @@ def test_a_compiled_optimizer_s_step_is_seen_and_has_no_graph_more() -> None:
         assert torch.equal(weight.detach(), torch.tensor([0.5, 0.5]))
         return len(found)
 
-    before, steps = graphs(), Steps()
+    before, steps = graphs(), OptimizerSteps()
     steps.start()
     assert graphs() == before
     assert steps.done == 1
@@ -152,18 +154,18 @@ def test_a_reader_who_stands_still_holds_nothing_up_and_learns_what_is_lost(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channels, "_WAITING", 100)
-    channel = Channel(pipe[1])
+    channel = RankChannel(pipe[1])
     count = 5000  # more than a pipe holds
     for step in range(count):
-        channel.tell(Metrics(rank=0, step=step, at=1.0, values={"loss": 1.0, "filler": 12345.678}))
+        channel.tell(StepMetrics(rank=0, step=step, at=1.0, values={"loss": 1.0, "filler": 12345.678}))
     channel.tell(FirstStep(rank=0, at=2.0))
     found: list[RankMessage] = []
     reader = threading.Thread(target=lambda: found.extend(read(pipe[0])))
     reader.start()
     channel.close(60)
     reader.join(60)
-    metrics = [each for each in found if isinstance(each, Metrics)]
-    notes = [int(each.text.split()[0]) for each in found if isinstance(each, Note)]
+    metrics = [each for each in found if isinstance(each, StepMetrics)]
+    notes = [int(each.text.split()[0]) for each in found if isinstance(each, JobNote)]
     assert len(metrics) < count and len(metrics) + sum(notes) == count
     assert metrics[-1].step == count - 1
     assert any(isinstance(each, FirstStep) for each in found)
@@ -171,26 +173,26 @@ def test_a_reader_who_stands_still_holds_nothing_up_and_learns_what_is_lost(
 
 def test_a_reader_who_went_away_is_no_error() -> None:
     reading, writing = os.pipe()
-    channel = Channel(writing)
+    channel = RankChannel(writing)
     os.close(reading)
-    channel.tell(Note(level="info", text="nobody hears this"))
+    channel.tell(JobNote(level="info", text="nobody hears this"))
     channel.close()
-    channel.tell(Note(level="info", text="nor this"))
+    channel.tell(JobNote(level="info", text="nor this"))
 
 
 def test_a_forked_child_tells_nothing(pipe: tuple[int, int]) -> None:
-    channel = Channel(pipe[1])
+    channel = RankChannel(pipe[1])
     if (child := os.fork()) == 0:
-        channel.tell(Note(level="info", text="from the child"))
+        channel.tell(JobNote(level="info", text="from the child"))
         os._exit(0 if not channel.open else 1)
     assert os.waitpid(child, 0)[1] == 0
-    channel.tell(Note(level="info", text="from the parent"))
+    channel.tell(JobNote(level="info", text="from the parent"))
     channel.close()
-    assert [each.text for each in read(pipe[0]) if isinstance(each, Note)] == ["from the parent"]
+    assert [each.text for each in read(pipe[0]) if isinstance(each, JobNote)] == ["from the parent"]
 
 
 def test_a_capture_run_tells_callbacks_nothing_and_begins_no_board(tmp_path: Path) -> None:
-    mine = Telling(Rank(capture=True), Channel(-1), Steps(), Waits())
+    mine = MetricsReporter(RankEnvironment(capture=True), RankChannel(-1), OptimizerSteps(), LoaderWaits())
     mine.add_callback(train.MetricsFile(tmp_path / "metrics.jsonl"))
     mine.add_callback(train.TensorBoard(tmp_path / "board"))
     mine.report(step=0, loss=1.0)
@@ -200,7 +202,7 @@ def test_a_capture_run_tells_callbacks_nothing_and_begins_no_board(tmp_path: Pat
 
 
 def test_metrics_go_into_files_and_tensorboard(tmp_path: Path) -> None:
-    mine = telling(Channel(-1))
+    mine = telling(RankChannel(-1))
     mine.add_callback(train.MetricsFile(tmp_path / "metrics.jsonl"))
     mine.add_callback(train.TensorBoard(tmp_path / "board"))
     for step in range(3):

@@ -13,13 +13,15 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from torchrelay.clients import trace
-from torchrelay.clients.profile_advice import advice
-from torchrelay.clients.profile_summary import Summary
-from torchrelay.clients.training.profile import start_from
-from torchrelay.clients.training.steps import Steps
+from torchrelay.clients.reports.profiling import kineto_trace
+from torchrelay.clients.reports.profiling.advice import advice
+from torchrelay.clients.reports.profiling.summary import ProfileSummary
+from torchrelay.clients.training.metrics.optimizer_steps import OptimizerSteps
+from torchrelay.clients.training.profiler import start_profiler
 from torchrelay.compiler import decoding
-from torchrelay.compiler import train_records as records
+from torchrelay.compiler.api.training import events as training_events
+from torchrelay.compiler.api.training import jobs as records
+from torchrelay.compiler.api.training import rank_environment
 from torchrelay.compiler.errors import LimitExceeded
 
 SCRIPT = """
@@ -54,11 +56,11 @@ PARAMETERS = 4 * (128 * 256 + 256 + 256 * 10 + 10)
 class Ran:
     """What two ranks left: their summaries, traces and messages."""
 
-    def __init__(self, folder: Path, messages: list[list[records.RankMessage]]) -> None:
+    def __init__(self, folder: Path, messages: list[list[training_events.RankMessage]]) -> None:
         self.folder = folder
         self.messages = messages
         files = sorted((folder / "profile").glob("*.summary.json"))
-        self.summaries = [decoding.from_json(file.read_bytes(), type=Summary) for file in files]
+        self.summaries = [decoding.from_json(file.read_bytes(), type=ProfileSummary) for file in files]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     folder = tmp_path_factory.mktemp("profiled")
     (folder / "train.py").write_text(SCRIPT)
     spec = records.TrainSpec(
-        name="p", script="train.py", compile="off", profile=records.Profile(first=2, last=5, ranks=[0, 1])
+        name="p", script="train.py", compile="off", profile=records.ProfileSpec(first=2, last=5, ranks=[0, 1])
     )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -82,10 +84,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
-            records.SPEC_ENVIRONMENT: msgspec.json.encode(spec).decode(),
-            records.ANSWER_ENVIRONMENT: str(writing),
+            rank_environment.SPEC_ENVIRONMENT: msgspec.json.encode(spec).decode(),
+            rank_environment.ANSWER_ENVIRONMENT: str(writing),
         }
-        command = [sys.executable, "-m", "torchrelay.clients.training.rank", "--", "train.py"]
+        command = [sys.executable, "-m", "torchrelay.clients.training.rank.main", "--", "train.py"]
         ranks.append(subprocess.Popen(command, cwd=folder, env=environment, pass_fds=[writing]))
         os.close(writing)
         lines: list[bytes] = []
@@ -103,7 +105,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     for thread in threads:
         thread.join(30)
     yield Ran(
-        folder, [[decoding.from_json(line, type=records.RankMessage) for line in lines] for lines in told]
+        folder,
+        [[decoding.from_json(line, type=training_events.RankMessage) for line in lines] for lines in told],
     )
 
 
@@ -115,12 +118,12 @@ def test_the_asked_steps_are_profiled_on_the_asked_ranks(ran: Ran) -> None:
     for each in ran.summaries:
         assert [step.number for step in each.steps] == [2, 3, 4]
         assert each.torch == torch.__version__
-    notes = [m.text for m in ran.messages[0] if isinstance(m, records.Note)]
+    notes = [m.text for m in ran.messages[0] if isinstance(m, training_events.JobNote)]
     assert any(text.startswith("profiled steps 2 to 4:") for text in notes)
 
 
 def test_the_trace_links_forward_and_backward_operators(ran: Ran) -> None:
-    events = trace.read(ran.folder / "profile" / "rank-0.trace.json.gz").events
+    events = kineto_trace.read_trace(ran.folder / "profile" / "rank-0.trace.json.gz").events
     links = [event for event in events if event.cat == "fwdbwd"]
     starts = {event.id: event for event in links if event.ph == "s"}
     ends = {event.id: event for event in links if event.ph == "f"}
@@ -182,10 +185,12 @@ def train(steps: int, parameters: int = 4) -> None:
         optimizer.step()
 
 
-def begun(tmp_path: Path, first: int, last: int, steps: Steps) -> tuple[object, list[records.Note]]:
-    notes: list[records.Note] = []
-    session = start_from(
-        records.Profile(first=first, last=last),
+def begun(
+    tmp_path: Path, first: int, last: int, steps: OptimizerSteps
+) -> tuple[object, list[training_events.JobNote]]:
+    notes: list[training_events.JobNote] = []
+    session = start_profiler(
+        records.ProfileSpec(first=first, last=last),
         rank=0,
         world_size=1,
         folder=tmp_path,
@@ -198,31 +203,34 @@ def begun(tmp_path: Path, first: int, last: int, steps: Steps) -> tuple[object, 
 
 def numbers(folder: Path) -> list[int]:
     data = (folder / "rank-0.summary.json").read_bytes()
-    return [step.number for step in decoding.from_json(data, type=Summary).steps]
+    return [step.number for step in decoding.from_json(data, type=ProfileSummary).steps]
 
 
 def test_another_rank_is_not_profiled(tmp_path: Path) -> None:
     assert (
-        start_from(records.Profile(first=0, last=1, ranks=[3]), rank=0, world_size=4, steps=Steps()) is None
+        start_profiler(
+            records.ProfileSpec(first=0, last=1, ranks=[3]), rank=0, world_size=4, steps=OptimizerSteps()
+        )
+        is None
     )
 
 
 def test_the_first_step_of_all_is_profiled_without_a_warm_up(tmp_path: Path) -> None:
-    session, _ = begun(tmp_path, 0, 2, Steps())
+    session, _ = begun(tmp_path, 0, 2, OptimizerSteps())
     train(4)
     session.close()
     assert numbers(tmp_path) == [0, 1]
 
 
 def test_a_script_that_ends_early_keeps_the_steps_that_it_took(tmp_path: Path) -> None:
-    session, _ = begun(tmp_path, 1, 50, Steps())
+    session, _ = begun(tmp_path, 1, 50, OptimizerSteps())
     train(4)
     session.close()
     assert numbers(tmp_path) == [1, 2, 3]
 
 
 def test_a_script_that_ends_before_says_so(tmp_path: Path) -> None:
-    session, notes = begun(tmp_path, 10, 12, Steps())
+    session, notes = begun(tmp_path, 10, 12, OptimizerSteps())
     train(3)
     session.close()
     assert [note.level for note in notes] == ["warning"]
@@ -231,7 +239,7 @@ def test_a_script_that_ends_before_says_so(tmp_path: Path) -> None:
 
 
 def test_training_taken_up_from_a_checkpoint_keeps_its_step_numbers(tmp_path: Path) -> None:
-    steps = Steps()
+    steps = OptimizerSteps()
     session, _ = begun(tmp_path, 0, 103, steps)
     steps.resume(100)
     train(5)
@@ -240,7 +248,7 @@ def test_training_taken_up_from_a_checkpoint_keeps_its_step_numbers(tmp_path: Pa
 
 
 def test_a_script_with_a_profiler_of_its_own_goes_on(tmp_path: Path) -> None:
-    session, notes = begun(tmp_path, 3, 5, Steps())
+    session, notes = begun(tmp_path, 3, 5, OptimizerSteps())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
         train(8)
     session.close()
@@ -253,9 +261,11 @@ def test_files_that_cannot_be_kept_are_told_of(tmp_path: Path) -> None:
     def refuse(name: str, path: Path) -> None:
         raise OSError("No space left on device")
 
-    notes: list[records.Note] = []
-    profile = records.Profile(first=0, last=1)
-    session = start_from(profile, rank=0, world_size=1, note=notes.append, keep=refuse, steps=Steps())
+    notes: list[training_events.JobNote] = []
+    profile = records.ProfileSpec(first=0, last=1)
+    session = start_profiler(
+        profile, rank=0, world_size=1, note=notes.append, keep=refuse, steps=OptimizerSteps()
+    )
     train(2)
     session.close()
     assert [note.level for note in notes] == ["warning"]
@@ -270,10 +280,16 @@ def test_a_report_needs_no_trace_that_was_too_large_to_keep(tmp_path: Path) -> N
             raise LimitExceeded("it is too large")
         kept.append(name)
 
-    notes: list[records.Note] = []
-    profile = records.Profile(first=1, last=2, memory=False)
-    session = start_from(
-        profile, rank=0, world_size=1, folder=tmp_path, note=notes.append, keep=only_small, steps=Steps()
+    notes: list[training_events.JobNote] = []
+    profile = records.ProfileSpec(first=1, last=2, memory=False)
+    session = start_profiler(
+        profile,
+        rank=0,
+        world_size=1,
+        folder=tmp_path,
+        note=notes.append,
+        keep=only_small,
+        steps=OptimizerSteps(),
     )
     assert session is not None
     train(3)
@@ -281,15 +297,15 @@ def test_a_report_needs_no_trace_that_was_too_large_to_keep(tmp_path: Path) -> N
     assert kept == ["profile/rank-0.summary.json"]
     assert "too large" in notes[0].text
     data = (tmp_path / "rank-0.summary.json").read_bytes()
-    assert decoding.from_json(data, type=Summary).memory == [], "memory was not asked for"
+    assert decoding.from_json(data, type=ProfileSummary).memory == [], "memory was not asked for"
 
 
 def test_a_session_leaves_nothing_in_the_jobs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     kept: dict[str, int] = {}
-    profile = records.Profile(first=1, last=2)
+    profile = records.ProfileSpec(first=1, last=2)
     keep = lambda name, path: kept.__setitem__(name, path.stat().st_size)  # noqa: E731
-    session = start_from(profile, rank=0, world_size=1, keep=keep, steps=Steps())
+    session = start_profiler(profile, rank=0, world_size=1, keep=keep, steps=OptimizerSteps())
     assert session is not None
     train(3)
     session.close()

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from torchrelay.compiler.train_records import STOPPED_CODE, FirstStep, RankCompiles, TrainSpec
+from torchrelay.compiler.api.training.events import FirstStep, RankCompiles
+from torchrelay.compiler.api.training.jobs import TrainSpec
+from torchrelay.compiler.api.training.rank_environment import STOPPED_CODE
 from train_parts import HERE, finish, signal, start, wait_for
 
 PLAIN = HERE / "plain.py"
@@ -58,7 +60,7 @@ fails()
         )
         return done.returncode, done.stdout, done.stderr
 
-    assert run("-m", "torchrelay.clients.training.rank", "--") == run()
+    assert run("-m", "torchrelay.clients.training.rank.main", "--") == run()
 
 
 def test_a_function_of_the_working_directory_is_an_entry_point(tmp_path: Path) -> None:
@@ -67,7 +69,7 @@ def test_a_function_of_the_working_directory_is_an_entry_point(tmp_path: Path) -
         "def fails():\n    raise ValueError('as asked')\n"
         "class Kept:\n    @staticmethod\n    def begin():\n        print('kept')\n"
     )
-    command = [sys.executable, "-m", "torchrelay.clients.training.rank", "--function"]
+    command = [sys.executable, "-m", "torchrelay.clients.training.rank.main", "--function"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHRELAY_")}
 
     def run(entry: str) -> subprocess.CompletedProcess[str]:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchrelay.compiler.train_records import Metrics
+from torchrelay.compiler.api.training.events import StepMetrics
 from train_parts import finish, start
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "train"
 SMALL = ["--steps", "24", "--layers", "1", "--width", "32", "--context", "32", "--warmup", "4"]
 pytestmark = pytest.mark.slow
 TOLERANCE = 2e-4
@@ -22,7 +22,7 @@ def run(script: str, arguments: list[str], folder: Path, way: str, ranks: int) -
     common = ["--way", way, "--device", "cpu", "--backend", "eager", "--json", str(result)]
     started = start(EXAMPLES / script, [*common, *arguments], ranks=ranks)
     finish(started)
-    told = [each for each in started[0].told(Metrics) if "loss" in each.values]
+    told = [each for each in started[0].told(StepMetrics) if "loss" in each.values]
     record: dict[str, Any] = json.loads(result.read_text())
     assert len(told) == len(record["losses"])
     return record
@@ -30,7 +30,7 @@ def run(script: str, arguments: list[str], folder: Path, way: str, ranks: int) -
 
 @pytest.mark.parametrize(
     ("script", "arguments"),
-    [("train_char_gpt.py", SMALL), ("train_digits.py", ["--epochs", "2", "--width", "16"])],
+    [("char_gpt.py", SMALL), ("digits.py", ["--epochs", "2", "--width", "16"])],
 )
 def test_ranks_lose_what_one_process_loses(script: str, arguments: list[str], tmp_path: Path) -> None:
     without = [*arguments, "--checkpoint-every", "0"]
@@ -42,10 +42,10 @@ def test_ranks_lose_what_one_process_loses(script: str, arguments: list[str], tm
 
 def test_an_example_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     arguments = ["--width", "16", "--checkpoints", str(tmp_path / "kept"), "--checkpoint-every", "25"]
-    half = run("train_digits.py", [*arguments, "--epochs", "1"], tmp_path, "single", 1)
-    rest = run("train_digits.py", [*arguments, "--epochs", "2"], tmp_path, "single", 1)
+    half = run("digits.py", [*arguments, "--epochs", "1"], tmp_path, "single", 1)
+    rest = run("digits.py", [*arguments, "--epochs", "2"], tmp_path, "single", 1)
     whole = run(
-        "train_digits.py",
+        "digits.py",
         ["--width", "16", "--checkpoint-every", "0", "--epochs", "2"],
         tmp_path,
         "single",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from torchrelay.examples.private_service import PrivateService
+from torchrelay.examples.harness.private_service import PrivateService
 
 
 @pytest.fixture(scope="session")

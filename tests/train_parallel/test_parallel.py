@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchrelay.clients.training import parallel
-from torchrelay.examples.private_service import PrivateService
+from torchrelay.clients.training.distributed import data_parallel
+from torchrelay.examples.harness.private_service import PrivateService
 
 pytestmark = pytest.mark.timeout(1200)  # of which a loaded machine needs half for all cases together
 SCRIPT = Path(__file__).with_name("ranks.py")
@@ -158,17 +158,17 @@ def test_an_unknown_hook_is_refused_with_the_names_there_are() -> None:
     import torch
 
     with pytest.raises(ValueError, match="'fp8'; there are fp16, bf16, powersgd"):
-        parallel.ddp(torch.nn.Linear(1, 1), hook="fp8")
+        data_parallel.ddp(torch.nn.Linear(1, 1), hook="fp8")
 
 
 def test_without_a_process_group_nothing_is_distributed() -> None:
     import torch
 
     model = torch.nn.Linear(1, 1)
-    assert parallel.ddp(model, hook="bf16") is model
-    optimizer = parallel.zero(model.parameters(), torch.optim.SGD, lr=0.5)
+    assert data_parallel.ddp(model, hook="bf16") is model
+    optimizer = data_parallel.zero(model.parameters(), torch.optim.SGD, lr=0.5)
     assert type(optimizer) is torch.optim.SGD and optimizer.defaults["lr"] == 0.5
-    with parallel.join(model, optimizer):
+    with data_parallel.join(model, optimizer):
         model(torch.ones(1, 1)).sum().backward()
     assert model.weight.grad is not None
 

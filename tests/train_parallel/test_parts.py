@@ -10,13 +10,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torchrelay.clients.capture_script import Recorder
-from torchrelay.compiler import torch_internals_train, wire
+from torchrelay.clients.capture.script_graphs import GraphRecorder
+from torchrelay.compiler.request import codec
+from torchrelay.compiler.torch_internals.distributed import dtensor, fake_process_group
 
 
 @pytest.fixture
 def mesh() -> Iterator[Any]:
-    torch_internals_train.pretend_process_group(0, 2)
+    fake_process_group.init_fake_process_group(0, 2)
     yield init_device_mesh("cpu", (2,))
     dist.destroy_process_group()
 
@@ -27,7 +28,7 @@ def test_parts_and_their_gradients_are_those_of_to_local(mesh: Any, placement: A
     value = torch.arange(12.0).reshape(3, 4)
     gradient = torch.arange(12.0, 24.0).reshape(4, 3).t() if turned else torch.ones(3, 4)
     found = []
-    for take in (lambda tensors: [each.to_local() for each in tensors], torch_internals_train.parts_of):
+    for take in (lambda tensors: [each.to_local() for each in tensors], dtensor.local_shards):
         whole, bystander = (
             torch.nn.Parameter(DTensor.from_local(value.clone(), mesh, [placement], run_check=False))
             for _ in range(2)
@@ -57,18 +58,18 @@ def test_a_capture_asks_for_all_places_where_parts_are_alike(
         torch.ones(4, 3), mesh, [Shard(0)], run_check=False, shape=torch.Size((rows, 3)), stride=(3, 1)
     )
     torch._dynamo.reset()
-    recorder = Recorder("")
+    recorder = GraphRecorder("")
     torch.compile(lambda x: (x * 2 + 1).to_local(), backend=recorder)(whole)
     assert not recorder.skipped
-    requests = [wire.unpack_request(body) for body in recorder.found.values()]
+    requests = [codec.unpack_request(body) for body in recorder.found.values()]
     assert [request.meshes[0].coordinate for request in requests] == places
 
 
 def test_a_part_shares_its_memory_with_the_whole_and_nothing_is_nothing(mesh: Any) -> None:
     whole = DTensor.from_local(torch.zeros(3), mesh, [Shard(0)], run_check=False)
-    torch_internals_train.parts_of([whole])[0].fill_(2)
+    dtensor.local_shards([whole])[0].fill_(2)
     assert whole.to_local().tolist() == [2, 2, 2]
-    assert torch_internals_train.parts_of([]) == []
+    assert dtensor.local_shards([]) == []
 
 
 def test_a_collective_that_is_compared_is_one_that_this_torch_pretends(mesh: Any) -> None:
@@ -82,4 +83,4 @@ def test_a_collective_that_is_compared_is_one_that_this_torch_pretends(mesh: Any
     }
     for name, value in found.items():
         filled = bool((collectives.wait_tensor(value) == 1).all())
-        assert filled == (not torch_internals_train.unpretended_collective(f"x = {name}(y)".encode())), name
+        assert filled == (not fake_process_group.unfilled_collective(f"x = {name}(y)".encode())), name

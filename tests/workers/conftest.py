@@ -1,10 +1,8 @@
-"""The engines of these tests are on the path, here and in the fork servers that are started from here; and the parts
-of the service's tests."""
+"""Some of these tests take what others have: their folders are on the path."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parent.parent / "service"))
+sys.path += [str(folder) for folder in Path(__file__).parent.iterdir() if folder.is_dir()]

@@ -7,7 +7,7 @@ import time
 import msgspec
 from msgspec import Struct
 
-from ...compiler.train_records import RankEnded, RankStarted
+from ...compiler.api.training.events import RankEnded, RankStarted
 
 _LONG_SECONDS = 600.0
 """A script that ran so long may have got somewhere, though it told of no step: not all have an optimizer."""
@@ -17,7 +17,7 @@ _OF_MEMORY = ("out of memory", "outofmemory", "memoryerror", "cannot allocate me
 """Who else was on the node then may be gone at the next start."""
 
 
-class Attempt(Struct):
+class RankAttempt(Struct):
     """failed: the first rank that ended badly by itself. lost: some rank was ended from outside, or its end was never
     told; then the others' errors may come from that. over: it was given up, and no rank of it is waited for."""
 

@@ -10,17 +10,18 @@ from pathlib import Path
 import msgspec
 
 from ...compiler import decoding
+from ...compiler.api.training.events import describe_exit
+from ...compiler.api.training.node_messages import CapturedGraphs, TrainOrder, node_job_id
 from ...compiler.errors import RelayError
-from ...compiler.train_records import Captured, TrainOrder, at_nodes, how_it_ended
-from .environment import Place, capture_command, rank_environment
-from .folder import WorkFolder
-from .keeper import Launch
-from .process import RankProcess
+from .ranks.environment import RankAssignment, capture_command, rank_environment
+from .ranks.process import RankProcess
+from .ranks.reaper import RankLaunch
+from .ranks.working_directory import WorkingDirectory
 
 _LOOK_SECONDS = 0.2
 
 
-class Capture:
+class CaptureActor:
     """One run; killing it kills the script."""
 
     def placed(self) -> None:
@@ -32,11 +33,11 @@ class Capture:
         return msgspec.msgpack.encode(_capture(given, world, time.monotonic() + seconds))
 
 
-def _capture(order: TrainOrder, world: int, until: float) -> Captured:
+def _capture(order: TrainOrder, world: int, until: float) -> CapturedGraphs:
     try:
-        work = WorkFolder.open(at_nodes(order.namespace, order.job), lambda: order.package)
+        work = WorkingDirectory.open(node_job_id(order.namespace, order.job), lambda: order.package)
     except (OSError, RelayError) as error:
-        return Captured(bodies=[], ended=f"failed: no working directory: {error}")
+        return CapturedGraphs(bodies=[], ended=f"failed: no working directory: {error}")
     try:
         with tempfile.TemporaryDirectory(prefix="torchrelay-capture-") as folder:
             return _run(order, world, work.path, Path(folder) / "captured", until)
@@ -44,10 +45,10 @@ def _capture(order: TrainOrder, world: int, until: float) -> Captured:
         work.close()
 
 
-def _run(order: TrainOrder, world: int, work: Path, output: Path, until: float) -> Captured:
-    place = Place(rank=0, world_size=world, local_rank=0, local_world_size=world, node_rank=0)
+def _run(order: TrainOrder, world: int, work: Path, output: Path, until: float) -> CapturedGraphs:
+    place = RankAssignment(rank=0, world_size=world, local_rank=0, local_world_size=world, node_rank=0)
     environment = rank_environment(order, place, output.parent, os.environ)
-    process = RankProcess(Launch(capture_command(order.spec, output), str(work), environment), 0, 0)
+    process = RankProcess(RankLaunch(capture_command(order.spec, output), str(work), environment), 0, 0)
     while process.look(_LOOK_SECONDS):
         process.taken()
         if time.monotonic() > until:
@@ -55,7 +56,9 @@ def _run(order: TrainOrder, world: int, work: Path, output: Path, until: float) 
     code = process.wait()
     tail = "\n".join(process.tail)
     try:
-        captured = decoding.from_msgpack(output.read_bytes(), type=Captured)
+        captured = decoding.from_msgpack(output.read_bytes(), type=CapturedGraphs)
     except (OSError, msgspec.MsgspecError):
-        return Captured(bodies=[], ended=f"failed: the script's process {how_it_ended(code)}", log=tail)
+        return CapturedGraphs(
+            bodies=[], ended=f"failed: the script's process {describe_exit(code)}", log=tail
+        )
     return captured if captured.log else msgspec.structs.replace(captured, log=tail)

@@ -1,0 +1,105 @@
+"""One process, one model, one back end: in: flags, out: one line of JSON on stdout.
+
+`first_step` runs from just before torch.compile, with torch and the model's library imported, the model and
+its batch on the device and the device idle, until forward, backward and optimizer of the first step are done
+on the device. Importing Dynamo, Inductor or torchrelay, and loading Mega-Cache artifacts, lie inside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchrelay.examples.harness.stopwatch import seconds_since_process_start
+from workloads import WORKLOADS, build, wait_for
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True, choices=WORKLOADS)
+    parser.add_argument("--backend", required=True, help="inductor, torchrelay, or none for plain eager")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--steps", type=int, default=50, help="steps after the first")
+    parser.add_argument("--load-artifacts", type=Path, help="Mega-Cache artifacts to start from")
+    parser.add_argument("--save-artifacts", type=Path, help="write Mega-Cache artifacts when done")
+    parser.add_argument("--change-layer", type=int, help="give this layer of a GPT-2 another activation")
+    parser.add_argument("--mode", default="default", help="of torch.compile")
+    parser.add_argument("--precision", help="of float32 products: highest, high or medium")
+    args = parser.parse_args()
+
+    if args.precision is not None:
+        torch.set_float32_matmul_precision(args.precision)
+    device = torch.device(args.device)
+    workload = build(args.model, device)
+    if args.change_layer is not None:
+        workload.model.transformer.h[args.change_layer].mlp.act = torch.nn.SiLU()
+    wait_for(device)
+
+    began = time.perf_counter()
+    if args.load_artifacts is not None:
+        torch.compiler.load_cache_artifacts(args.load_artifacts.read_bytes())
+    mode = None if args.mode == "default" else args.mode
+    step = workload.model
+    if args.backend != "none":
+        step = torch.compile(workload.model, backend=args.backend, mode=mode)
+    losses = [workload.step(step)]
+    wait_for(device)
+    first_step = time.perf_counter() - began
+    first_in_process = seconds_since_process_start()
+
+    later: list[float] = []
+    for _ in range(args.steps):
+        before = time.perf_counter()
+        losses.append(workload.step(step))
+        wait_for(device)
+        later.append(time.perf_counter() - before)
+
+    if args.save_artifacts is not None:
+        saved = torch.compiler.save_cache_artifacts()
+        if saved is None:
+            raise SystemExit("torch has no cache artifacts to save")
+        args.save_artifacts.write_bytes(saved[0])
+    record = {
+        "model": args.model,
+        "backend": args.backend,
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "first_step": first_step,
+        "from_process_start": first_in_process,
+        "step_milliseconds": statistics.median(later) * 1e3 if later else None,
+        "losses": [losses[0].item(), losses[-1].item()],
+        "reuse": relay_reuse() if args.backend == "torchrelay" else inductor_reuse(),
+    }
+    print(json.dumps(record))
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def inductor_reuse() -> dict[str, int]:
+    """How PyTorch's own caches answered, by its counters."""
+    from torch._dynamo.utils import counters
+
+    kept = ("autograd_cache_hit", "autograd_cache_miss", "fxgraph_cache_hit", "fxgraph_cache_miss")
+    both = counters["aot_autograd"] + counters["inductor"]
+    return {name: both[name] for name in kept}
+
+
+def relay_reuse() -> dict[str, Any]:
+    import msgspec
+    import torchrelay
+
+    report: dict[str, Any] = msgspec.to_builtins(torchrelay.report())
+    report.pop("graphs")
+    return report
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Artifacts kept on this machine: key in, signed artifact bytes out; shared by every process of the user.
+
+Layout: ROOT/<first two hex digits>/<key>. A file appears whole or not at all (temporary file in the same
+folder, then a rename). Its modification time is the last use, and trimming removes the least recently used
+first. Nothing here is trusted: load.py verifies signature and digests of what it gets, every time.
+
+Any failure of the disk (full, read-only, no permission) costs a cache entry, never the run: it is logged
+once and the call says None or False.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ..atomic_file import write_atomically
+
+_log = logging.getLogger(__name__)
+
+_HEX = frozenset("0123456789abcdef")
+_TEMPORARY = ".tmp-"
+_STALE_SECONDS = 3600.0
+"""A temporary file older than this was left by a process that died."""
+
+
+class _Entry(NamedTuple):
+    used: float
+    size: int
+    path: Path
+
+
+class DiskCache:
+    """A folder of artifacts with a limit in bytes. Safe for threads and for processes that share `root`.
+
+    The limit is approximate: it is enforced on an instance's first put and every `trim_every` puts after,
+    by one process at a time, and trims to nine tenths.
+    """
+
+    def __init__(self, root: Path, limit_bytes: int, *, trim_every: int = 32) -> None:
+        self._root = root
+        self._limit = limit_bytes
+        self._trim_every = trim_every
+        self._lock = threading.Lock()
+        self._puts = 0
+        self._complained = False
+
+    def get(self, key: str) -> bytes | None:
+        """The artifact's bytes, or None. Marks it as used now. Raises ValueError unless `key` is hex."""
+        path = self._path(key)
+        if self._limit <= 0:
+            return None
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._complain(error)
+            return None
+        with contextlib.suppress(OSError):  # removed meanwhile, or a read-only disk: the bytes are good
+            os.utime(path)
+        return data
+
+    def put(self, key: str, data: bytes) -> bool:
+        """Keep `data`; False when the disk would not take it. Raises ValueError unless `key` is hex."""
+        path = self._path(key)
+        if self._limit <= 0 or len(data) > self._limit:
+            return False
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(path, data, prefix=_TEMPORARY)
+        except OSError as error:
+            self._complain(error)
+            return False
+        with self._lock:
+            due = self._puts % self._trim_every == 0
+            self._puts += 1
+        if due:
+            self.trim()
+        return True
+
+    def remove(self, key: str) -> None:
+        """Forget an entry, e.g. one whose signature did not hold. Absent is fine."""
+        path = self._path(key)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            self._complain(error)
+
+    def trim(self) -> None:
+        """Remove the least recently used entries until nine tenths of the limit hold; skipped while another
+        process trims."""
+        try:
+            with self._exclusive() as held:
+                if held:
+                    self._trim()
+        except OSError as error:
+            self._complain(error)
+
+    def _path(self, key: str) -> Path:
+        if len(key) < 8 or not _HEX.issuperset(key):
+            raise ValueError(f"not a cache key: {key[:80]!r}")
+        return self._root / key[:2] / key
+
+    def _trim(self) -> None:
+        entries = sorted(self._entries())
+        total = sum(entry.size for entry in entries)
+        if total <= self._limit:
+            return
+        for entry in entries:
+            if total <= self._limit * 0.9:
+                return
+            with contextlib.suppress(FileNotFoundError):
+                entry.path.unlink()
+            total -= entry.size
+
+    def _entries(self) -> Iterator[_Entry]:
+        """Every artifact; drops stale temporary files on the way."""
+        expired = time.time() - _STALE_SECONDS
+        for path in self._root.glob("[0-9a-f][0-9a-f]/*"):
+            try:
+                status = path.stat()
+                if not path.name.startswith(_TEMPORARY):
+                    yield _Entry(status.st_mtime, status.st_size, path)
+                elif status.st_mtime < expired:
+                    path.unlink()
+            except FileNotFoundError:
+                continue
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[bool]:
+        descriptor = os.open(self._root / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(descriptor)
+
+    def _complain(self, error: OSError) -> None:
+        with self._lock:
+            first, self._complained = not self._complained, True
+        if first:
+            _log.warning("disk cache %s cannot be used: %s; going on without it", self._root, error)

@@ -1,0 +1,105 @@
+"""Stage 10: a signed artifact in; a callable, forward and backward, out.
+
+The order matters: statement and signature, key, digests, toolchain, target; then, and only then, is anything in
+the artifact unpickled, imported or mapped. The C++ libraries are written to this machine's cache under their
+digests and loaded from there; no compiler is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...compiler.artifact import container, member_names
+from ...compiler.artifact.signing import Trust
+from ...compiler.errors import ArtifactError, ToolchainMismatch
+from ...compiler.request import schema, size_expr
+from ...compiler.torch_internals.loading import bundle
+from ...compiler.torch_internals.loading import preload as loading_preload
+from ..capture.request import CapturedGraph
+from .shared_libraries import cpp_libraries, triton_modules
+
+
+class _Collector:
+    """Python's cyclic garbage collector, off while any thread is inside `paused()`, then as it was."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._enabled = True
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        with self._lock:
+            if self._inside == 0:
+                self._enabled = gc.isenabled()
+                gc.disable()
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if self._inside == 0 and self._enabled:
+                    gc.enable()
+
+
+collector = _Collector()
+"""Imports and unpickling make many objects that live on: each full collection on the way costs 0.1 s beside torch's
+own million objects, and frees nothing."""
+
+
+def preload() -> None:
+    """Import what loading needs, whether or not there will be something to load."""
+    with collector.paused():
+        loading_preload.preload_loader()
+
+
+def verify(data: bytes, trust: Trust, *, key: str, request: schema.GraphRequest) -> container.Artifact:
+    """Open an artifact that answers `request`. Raises SignatureError, ArtifactError or ToolchainMismatch."""
+    opened = container.verify(data, trust, key=key)
+    check_fit(opened, request)
+    return opened
+
+
+def check_fit(opened: container.Artifact, request: schema.GraphRequest) -> None:
+    """Whether a verified artifact was built for this process. Raises ToolchainMismatch."""
+    if opened.manifest.toolchain != request.toolchain:
+        raise ToolchainMismatch(
+            f"artifact is for {opened.manifest.toolchain}, this process is {request.toolchain}"
+        )
+    if opened.manifest.target != request.target:
+        raise ToolchainMismatch(f"artifact is for {opened.manifest.target}, this process is {request.target}")
+
+
+def load(
+    opened: container.Artifact, captured: CapturedGraph, inputs: Sequence[Any], cache_dir: Path
+) -> Callable[..., Any]:
+    """Make a verified artifact callable on this process' device.
+
+    Guards that the compile added on symbolic sizes become guards of Dynamo's own shape environment, so that a
+    size which breaks one recompiles. Raises ArtifactError if a part is missing, or a guard does not
+    hold for the example sizes.
+    """
+    missing = {member_names.BUNDLE, member_names.LIBRARIES} - opened.members.keys()
+    if missing:
+        raise ArtifactError(f"the artifact lacks {', '.join(sorted(missing))}")
+    for guard in opened.manifest.guards:
+        if not bool(size_expr.evaluate(guard, captured.symints)):
+            raise ArtifactError(f"the artifact assumes {guard}, which does not hold here")
+    libraries = cpp_libraries(opened, cache_dir / "lib")
+    modules = triton_modules(opened, cache_dir / "lib")
+    with collector.paused():
+        return bundle.deserialize(
+            opened.members[member_names.BUNDLE],
+            libraries,
+            modules,
+            inputs,
+            cudagraphs=captured.cudagraphs,
+            device_index=captured.device_index or 0,
+            groups=captured.groups,
+        )

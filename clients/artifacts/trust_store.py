@@ -1,0 +1,159 @@
+"""What this user's processes have learned about a gateway's keys: documents in; the Trust to verify with, out.
+
+One file in the state folder, shared by all processes: for each installation that the user ever trusted a key of, its
+keys, the highest serial and epoch, and every revocation. It only grows, so that a gateway that is impersonated cannot
+take back what the real one said. The settings' own keys are where trust begins; that of what is learned ends with
+them only when they are revoked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from ...compiler import decoding
+from ...compiler.artifact import trust_document
+from ...compiler.artifact.signing import Trust, read_key
+from ...compiler.artifact.trust_document import KnownKeys, SignedDocument
+from ...compiler.errors import RelayError, SignatureError
+from ..atomic_file import write_atomically
+from ..settings import ClientSettings
+
+_log = logging.getLogger(__name__)
+
+FILE = "trust.json"
+_LOCK = ".trust.lock"
+_STALE_SECONDS = 3600
+"""A process that is served from its own disk asks for news after this."""
+Fetch = Callable[[], SignedDocument]
+
+
+class TrustStore:
+    """Safe for threads, and for processes that share the state folder."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        """Raises SignatureError for a public key that is none."""
+        try:
+            keys = [read_key(text) for text in settings.public_keys]
+        except ValueError as error:
+            raise SignatureError(f"a trusted public key cannot be read: {error}") from None
+        self._pinned = trust_document.known_from_settings(keys, settings.public_keys)
+        self._namespace = settings.namespace
+        self._folder = settings.state_dir
+        self._lock = threading.Lock()
+        self._known = self._pinned
+        self._seen: tuple[int, int] | None = None  # the file's time and inode when it was last read
+        self._look()
+        self._asked = 0  # the serial that was asked for last, whatever came of it
+        self._refreshing: threading.Thread | None = None
+
+    def trust(self) -> Trust:
+        """What is believed now."""
+        with self._lock:
+            self._look()
+            return trust_document.trust(self._known, namespace=self._namespace, now=time.time())
+
+    def heard(self, serial: int, fetch: Fetch) -> None:
+        """The gateway's answers carry `serial`: fetch its document if that is news. Never raises RelayError: without
+        news, what is known stands."""
+        with self._lock:
+            self._look()
+            if serial <= self._known.serial or serial == self._asked:
+                return
+            self._asked = serial
+        self._fetch(fetch)
+
+    def refresh_if_stale(self, fetch: Fetch) -> None:
+        """Ask for news in a thread, when nobody on this machine has for an hour."""
+        with self._lock:
+            if self._refreshing is not None or time.time() - self._known.checked < _STALE_SECONDS:
+                return
+            self._refreshing = threading.Thread(target=self._fetch, args=(fetch,), daemon=True)
+        self._refreshing.start()
+
+    def learn(self, signed: SignedDocument) -> None:
+        """Raises SignatureError for a document that no known key signed."""
+        with self._lock:
+            known = trust_document.learn(self._known, signed)
+            self._known = msgspec.structs.replace(known, checked=int(time.time()))
+            self._known = self._remember(self._known)
+
+    def _fetch(self, fetch: Fetch) -> None:
+        try:
+            self.learn(fetch())
+        except RelayError as error:
+            _log.warning("news about the gateway's keys could not be had: %s", error)
+
+    # --- the file ------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Take over what other processes have learned since the last look."""
+        if self._folder is None:
+            return
+        try:
+            status = (self._folder / FILE).stat()
+        except OSError:
+            return
+        if self._seen != (seen := (status.st_mtime_ns, status.st_ino)):
+            self._seen = seen
+            self._known = _add(self._known, self._remembered())
+
+    def _remembered(self) -> list[KnownKeys]:
+        """Every installation in the file."""
+        if self._folder is None:
+            return []
+        path = self._folder / FILE
+        try:
+            return decoding.from_json(path.read_bytes(), type=list[KnownKeys])
+        except FileNotFoundError:
+            return []
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            _log.warning("%s cannot be read: %s; revocations learned before are not known", path, error)
+            return []
+
+    def _remember(self, known: KnownKeys) -> KnownKeys:
+        """Add to the file what this process knows; returns that with what the file had."""
+        if self._folder is None:
+            return known
+        try:
+            with self._exclusive(self._folder):
+                held = self._remembered()
+                known = _add(known, held)
+                others = [record for record in held if not _same(record, known)]
+                write_atomically(self._folder / FILE, msgspec.json.encode([*others, known]), synced=True)
+        except OSError as error:
+            _log.warning("%s cannot be written: %s; other processes learn this by themselves", FILE, error)
+        return known
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _exclusive(folder: Path) -> Iterator[None]:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _add(known: KnownKeys, held: list[KnownKeys]) -> KnownKeys:
+    """`known` with what is held of the same installation. A key of the settings that an installation does not list
+    (another's) stays."""
+    for record in held:
+        if _same(record, known):
+            known = trust_document.merge(known, record)
+    return known
+
+
+def _same(first: KnownKeys, second: KnownKeys) -> bool:
+    """Whether two records are of one installation: they share a key."""
+    return not {key.id for key in first.keys}.isdisjoint(key.id for key in second.keys)

@@ -1,0 +1,293 @@
+"""Stage 1: what Dynamo hands to a back end (graph, inputs, surroundings) in; a canonical GraphRequest out.
+
+Everything that can change the compiled result goes in, nothing else: symbols are renamed in order of first
+use, devices lose their index, parameters lose their names, and the ambient state is read from torch itself.
+What the wire cannot carry raises Unsupported with the input or node at fault; nothing has been sent then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+
+import sympy
+import torch
+from msgspec import Struct
+
+from ...compiler.errors import BadExpression, BadOption, Unsupported
+from ...compiler.graph import encode
+from ...compiler.graph.ambient import read_ambient
+from ...compiler.graph.toolchain import local_target, local_toolchain
+from ...compiler.graph.torch_names import dtype_name
+from ...compiler.request import schema, size_expr
+from ...compiler.request.operator_table import table
+from ...compiler.torch_internals.dynamo import fake_tensors, symbolic_shapes, tracing
+from ...compiler.torch_internals.dynamo.types import FakeTensor, ShapeEnv
+from ...compiler.torch_internals.inductor import config
+from .locked_tunings import LockedTunings
+from .triton_sources import KernelSources
+
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+
+class CapturedGraph(Struct, frozen=True):
+    """A request, and what the client needs besides to load its answer.
+
+    symints: canonical symbol name -> the client's own torch.SymInt. device_index: the GPU it runs on, or None.
+    """
+
+    request: schema.GraphRequest
+    symints: dict[str, Any]
+    device_index: int | None
+    cudagraphs: bool
+    floats: dict[int, str]
+    """Input position -> Dynamo's name of the symbolic float it stands for."""
+    groups: dict[str, str] = {}
+    """What generated code calls a process group -> its name here."""
+
+
+def capture(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: Mode,
+    options: Mapping[str, Any],
+    lock: LockedTunings | None = None,
+    meshes: Sequence[schema.Mesh] = (),
+    groups: Mapping[str, str] | None = None,
+) -> CapturedGraph:
+    """Describe a Dynamo graph, with what `lock` pins for it. meshes, groups: of its DTensors (spread.py). Raises
+    Unsupported, BadOption, LimitExceeded or TuningLockError; changes nothing."""
+    values = _placeholder_values(gm, example_inputs)
+    symbols = _Symbols(values)
+    inputs = _inputs(values, gm, symbols)
+    sources = KernelSources()
+    encoded, constants = encode.encode_graph(gm, symbols=symbols.names, kernels=sources.position)
+    index = _device_index(gm, values)
+    kind: Literal["cpu", "cuda"] = "cpu" if index is None else "cuda"
+    if sources.found and kind == "cpu":
+        raise Unsupported("a user-written Triton kernel in a graph on the CPU")
+    request = schema.GraphRequest(
+        schema=schema.SCHEMA,
+        graph=encoded,
+        inputs=inputs,
+        symbols=symbols.described(),
+        relations=symbols.relations(),
+        constants=constants,
+        ambient=read_ambient(kind, values),
+        mode=mode,
+        options=_options(mode, options),
+        aot_options=_aot_options(),
+        toolchain=local_toolchain(),
+        target=local_target(kind, index),
+        kernels=sources.found,
+        meshes=list(meshes),
+    )
+    if lock is not None:
+        request = lock.pin(request)
+    floats = {
+        position: symbolic_shapes.symfloat_name(fake_tensors.item_memo(values[position])) or ""
+        for position, spec in enumerate(inputs)
+        if isinstance(spec, schema.TensorInput) and spec.number is not None
+    }
+    return CapturedGraph(
+        request, symbols.symints(), index, _cudagraphs(mode, options), floats, dict(groups or {})
+    )
+
+
+def _placeholder_values(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """Each placeholder's fake (symbolic) value, or the example itself where Dynamo left none."""
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    if len(placeholders) != len(example_inputs):
+        raise Unsupported(f"the graph has {len(placeholders)} placeholders and {len(example_inputs)} inputs")
+    return [
+        node.meta.get("example_value", example)
+        for node, example in zip(placeholders, example_inputs, strict=True)
+    ]
+
+
+class _Symbols:
+    """The symbols that the inputs' sizes are made of, named s0, s1, ... in order of first use."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.names: dict[sympy.Symbol, str] = {}
+        self.env: ShapeEnv | None = None
+        for value in values:
+            if isinstance(value, torch.SymInt):
+                self._add(value)
+            elif isinstance(value, torch.Tensor):
+                for size in (*value.shape, *value.stride(), value.storage_offset()):
+                    self._add(size)
+
+    def _add(self, size: Any) -> None:
+        if not isinstance(size, torch.SymInt):
+            return
+        self.env = symbolic_shapes.sym_env(size)
+        for symbol in sorted(symbolic_shapes.sym_expr(size).free_symbols, key=str):
+            if symbolic_shapes.symbol_hint(self.env, symbol) is None:
+                raise Unsupported(f"an input's size depends on data ({symbol})")
+            self.names.setdefault(symbol, f"s{len(self.names)}")
+
+    def text(self, size: Any) -> schema.Size:
+        """A size as the wire has it: an integer, or an expression over the names."""
+        if isinstance(size, int):
+            return size
+        rendered = symbolic_shapes.sym_expr(size)
+        if rendered.is_Integer:
+            return int(rendered)
+        try:
+            return size_expr.render(rendered, self.names)
+        except BadExpression as error:
+            raise Unsupported(f"an input's size cannot be sent: {error.message}") from error
+
+    def described(self) -> list[schema.Symbol]:
+        found = []
+        for symbol, name in self.names.items():
+            assert self.env is not None
+            hint = symbolic_shapes.symbol_hint(self.env, symbol)
+            assert hint is not None
+            lower, upper = symbolic_shapes.symbol_range(self.env, symbol)
+            found.append(schema.Symbol(name=name, hint=hint, lower=lower, upper=upper))
+        return found
+
+    def relations(self) -> list[str]:
+        """What Dynamo has assumed about the symbols so far; the worker starts from the same assumptions."""
+        if self.env is None:
+            return []
+        found: list[str] = []
+        for guard in symbolic_shapes.guard_expressions(self.env):
+            if guard.free_symbols and guard.free_symbols <= self.names.keys():
+                text = size_expr.render(guard, self.names)
+                if text not in found:
+                    found.append(text)
+        return found
+
+    def symints(self) -> dict[str, Any]:
+        if self.env is None:
+            return {}
+        return {name: symbolic_shapes.symint_of(self.env, symbol) for symbol, name in self.names.items()}
+
+
+def _inputs(values: Sequence[Any], gm: torch.fx.GraphModule, symbols: _Symbols) -> list[schema.Input]:
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    groups = _storage_groups(values)
+    return [
+        _input(position, value, node, groups.get(position, -1), symbols)
+        for position, (value, node) in enumerate(zip(values, placeholders, strict=True))
+    ]
+
+
+def _storage_groups(values: Sequence[Any]) -> dict[int, int]:
+    """Position -> number of the storage, for inputs that share one with another input."""
+    by_storage: dict[int, list[int]] = {}
+    for position, value in enumerate(values):
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            by_storage.setdefault(value.untyped_storage()._cdata, []).append(position)
+    shared = [positions for positions in by_storage.values() if len(positions) > 1]
+    return {position: number for number, positions in enumerate(shared) for position in positions}
+
+
+def _input(position: int, value: Any, node: torch.fx.Node, storage: int, symbols: _Symbols) -> schema.Input:
+    if isinstance(value, torch.SymInt):
+        return schema.SymIntInput(expr=str(symbols.text(value)))
+    if value is None or isinstance(value, bool | int | float):
+        return schema.ScalarInput(value=value)
+    if not isinstance(value, torch.Tensor):
+        raise Unsupported(f"input {position} is a {type(value).__name__}")
+    _check_plain(position, value)
+    offset = symbols.text(value.storage_offset())
+    needs_storage = storage >= 0 or offset != 0
+    return schema.TensorInput(
+        shape=[symbols.text(s) for s in value.shape],
+        stride=[symbols.text(s) for s in value.stride()],
+        dtype=dtype_name(value.dtype),
+        device=value.device.type,
+        requires_grad=value.requires_grad,
+        offset=offset,
+        is_leaf=value.is_leaf,
+        is_parameter=isinstance(value, torch.nn.Parameter),
+        static_address=cast('Literal["", "guarded", "unguarded"]', tracing.static_input_type(node)),
+        storage=storage,
+        storage_bytes=symbols.text(value.untyped_storage().nbytes()) if needs_storage else 0,
+        number=_number(position, value),
+    )
+
+
+def _check_plain(position: int, value: torch.Tensor) -> None:
+    plain = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+    if not plain:
+        raise Unsupported(f"input {position} is a tensor subclass, {type(value).__name__}")
+    if value.layout != torch.strided or value.is_quantized or value.is_mkldnn or value.is_nested:
+        raise Unsupported(f"input {position} is not a plain strided tensor")
+    if value.is_conj() or value.is_neg():
+        raise Unsupported(f"input {position} is a lazily conjugated or negated view")
+    if value.device.type not in ("cpu", "cuda"):
+        raise Unsupported(f"input {position} lives on {value.device.type}")
+
+
+def _number(position: int, value: torch.Tensor) -> float | None:
+    """The example value of a tensor that stands for a symbolic Python float."""
+    number = fake_tensors.item_memo(value)
+    if number is None:
+        return None
+    if not isinstance(number, torch.SymFloat) or symbolic_shapes.symfloat_name(number) is None:
+        raise Unsupported(f"input {position} is a symbolic Python {type(number).__name__}")
+    return symbolic_shapes.symfloat_hint(number)
+
+
+def _device_index(gm: torch.fx.GraphModule, values: Sequence[Any]) -> int | None:
+    """The one GPU that inputs, constants and device arguments name; None for a graph on the CPU.
+
+    Raises Unsupported for a graph over several GPUs.
+    """
+    found = {v.device for v in values if isinstance(v, torch.Tensor) and v.device.type == "cuda"}
+    for module in gm.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                found |= _devices_in((node.args, node.kwargs))
+    found |= {t.device for t in (*gm.parameters(), *gm.buffers()) if t.device.type == "cuda"}
+    indices = {torch.cuda.current_device() if d.index is None else d.index for d in found}
+    if len(indices) > 1:
+        raise Unsupported(f"the graph spans {len(indices)} GPUs")
+    return indices.pop() if indices else None
+
+
+def _devices_in(value: Any) -> set[torch.device]:
+    if isinstance(value, torch.device):
+        return {value} if value.type == "cuda" else set()
+    if isinstance(value, str) and value.split(":")[0] == "cuda":
+        return {torch.device(value)}
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        return set().union(*(_devices_in(item) for item in value))
+    return set()
+
+
+def _options(mode: Mode, options: Mapping[str, Any]) -> list[tuple[str, schema.OptionValue]]:
+    """Inductor's configuration where it differs from its defaults: the process' own, then the call's."""
+    allowed = table.load(torch.__version__).options
+    current = config.current_options()
+    chosen = {name: current[name] for name, option in allowed.items() if current[name] != option.default}
+    for name, value in config.changed_options().items():
+        if name not in allowed and config.option_reaches_code(name):
+            raise BadOption(f"torch._inductor.config.{name} = {value!r} cannot be sent")
+    for name, value in options.items():
+        option = allowed.get(name.replace("-", "_"))
+        if option is None or not option.accepts(value):
+            raise BadOption(f"option {name} = {value!r} cannot be sent")
+        chosen[name.replace("-", "_")] = value
+    return sorted(chosen.items())
+
+
+def _aot_options() -> list[tuple[str, schema.OptionValue]]:
+    allowed = table.load(torch.__version__).aot_options
+    current = config.current_aot_options()
+    return sorted(
+        (name, current[name]) for name, option in allowed.items() if current[name] != option.default
+    )
+
+
+def _cudagraphs(mode: Mode, options: Mapping[str, Any]) -> bool:
+    merged = {**config.mode_options(mode), **options}
+    return bool(merged.get("triton.cudagraphs", config.current_options()["triton.cudagraphs"]))

@@ -1,0 +1,146 @@
+"""A training script in; the requests of its first step's compiled graphs out. Its optimizer takes no step.
+
+The script runs as `python SCRIPT` would, in this process, with torch.compile handing each graph to us. We describe it
+as for a compile and run it as it is. At the first step of an optimizer, or once graphs have long been running and no
+new one came, the script is stopped where it is.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from msgspec import Struct
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ...compiler.errors import ClientError, RelayError, SettingsError
+from ...compiler.request import codec, key, meshes
+from ..jobfiles.captured_graphs import MAX_GRAPHS
+from .dtensor_edges import to_local_tensors
+from .held_tensors import hoist_tensors
+from .patch_compile import DEFAULT, compile_with_backend
+from .request import Mode, capture
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+IDLE_CALLS = 1000
+"""Calls of graphs in a row without a new one, after which there will be none."""
+BACKENDS = ("torchrelay", DEFAULT)
+
+
+class CapturedScript(Struct, frozen=True):
+    """bodies: of codec.pack_request, in order of first use, no two alike. skipped: what could not be
+    described, and why. ended: how the script ended."""
+
+    bodies: list[bytes]
+    skipped: list[str]
+    ended: str
+
+
+class StopCapture(BaseException):
+    """Stops the script; no `except Exception` of its own holds it up."""
+
+
+class GraphRecorder:
+    """A back end that writes graphs down and runs them as they are."""
+
+    def __init__(self, mode: str, *, unnamed: Mode = "default") -> None:
+        """mode: of all graphs; '': the script's own, and `unnamed` where it names neither mode nor options."""
+        self.found: dict[str, bytes] = {}
+        self.skipped: dict[str, None] = {}
+        self._mode = mode
+        self._unnamed = unnamed
+        self._idle = 0
+
+    def __call__(
+        self,
+        gm: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Callable[..., Any]:
+        self._idle = 0
+        try:
+            lifted = hoist_tensors(gm, example_inputs)
+            chosen = cast(Mode, self._mode or mode or ("default" if options else self._unnamed))
+            plain = to_local_tensors(lifted.gm, lifted.inputs)
+            request = capture(
+                plain.gm, plain.inputs, mode=chosen, options=dict(options or {}), meshes=plain.meshes
+            ).request
+            for alike in meshes.at_all_coordinates(request) if plain.even else [request]:
+                name = key.key_of_bytes(codec.encode_request(alike))
+                self.found.setdefault(name, codec.pack_request(alike))
+        except RelayError as error:
+            self.skipped.setdefault(f"a graph of {len(gm.graph.nodes)} nodes: {error.message}")
+        if len(self.found) >= MAX_GRAPHS:
+            raise StopCapture(f"after {MAX_GRAPHS} graphs")
+
+        def run(*args: Any) -> Any:
+            self._idle += 1
+            if self._idle > IDLE_CALLS:
+                raise StopCapture(f"after {IDLE_CALLS} calls without a new graph")
+            return gm.forward(*args)
+
+        return run
+
+
+def capture_script(script: Path, arguments: Sequence[str], *, mode: str = "") -> CapturedScript:
+    """Raises SettingsError; ClientError if the script ends before it has compiled anything; what the script raises."""
+    if mode not in ("", *MODES):
+        raise SettingsError(f"--mode is {mode[:40]!r}", hint=f"Allowed: {', '.join(MODES)}")
+    if not script.is_file():
+        raise SettingsError(f"{script} is no file", hint="Name the script that `python` would run")
+    recorder = GraphRecorder(mode)
+    ended = _run(script, arguments, recorder)
+    if not recorder.found:
+        why = next(iter(recorder.skipped), "it gave torch.compile nothing to compile")
+        raise ClientError(f"{script} has no graph that can be sent: {why}", hint=f"It ended {ended}")
+    return CapturedScript(list(recorder.found.values()), list(recorder.skipped), ended)
+
+
+def _run(script: Path, arguments: Sequence[str], recorder: GraphRecorder) -> str:
+    """How it ended."""
+    before = sys.argv[:], sys.path[:]
+    sys.argv[:] = [str(script), *arguments]
+    sys.path.insert(0, str(script.absolute().parent))
+    try:
+        return run_recorded(lambda: runpy.run_path(str(script), run_name="__main__"), recorder)
+    finally:
+        sys.argv[:], sys.path[:] = before
+
+
+def run_recorded(program: Callable[[], object], recorder: GraphRecorder, *, unnamed: bool = True) -> str:
+    """Run `program` up to its first optimizer step; how it ended. unnamed: also the graphs of a torch.compile that
+    names no back end, or Inductor. Raises what it raises, but for an exit without an error."""
+    before = torch.compile, GradScaler.step
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise StopCapture("at the first optimizer step")
+
+    def before_step(_: Any, args: Sequence[Any], given: Mapping[str, Any]) -> None:
+        closure = given.get("closure", args[1] if len(args) > 1 else None)
+        if closure is not None:  # the forward and backward passes are in it: Lightning's are, LBFGS'
+            with torch.enable_grad():
+                closure()
+        stop()
+
+    hook = register_optimizer_step_pre_hook(before_step)
+    torch.compile = compile_with_backend(recorder, BACKENDS if unnamed else BACKENDS[:1])
+    GradScaler.step = stop  # type: ignore[method-assign]  # its optimizer may be left out, for an overflow
+    try:
+        program()
+        return "at its end"
+    except StopCapture as enough:
+        return str(enough)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+        return "at its end"
+    finally:
+        hook.remove()
+        torch.compile, GradScaler.step = before  # type: ignore[method-assign]

@@ -1,0 +1,166 @@
+"""`torchrelay cache`: what the service's cache holds; administrators pin, remove and collect."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ....compiler.api.admin import CacheEntry
+from ....compiler.errors import RequestError, SettingsError
+from ...artifacts import archive
+from ...gateway.admin_client import AdminClient
+from ...settings import load_settings
+from .. import output
+from ..output import Namespace
+
+app = typer.Typer(no_args_is_help=True, help="List, show, pin and remove artifacts of the service's cache.")
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="A cache key, or its first digits.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+_HEADINGS = ("key", "size", "place", "compile", "last used (UTC)", "pinned")
+
+
+@app.command("ls")
+def list_entries(namespace: Namespace = "", json: Json = False) -> None:
+    """List all artifacts, the last used first."""
+    with _administration(namespace) as administration:
+        found = administration.cache_entries()
+    if json:
+        output.print_json(found)
+        return
+    output.print_table(_HEADINGS, [_row(entry) for entry in found])
+    print(f"{len(found)} artifacts, {output.size(sum(entry.bytes for entry in found))}")
+
+
+@app.command()
+def show(key: Key, namespace: Namespace = "", json: Json = False) -> None:
+    """Show one artifact: what is inside, who built and signed it, what its key covers."""
+    with _administration(namespace) as administration:
+        found = administration.cached(_whole(administration, key))
+    if json:
+        output.print_json(found)
+        return
+    manifest = found.manifest
+    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in manifest.stages)
+    target = manifest.target.name or manifest.target.kind
+    rows = [
+        ("key", found.entry.key),
+        ("digest", found.entry.digest),
+        ("size", f"{output.size(found.entry.bytes)} in {found.entry.place}"),
+        ("built", f"{manifest.created} by {manifest.worker}"),
+        ("signed by", found.signer),
+        ("for", f"{manifest.toolchain.python} torch {manifest.toolchain.torch} on {target}"),
+        ("stages", stages),
+        ("kernels", f"{manifest.kernels}, {manifest.kernels_reused} of them reused"),
+        ("verified", manifest.verification.reason or manifest.verification.status),
+        ("last used", f"{output.moment(found.entry.used)} UTC"),
+        ("pinned", "yes" if found.entry.pinned else "no"),
+        *((f"member {part.name}", output.size(part.size)) for part in manifest.members),
+        *(
+            (f"key: {name}", text if len(text) <= 80 else f"{text[:77]}...")
+            for name, text in _sorted(found.components)
+        ),
+    ]
+    output.print_table(("", ""), rows)
+
+
+@app.command()
+def pin(key: Key, namespace: Namespace = "") -> None:
+    """Never evict this artifact."""
+    with _administration(namespace) as administration:
+        entry = administration.pin(_whole(administration, key), pinned=True)
+    print(f"pinned {entry.key}")
+
+
+@app.command()
+def unpin(key: Key, namespace: Namespace = "") -> None:
+    """Let this artifact be evicted again."""
+    with _administration(namespace) as administration:
+        entry = administration.pin(_whole(administration, key), pinned=False)
+    print(f"unpinned {entry.key}")
+
+
+@app.command("rm")
+def remove(key: Key, namespace: Namespace = "") -> None:
+    """Remove this artifact, pinned or not; whoever asks next compiles it again."""
+    with _administration(namespace) as administration:
+        entry = administration.remove(_whole(administration, key))
+    print(f"removed {entry.key}")
+
+
+@app.command("gc")
+def collect(namespace: Namespace = "") -> None:
+    """Evict what is over the limit, and delete blobs that crashes left."""
+    with _administration(namespace) as administration:
+        done = administration.collect()
+    print(f"{done.evicted} artifacts evicted, {done.swept} stray blobs deleted")
+
+
+@app.command("export")
+def export_entries(
+    file: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")],
+    keys: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY]...", help="Which artifacts; all if none is named.")
+    ] = None,
+    namespace: Namespace = "",
+) -> None:
+    """Write signed artifacts into one file that another site can import."""
+    with _administration(namespace) as administration:
+        chosen = [_whole(administration, key) for key in keys or []]
+        chosen = chosen or [entry.key for entry in administration.cache_entries()]
+        count = archive.write_archive(file, ((key, administration.export(key)) for key in chosen))
+    print(f"exported {count} artifacts to {file}")
+
+
+@app.command("import")
+def import_entries(
+    file: Annotated[Path, typer.Argument(help="What `cache export` wrote.")], namespace: Namespace = ""
+) -> None:
+    """Send every artifact of a file to the service, which takes those that a key it trusts has signed."""
+    outcomes: Counter[str] = Counter()
+    with _administration(namespace) as administration:
+        for name, data in archive.read_archive(file):
+            try:
+                outcomes[administration.import_artifact(data).outcome] += 1
+            except RequestError as error:
+                outcomes["refused"] += 1
+                print(f"{name}: {error}", file=sys.stderr)
+    there, refused = outcomes["exists"], outcomes["refused"]
+    print(f"imported {outcomes['imported']} artifacts; {there} were there already, {refused} refused")
+    if refused:
+        raise typer.Exit(1)
+
+
+def _administration(namespace: str) -> AdminClient:
+    return AdminClient(load_settings(), namespace=output.checked_namespace(namespace))
+
+
+def _whole(administration: AdminClient, text: str) -> str:
+    """The key that begins with `text`. Raises SettingsError when none or several do."""
+    if not re.fullmatch("[0-9a-f]{4,64}", text):
+        raise SettingsError("this is no cache key", hint="A key has 64 hex digits; the first few will do")
+    if len(text) == 64:
+        return text
+    found = [entry.key for entry in administration.cache_entries() if entry.key.startswith(text)]
+    if len(found) != 1:
+        raise SettingsError(
+            f"{len(found)} artifacts have keys that begin with {text}",
+            hint="`torchrelay cache ls` lists them",
+        )
+    return found[0]
+
+
+def _sorted(components: dict[str, str]) -> list[tuple[str, str]]:
+    return sorted(components.items())
+
+
+def _row(entry: CacheEntry) -> tuple[str, ...]:
+    pinned = "pinned" if entry.pinned else ""
+    used = output.moment(entry.used)
+    return entry.key[:16], output.size(entry.bytes), entry.place, f"{entry.seconds:.1f} s", used, pinned

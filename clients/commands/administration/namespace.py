@@ -1,0 +1,100 @@
+"""`torchrelay namespace`: teams, what each may use and does; the owner sets quotas."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from ....compiler.api.admin import NamespaceReply
+from ....compiler.errors import SettingsError
+from ...gateway.admin_client import AdminClient
+from ...settings import load_settings
+from .. import output
+
+app = typer.Typer(no_args_is_help=True, help="List and show namespaces, set their quotas.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+_HEADINGS = ("namespace", "compiles", "compile seconds", "period ends", "size", "artifacts")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_ALLOWED = "Allowed: a number, 0 for no limit, or default; bytes also with K, M, G or T"
+
+
+@app.command("ls")
+def list_namespaces(json: Json = False) -> None:
+    """List the namespaces of which the token may hear: what each uses, of what it may."""
+    with AdminClient(load_settings()) as administration:
+        found = administration.namespaces()
+    if json:
+        output.print_json(found)
+        return
+    output.print_table(_HEADINGS, [_row(namespace) for namespace in found])
+
+
+@app.command()
+def show(name: Name, json: Json = False) -> None:
+    """Show one namespace."""
+    with AdminClient(load_settings()) as administration:
+        found = administration.namespace(_checked(name))
+    if json:
+        output.print_json(found)
+        return
+    output.print_table(_HEADINGS, [_row(found)])
+
+
+@app.command("set")
+def set_quota(
+    name: Name,
+    compiles: Annotated[str, typer.Option(help="Graphs that compile or wait for it at the same time.")] = "",
+    compile_seconds: Annotated[str, typer.Option(help="That workers spend on it in a period.")] = "",
+    bytes: Annotated[str, typer.Option(help="Of its artifacts, like 20G; past it, the oldest go.")] = "",
+) -> None:
+    """Set a quota; 0 is no limit, `default` what the service's settings say. Makes the namespace if need be."""
+    quota: dict[str, float | None] = {}
+    if compiles:
+        quota["compiles"] = _number("--compiles", compiles, r"([0-9]{1,15})()")
+    if compile_seconds:
+        quota["compile_seconds"] = _number(
+            "--compile-seconds", compile_seconds, r"([0-9]{1,15}(?:\.[0-9]+)?)()"
+        )
+    if bytes:
+        quota["bytes"] = _number("--bytes", bytes, r"([0-9]{1,12})([KMGT]?)")
+    with AdminClient(load_settings()) as administration:
+        found = administration.set_quota(_checked(name), quota)
+    output.print_table(_HEADINGS, [_row(found)])
+
+
+def _checked(name: str) -> str:
+    if not name:
+        raise SettingsError("the name is empty", hint="`torchrelay namespace ls` lists namespaces")
+    return output.checked_namespace(name)
+
+
+def _number(option: str, text: str, pattern: str) -> float | None:
+    if text == "default":
+        return None
+    found = re.fullmatch(pattern, text)
+    if found is None:
+        raise SettingsError(f"{option} is {text!r}"[:80], hint=_ALLOWED)
+    return float(found[1]) if "." in found[1] else int(found[1]) * _UNITS[found[2]]
+
+
+def _row(found: NamespaceReply) -> tuple[str, ...]:
+    quota = found.quota
+    left = found.period_ends_seconds
+    return (
+        found.name,
+        _of(str(found.compiles), quota.compiles, str),
+        _of(f"{found.compile_seconds:.1f}", quota.compile_seconds, lambda most: f"{most:g}"),
+        f"in {left / 3600:.1f} h" if left else "",
+        _of(output.size(found.bytes), quota.bytes, lambda most: output.size(int(most))),
+        str(found.artifacts),
+    )
+
+
+def _of(used: str, most: float | None, shown: Callable[[float], str]) -> str:
+    return f"{used} of {shown(most)}" if most else used

@@ -1,0 +1,52 @@
+"""`torchrelay stats`: the service's counters since it was set up, as a table or as JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from ...gateway.compile_client import GatewayClient
+from ...settings import load_settings
+from .. import output
+
+
+def stats(
+    namespace: Annotated[
+        str, typer.Option(help="Whose; default: your own, and for the owner all, together and of each.")
+    ] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Requests, hits, misses, compiles, coalesced waits, failures, seconds saved and spent."""
+    with GatewayClient(load_settings()) as gateway:
+        found = gateway.stats(output.checked_namespace(namespace))
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        return
+    each: dict[str, dict[str, Any]] = found.pop("namespaces", {})
+    if len(each) < 2:
+        output.print_table(("", "/".join(each)), _rows([found]), right=1)
+    else:
+        output.print_table(("", "all", *each), _rows([found, *each.values()]), right=len(each) + 1)
+
+
+def _rows(columns: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """The counters in the gateway's order; a table of counters (fallbacks by reason) one row each."""
+    rows: list[tuple[str, ...]] = []
+    for name, value in columns[0].items():
+        label = name.replace("_", " ")
+        if isinstance(value, dict):
+            rows += [
+                (f"{label}: {part}", *(_shown(column[name].get(part, 0)) for column in columns))
+                for part in value
+            ]
+        else:
+            rows.append((label, *(_shown(column.get(name, 0)) for column in columns)))
+    return rows
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

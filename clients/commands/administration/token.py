@@ -1,0 +1,112 @@
+"""`torchrelay token`: an administrator issues, lists and revokes tokens."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from ....compiler.api.admin import TokenRecord
+from ....compiler.errors import SettingsError
+from ...gateway.admin_client import AdminClient
+from ...settings import load_settings
+from .. import output
+
+app = typer.Typer(no_args_is_help=True, help="Issue, list and revoke tokens (for administrators).")
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Who or what it is for; shown in lists and the audit log.")],
+    role: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--role", help="read, compile, tune, train or admin; repeat for more. Default: compile."
+        ),
+    ] = None,
+    namespace: Annotated[
+        str, typer.Option(help="The team that it is for; default: your own token's. `*`: all of them.")
+    ] = "",
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0, help="Requests a second; 0: no limit. Default: the service's setting."),
+    ] = None,
+    allow_source: Annotated[
+        bool,
+        typer.Option(
+            "--allow-source",
+            help="It may send source that runs at compile time: user-written Triton kernels. See docs/security.md.",
+        ),
+    ] = False,
+    expires: Annotated[str, typer.Option(help="Its life: 45m, 12h, 30d, or never.")] = "90d",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Issue a token. Standard output has the token alone, this once."""
+    lifetime = output.lifetime("--expires", expires)
+    with AdminClient(load_settings()) as administration:
+        made = administration.create_token(
+            name,
+            role or ["compile"],
+            lifetime,
+            namespace=output.checked_namespace(namespace, every=True),
+            rate=rate,
+            allow_source=allow_source,
+        )
+    if json:
+        output.print_json(made)
+        return
+    record = made.record
+    until = "never expires" if record.expires is None else f"expires {output.moment(record.expires)} UTC"
+    roles = _roles(record)
+    print(
+        f"token {record.id} for {record.name} in namespace {record.namespace}: {roles}; {until}",
+        file=sys.stderr,
+    )
+    print("It is shown only now. Its holder runs `torchrelay login URL` and pastes it.", file=sys.stderr)
+    print(made.token)
+
+
+@app.command("ls")
+def list_tokens(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """List tokens by their public ids."""
+    with AdminClient(load_settings()) as administration:
+        found = administration.tokens()
+    if json:
+        output.print_json(found)
+        return
+    output.print_table(
+        ("id", "name", "namespace", "roles", "created", "expires", "state"),
+        [_row(record) for record in found],
+    )
+
+
+@app.command()
+def revoke(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="From `torchrelay token ls`.")],
+) -> None:
+    """Revoke a token; it opens nothing from now on."""
+    if not re.fullmatch("[0-9a-f]{12}", token_id):
+        raise SettingsError("this is no token's id", hint="`torchrelay token ls` lists ids: 12 hex digits")
+    with AdminClient(load_settings()) as administration:
+        record = administration.revoke_token(token_id)
+    print(f"revoked {record.id}, {record.name}")
+
+
+def _row(record: TokenRecord) -> tuple[str, ...]:
+    now = time.time()
+    if record.revoked is not None:
+        state = "revoked"
+    else:
+        state = "expired" if record.expires is not None and record.expires <= now else "active"
+    until = "never" if record.expires is None else output.moment(record.expires)
+    roles = _roles(record)
+    return record.id, record.name, record.namespace, roles, output.moment(record.created), until, state
+
+
+def _roles(record: TokenRecord) -> str:
+    return ", ".join([*sorted(record.roles), *(["source"] if record.allow_source else [])])

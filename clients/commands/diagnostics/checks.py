@@ -1,0 +1,270 @@
+"""The doctor's checks: each looks at one thing; says what it found, or raises a typed error with advice."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from ....compiler import decoding
+from ....compiler.api import compiles
+from ....compiler.artifact.signing import key_text
+from ....compiler.errors import (
+    ClientError,
+    CompileFailed,
+    CompileTimeout,
+    GatewayUnreachable,
+    IsolationUnavailable,
+    NoWorker,
+    RelayError,
+    SchemaMismatch,
+    SettingsError,
+    SignatureError,
+    Unavailable,
+    from_code,
+)
+from ....compiler.request import schema
+from ...artifacts.trust_store import FILE, TrustStore
+from ...gateway.compile_client import GatewayClient
+from ...jobfiles import tuning_lock
+from ...settings import VERSION, ClientSettings, child_environment, credentials_path, load_settings
+
+_TORCH = ((2, 11), (2, 14))
+"""The first supported version, and the first that is not."""
+_TOLERANCE = 1e-5
+"""The round trip's outputs are of order 1; compiled float32 may differ from eager by rounding."""
+
+
+class CheckResult(Struct, frozen=True, kw_only=True):
+    """One line of the doctor."""
+
+    name: str
+    status: Literal["pass", "fail", "skip"]
+    found: str
+    advice: str = ""
+
+
+class _Check(Struct, frozen=True):
+    """A check, and the names of those without which it makes no sense."""
+
+    name: str
+    needs: tuple[str, ...]
+    look: Callable[[GatewayClient, ClientSettings], str]
+
+
+class _RoundTrip(Struct):
+    """What round_trip.py prints."""
+
+    outcome: str = ""
+    max_abs_error: float = 0.0
+    seconds: float = 0.0
+    error: compiles.ErrorBody | None = None
+
+
+def run() -> Iterator[CheckResult]:
+    """Every check's result, as it becomes known."""
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        yield CheckResult(name="settings", status="fail", found=error.message, advice=error.advice)
+        return
+    failed: set[str] = set()
+    with GatewayClient(settings) as gateway:
+        for check in _CHECKS:
+            blocked = [name for name in check.needs if name in failed]
+            result = _skipped(check, blocked[0]) if blocked else _result(check, gateway, settings)
+            if result.status != "pass":
+                failed.add(check.name)
+            yield result
+
+
+def _result(check: _Check, gateway: GatewayClient, settings: ClientSettings) -> CheckResult:
+    try:
+        return CheckResult(name=check.name, status="pass", found=check.look(gateway, settings))
+    except RelayError as error:
+        return CheckResult(name=check.name, status="fail", found=error.message, advice=error.advice)
+
+
+def _skipped(check: _Check, blocker: str) -> CheckResult:
+    return CheckResult(
+        name=check.name, status="skip", found="not checked", advice=f"First see to {blocker!r}"
+    )
+
+
+# --- the checks, in the order in which a compile needs them ----------------------------------------------
+
+
+def _versions(gateway: GatewayClient, settings: ClientSettings) -> str:
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        raise ClientError("torch is not installed", hint="Run `pip install torch`") from None
+    low, high = (".".join(map(str, version)) for version in _TORCH)
+    if not _TORCH[0] <= tuple(int(part) for part in torch.split(".")[:2]) < _TORCH[1]:
+        raise ClientError(f"torch {torch} is not supported", hint=f"Install torch >= {low}, < {high}")
+    return f"torchrelay {VERSION}, torch {torch}, Python {platform.python_version()}"
+
+
+def _backend(gateway: GatewayClient, settings: ClientSettings) -> str:
+    if not importlib.metadata.entry_points(group="torch_dynamo_backends", name="torchrelay"):
+        raise ClientError(
+            "torch.compile does not find the backend",
+            hint="Install the package (`pip install torchrelay`); a folder on PYTHONPATH has no entry points",
+        )
+    return 'torch.compile(..., backend="torchrelay") is registered'
+
+
+def _settings(gateway: GatewayClient, settings: ClientSettings) -> str:
+    if settings.mode == "off":
+        raise SettingsError("mode is 'off': nothing is sent", hint="Set TORCHRELAY_MODE=remote")
+    found = f"mode {settings.mode}, deadline {settings.deadline:g} s, cache {settings.cache_dir}"
+    if settings.tuning_lock is None:
+        return found
+    return f"{found}, {settings.tuning_lock_mode} tuning lock of {len(tuning_lock.load(settings.tuning_lock))} winners"
+
+
+def _gateway(gateway: GatewayClient, settings: ClientSettings) -> str:
+    if not settings.url:
+        raise GatewayUnreachable("no gateway is known")
+    info = gateway.info()
+    if info.get("schema") != schema.SCHEMA:
+        raise SchemaMismatch(f"the gateway speaks schema {info.get('schema')}, this client {schema.SCHEMA}")
+    return f"{settings.url}, version {info.get('version')}, schema {schema.SCHEMA}, token accepted"
+
+
+def _redis(gateway: GatewayClient, settings: ClientSettings) -> str:
+    return _part(gateway, "redis", "Start Redis again, or see the gateway's log")
+
+
+def _workers(gateway: GatewayClient, settings: ClientSettings) -> str:
+    _part(gateway, "workers", "Wait a moment, or start one: `torchrelay up --worker-only`")
+    states = Counter(worker.state for worker in gateway.workers())
+    return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+
+
+_CONFINING = {"bubblewrap", "namespaces", "landlock", "off"}
+"""What keeps a compile from files and network; `off` is its administrator's choice."""
+
+
+def _isolation(gateway: GatewayClient, settings: ClientSettings) -> str:
+    known = [worker for worker in gateway.workers() if worker.isolation and worker.state != "dead"]
+    loose = [worker for worker in known if not _CONFINING & set(worker.isolation)]
+    if loose:
+        raise IsolationUnavailable(
+            f"compiles on {', '.join(worker.host or worker.id for worker in loose)} see the worker's files "
+            f"(isolation: {', '.join(loose[0].isolation)})",
+            hint="Install bubblewrap there, or allow user namespaces or Landlock (docs/isolation.md)",
+        )
+    forms = Counter(", ".join(worker.isolation) for worker in known)
+    return "; ".join(f"{count} by {form}" for form, count in sorted(forms.items())) or "no worker says"
+
+
+def _part(gateway: GatewayClient, name: str, advice: str) -> str:
+    """A part's state in the answer of /readyz."""
+    parts = gateway.ready().body.get("parts", {})
+    state = str(parts.get(name, "the gateway does not say"))
+    if state != "ok":
+        raise Unavailable(f"{name}: {state}", hint=advice)
+    return state
+
+
+def _toolchain(gateway: GatewayClient, settings: ClientSettings) -> str:
+    # These import torch, which takes seconds: only here, after everything that is quick.
+    import torch
+
+    from ....compiler.graph.toolchain import local_target, local_toolchain
+
+    mine = local_toolchain()
+    workers = [worker for worker in gateway.workers() if worker.state != "dead"]
+    targets = [local_target("cpu"), *([local_target("cuda")] if torch.cuda.is_available() else [])]
+    for target in targets:
+        if not any(worker.toolchain == mine and _serves(worker.target, target) for worker in workers):
+            offered = "; ".join(sorted({_described(w.toolchain, w.target) for w in workers})) or "none"
+            raise NoWorker(f"no worker for {_described(mine, target)} (workers: {offered})")
+    return ", ".join(_described(mine, target) for target in targets)
+
+
+def _signature(gateway: GatewayClient, settings: ClientSettings) -> str:
+    if not settings.public_keys:
+        raise SignatureError(
+            "no public key is trusted", hint=f"Set TORCHRELAY_PUBLIC_KEYS, or have it in {credentials_path()}"
+        )
+    info = gateway.info()
+    theirs = info.get("public_keys", [])
+    store = TrustStore(settings)
+    store.heard(gateway.trust_serial, gateway.trust_document)
+    trust = store.trust()
+    trusted = {key_text(key) for name, key in trust.keys.items() if name not in trust.revoked}
+    if not theirs or not trusted.issuperset(theirs):
+        raise SignatureError(
+            "the gateway serves what a key signed that is not trusted here",
+            hint="Compare its public keys with its administrator, then set TORCHRELAY_PUBLIC_KEYS, or run "
+            "`torchrelay login`",
+        )
+    return f"key {', '.join(info.get('key_ids', []))} is trusted"
+
+
+def _round_trip(gateway: GatewayClient, settings: ClientSettings) -> str:
+    with tempfile.TemporaryDirectory(prefix="torchrelay-doctor-") as folder:
+        if (
+            settings.state_dir is not None
+        ):  # a folder of its own for its record, but it knows what this user knows
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy(settings.state_dir / FILE, folder)
+        environment = child_environment(
+            TORCHRELAY_MODE="require", TORCHRELAY_CACHE_DIR=folder, TORCHRELAY_STATE_DIR=folder
+        )
+        command = [sys.executable, "-P", "-m", "torchrelay.clients.commands.diagnostics.round_trip"]
+        limit = settings.deadline + 120
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
+        except subprocess.TimeoutExpired:
+            raise CompileTimeout(f"one small graph took more than {limit:g} s") from None
+    try:
+        answer = decoding.from_json(done.stdout, type=_RoundTrip)
+    except msgspec.MsgspecError:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        raise CompileFailed(
+            f"the round trip's process failed: {last[0]}", hint=f"Run {' '.join(command)}"
+        ) from None
+    if answer.error is not None:
+        raise from_code(answer.error.code, answer.error.message, answer.error.hint)
+    if not answer.max_abs_error <= _TOLERANCE:
+        raise CompileFailed(
+            f"one small graph differs from eager by {answer.max_abs_error:.2g}", hint="Please report this"
+        )
+    return f"{answer.outcome}, {answer.seconds:.1f} s, within {answer.max_abs_error:.1g} of eager"
+
+
+_CHECKS = (
+    _Check("versions", (), _versions),
+    _Check("backend", (), _backend),
+    _Check("settings", (), _settings),
+    _Check("gateway", (), _gateway),
+    _Check("redis", ("gateway",), _redis),
+    _Check("workers", ("gateway",), _workers),
+    _Check("isolation", ("gateway", "workers"), _isolation),
+    _Check("toolchain", ("versions", "gateway", "workers"), _toolchain),
+    _Check("signature", ("gateway",), _signature),
+    _Check("round trip", ("backend", "settings", "redis", "toolchain", "signature"), _round_trip),
+)
+
+
+def _serves(offered: schema.Target, wanted: schema.Target) -> bool:
+    """Any CPU builds code for any other's instruction set; a GPU must be the same."""
+    same = (offered.kind, offered.name, offered.capability) == (wanted.kind, wanted.name, wanted.capability)
+    return offered.kind == wanted.kind and (wanted.kind == "cpu" or same)
+
+
+def _described(toolchain: schema.Toolchain, target: schema.Target) -> str:
+    return f"{toolchain.python} torch {toolchain.torch} on {target.name or target.kind}"

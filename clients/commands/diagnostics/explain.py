@@ -1,0 +1,190 @@
+"""`torchrelay explain`: each graph of the last run, hit or miss; for a miss the nearest entry and what differs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+from msgspec import Struct
+from rich.console import Console
+from rich.text import Text
+
+from ....compiler.api.compiles import MissExplanation, NearestEntry
+from ....compiler.errors import ClientError, NotFound, RelayError
+from ...gateway.compile_client import GatewayClient
+from ...reports.run_report import GraphRecord, LastRun, last_run
+from ...settings import ClientSettings, load_settings
+from .. import output
+
+_KEY_DIGITS = 64
+_SHOWN_DIGITS = 12
+_OUTCOMES = {
+    "hit": "hit",
+    "disk_hit": "hit, on this machine",
+    "miss": "miss",
+    "coalesced": "miss, joined a compile",
+    "shared": "hit, through another rank",
+    "fallback": "compiled locally",
+    "raised": "error",
+}
+
+
+class KeyExplanation(Struct, frozen=True, kw_only=True):
+    """What the service says of a key; `error`: why it says nothing."""
+
+    key: str
+    explanation: MissExplanation | None = None
+    error: str = ""
+
+
+class ExplainOutput(Struct, frozen=True, kw_only=True):
+    """The JSON output. `run`: the last run, unless a key was asked for."""
+
+    run: LastRun | None
+    misses: tuple[KeyExplanation, ...]
+
+
+def explain(
+    key: Annotated[
+        str | None,
+        typer.Argument(help="A key, or its first digits if the last run had it; default: the run."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Why graphs missed: the nearest entry, and what differs from it."""
+    settings = load_settings()
+    run = last_run(settings.state_dir) if settings.state_dir is not None else None
+    failure: RelayError | None = None
+    if key is not None:
+        answer = ExplainOutput(run=None, misses=(_ask(settings, _whole(key, run)),))
+    elif run is None:
+        raise ClientError(
+            "no run has left a record on this machine",
+            hint="Name a key, or run a script through torchrelay first",
+        )
+    else:
+        told, failure = _ask_all(settings, _missed(_graphs(run)))
+        answer = ExplainOutput(run=run, misses=told)
+    if json:
+        output.print_json(answer)
+    else:
+        _show(answer)
+    if failure is not None:
+        raise failure
+
+
+def _whole(key: str, run: LastRun | None) -> str:
+    """The 64 digits that `key` begins. Raises BadParameter."""
+    text = key.lower()
+    if not text or set(text) - set("0123456789abcdef") or len(text) > _KEY_DIGITS:
+        raise typer.BadParameter("a key has 64 hexadecimal digits", param_hint="KEY")
+    if len(text) == _KEY_DIGITS:
+        return text
+    found = {graph.key for graph in _graphs(run) if graph.key.startswith(text)} if run else set()
+    if len(found) != 1:
+        raise typer.BadParameter(
+            f"{len(found) or 'no'} graphs of the last run begin with {text}", param_hint="KEY"
+        )
+    return found.pop()
+
+
+def _graphs(run: LastRun) -> list[GraphRecord]:
+    return [graph for process in run.processes for graph in process.graphs]
+
+
+def _missed(graphs: Iterable[GraphRecord]) -> list[str]:
+    missed = (
+        graph.key for graph in graphs if graph.key and graph.outcome not in ("hit", "disk_hit", "shared")
+    )
+    return list(dict.fromkeys(missed))
+
+
+def _ask(settings: ClientSettings, key: str) -> KeyExplanation:
+    with GatewayClient(settings) as gateway:
+        return KeyExplanation(key=key, explanation=gateway.explain(key))
+
+
+def _ask_all(
+    settings: ClientSettings, keys: list[str]
+) -> tuple[tuple[KeyExplanation, ...], RelayError | None]:
+    """What the service says of each key. A failure that would meet them all ends it, and comes with it."""
+    told: list[KeyExplanation] = []
+    with GatewayClient(settings) as gateway:
+        for key in keys:
+            try:
+                told.append(KeyExplanation(key=key, explanation=gateway.explain(key)))
+            except NotFound as error:
+                told.append(KeyExplanation(key=key, error=error.message))
+            except RelayError as error:
+                return tuple(told), error
+    return tuple(told), None
+
+
+# --- for people --------------------------------------------------------------------------------------------
+
+
+def _show(answer: ExplainOutput) -> None:
+    console = Console()
+    if answer.run is not None:
+        _show_run(console, answer.run)
+    for told in answer.misses:
+        console.print()
+        for line in _lines(told):
+            # What the service says cannot style, link or hide anything.
+            shown = "".join(letter if letter.isprintable() else "?" for letter in line)
+            console.print(Text(shown), soft_wrap=True)
+
+
+def _show_run(console: Console, run: LastRun) -> None:
+    for process in run.processes:
+        who = (
+            f"process {process.pid}"
+            if process.rank is None
+            else f"rank {process.rank}, process {process.pid}"
+        )
+        console.print(Text(f"{process.program or 'python'}, {who}, ended {_ago(process.ended)}"))
+        output.print_table(
+            ("graph", "key", "outcome", "nodes", "seconds"),
+            [
+                (
+                    str(index),
+                    graph.key[:_SHOWN_DIGITS] or "none",
+                    _OUTCOMES.get(graph.outcome, graph.outcome)
+                    + (f": {graph.reason}" if graph.reason else ""),
+                    f"{graph.nodes:,}",
+                    f"{graph.seconds:,.2f}",
+                )
+                for index, graph in enumerate(process.graphs)
+            ],
+        )
+
+
+def _lines(told: KeyExplanation) -> list[str]:
+    name = told.key[:_SHOWN_DIGITS]
+    if told.explanation is None:
+        return [f"{name}: the service knows nothing of it: it never arrived there, or was forgotten"]
+    nearest, looked = told.explanation.nearest, told.explanation.compared
+    offered = "; it is in the cache by now" if told.explanation.published else ""
+    if nearest is None:
+        return [f"{name}: there was no entry to compare with{offered}"]
+    entries = "the only entry" if looked == 1 else f"the nearest of {looked} entries"
+    return [f"{name}: {entries} was {_entry(nearest)}{offered}", *_differences(nearest)]
+
+
+def _entry(nearest: NearestEntry) -> str:
+    return f"{nearest.key[:_SHOWN_DIGITS]}, compiled {_ago(nearest.created)} in {nearest.seconds:.1f} s"
+
+
+def _differences(nearest: NearestEntry) -> list[str]:
+    told = [f"  {difference.text}" for difference in nearest.differences]
+    return told or ["  what is recorded of the two is equal"]
+
+
+def _ago(moment: float) -> str:
+    seconds = max(time.time() - moment, 0.0)
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit} ago"
+    return f"{seconds:.0f} seconds ago" if seconds >= 2 else "just now"

@@ -1,0 +1,35 @@
+"""A training job's file as it is sent: its working directory is packed and sent before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ....compiler.api.training.jobs import TrainRequest
+from ....compiler.errors import BadTrainJob
+from ...gateway.training_jobs import TrainingJobsClient
+from ...jobfiles.train_file import TrainFileJob
+from ...jobfiles.working_directory import IGNORE_FILE, pack_directory
+
+
+def train_request(job: TrainFileJob, folder: Path, trains: TrainingJobsClient) -> TrainRequest:
+    """A job as it is sent: its working directory is packed and sent before. folder: what `directory` is relative to.
+    Raises BadTrainJob, with the line; LimitExceeded for a directory that is too large."""
+    where = folder / Path(job.directory).expanduser()
+    if not where.is_dir():
+        raise _wrong(job, "package", f"directory is {job.directory[:200]!r}, and {where} is no folder")
+    script = job.spec.script
+    if script and not (where / script).is_file():
+        raise _wrong(job, "script", f"script is {script[:200]!r}, and {where} has no such file")
+    package = pack_directory(where)
+    if script and script not in package.names:
+        raise _wrong(job, "script", f"script is {script[:200]!r}, which {IGNORE_FILE} keeps from being sent")
+    spec = msgspec.structs.replace(job.spec, package=trains.keep_package(package.data))
+    return TrainRequest(spec=spec, file=job.file[-300:], lines=job.lines)
+
+
+def _wrong(job: TrainFileJob, field: str, message: str) -> BadTrainJob:
+    line = job.lines.get(field, 0)
+    at = f"{job.file}, line {line}" if line else job.file or "the command line"
+    return BadTrainJob(f"{at}: {message}")

@@ -1,0 +1,274 @@
+"""`torchrelay train job.yaml` and `torchrelay train script.py -- ARGUMENTS`: a job begun, and watched to its end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from ....compiler.api.training.events import TrainEvent
+from ....compiler.api.training.jobs import TRAIN_ENDED, TrainJob
+from ....compiler.errors import RelayError, SettingsError
+from ...gateway.training_jobs import TrainingJobsClient
+from ...jobfiles import train_file
+from ...settings import load_settings
+from .. import output
+from ..output import Namespace
+from .progress import ProgressDisplay, compiles_text
+from .request import train_request
+
+_YAML = (".yaml", ".yml")
+
+
+def run(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET", help="A job's file (YAML, docs/training.md), a script, or module:function."
+        ),
+    ],
+    arguments: Annotated[list[str] | None, typer.Argument(help="The script's own, after `--`.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Ranks; default 1.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="So many ranks, each with a GPU.")] = None,
+    cpus: Annotated[float | None, typer.Option(help="Cores of each rank; default 1.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Of each rank, like 16GiB.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu (default) or cuda.")] = None,
+    min_workers: Annotated[
+        int | None, typer.Option(help="Go on with as few ranks as that after a loss.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, tf32, bf16 or fp16; default: the script's.")
+    ] = None,
+    retries: Annotated[int | None, typer.Option(help="Restarts after failures; default 3.")] = None,
+    checkpoints: Annotated[
+        str | None, typer.Option(help="A folder that all nodes see, or an object store's URL.")
+    ] = None,
+    requirements: Annotated[
+        Path | None, typer.Option(help="A requirements.txt that nodes install for the job.")
+    ] = None,
+    env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the ranks; may be repeated.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="What is sent along and run in; default: here, or the file's folder.")
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="Steps for PyTorch's profiler: steps=10:15.")] = None,
+    profile_ranks: Annotated[str | None, typer.Option(help="Of these ranks, like 0,1; default 0.")] = None,
+    profile_nvtx: Annotated[bool, typer.Option("--profile-nvtx", help="With NVTX ranges.")] = False,
+    timeout: Annotated[
+        str | None, typer.Option(help="Of running, like 90s, 10m or 2h; default: none.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Default: the file's.")] = None,
+    no_capture: Annotated[
+        bool, typer.Option("--no-capture", help="Do not compile before ranks are placed.")
+    ] = False,
+    no_compile: Annotated[
+        bool, typer.Option("--no-compile", help="Leave torch.compile its own back end.")
+    ] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Search kernels too, before ranks are placed.")
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Begin it, print its id, and do not wait.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the job as JSON, for programs.")] = False,
+    namespace: Namespace = "",
+) -> None:
+    """Begin a training job, and watch it to its end (`torchrelay train TARGET`); Ctrl-C leaves it running.
+
+    This runs your code on the cluster's nodes, as their user.
+    """
+    given: dict[str, Any] = {
+        "workers": gpus if gpus is not None else workers,
+        "device": "cuda" if gpus is not None and device is None else device,
+        "cpus": cpus,
+        "memory": _plain(memory),
+        "min_workers": min_workers,
+        "precision": precision,
+        "retries": retries,
+        "checkpoints": checkpoints,
+        "requirements": None if requirements is None else read_requirements(requirements),
+        "environment": None if not env else _environment(env),
+        "profile": _profile(profile, profile_ranks, nvtx=profile_nvtx),
+        "timeout": _plain(timeout),
+        "name": name,
+        "arguments": arguments or None,
+        "capture": False if no_capture else None,
+        "compile": "off" if no_compile else None,
+        "tune": True if tune else None,
+    }
+    if gpus is not None and workers not in (None, gpus):
+        raise SettingsError(
+            f"--gpus is {gpus} and --workers {workers}", hint="A rank has one GPU: give one of them"
+        )
+    job, folder = _job(target, directory, {each: value for each, value in given.items() if value is not None})
+    with TrainingJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as trains:
+        begun = trains.begin(train_request(job, folder, trains))
+        if not detach:
+            watch(trains, begun, json=json)
+        elif json:
+            output.print_json(begun)
+        else:
+            print(begun.id)
+
+
+def _job(
+    target: str, directory: Path | None, options: dict[str, Any]
+) -> tuple[train_file.TrainFileJob, Path]:
+    """The job, and the folder that its directory is relative to."""
+    path = Path(target)
+    if path.suffix in _YAML:
+        if directory is not None:
+            options["directory"] = str(directory.absolute())
+        return train_file.load(path, options), path.parent
+    if ":" in target and not path.exists():
+        options["function"], name = target, target.partition(":")[0]
+        where = directory or Path()
+    else:
+        name, whole = path.stem, path.parent.resolve() / path.name
+        where = directory or (Path() if whole.is_relative_to(Path.cwd().resolve()) else path.parent)
+        if not whole.is_relative_to(where.resolve()):
+            raise SettingsError(f"{path} is not in {where}", hint="Name a --directory with the script in it")
+        options["script"] = whole.relative_to(where.resolve()).as_posix()
+    return train_file.of_options({**options, "directory": str(where)}, name=options.get("name", name)), Path()
+
+
+def read_requirements(file: Path) -> list[str]:
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file} cannot be read: {error}", hint="Name a requirements.txt") from None
+    return [line for text in lines if (line := text.partition(" #")[0].strip()) and not line.startswith("#")]
+
+
+def _environment(texts: list[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SettingsError(f"--env is {text[:80]!r}", hint="Allowed: NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def _profile(steps: str | None, ranks: str | None, *, nvtx: bool) -> dict[str, Any] | None:
+    if steps is None:
+        if ranks is not None or nvtx:
+            raise SettingsError("a profile has no steps", hint="Add --profile steps=10:15")
+        return None
+    found: dict[str, Any] = {"steps": steps, "nvtx": nvtx}
+    if ranks is not None:
+        found["ranks"] = [_plain(text) for text in ranks.split(",")]
+    return found
+
+
+def _plain(text: str | None) -> int | str | None:
+    """As YAML takes it."""
+    return int(text) if text is not None and text.isascii() and text.isdecimal() else text
+
+
+# --- watching ----------------------------------------------------------------------------------------------
+
+
+class _Shown(Protocol):
+    """How a job's way is shown."""
+
+    def event(self, event: TrainEvent) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+def watch(trains: TrainingJobsClient, job: TrainJob, *, after: int = 0, json: bool = False) -> None:
+    """Show a job until its end. Exits with 1 if it failed or was cancelled, 130 after Ctrl-C."""
+    if not json:
+        ranks = f"{job.spec.workers} rank{'s' * (job.spec.workers != 1)}"
+        print(f"job {job.id}: {output.shown(job.spec.name)}, {ranks}", file=sys.stderr)
+    live = not json and sys.stderr.isatty()
+    try:
+        with _live(job) if live else _lines(job, quiet=json) as shown:
+            for news in trains.follow(
+                job.id, after=after, on_trouble=lambda error: shown.say(f"{error.message}; waiting")
+            ):
+                shown.event(news.event)
+    except KeyboardInterrupt:
+        print(
+            f"\nthe job goes on: `torchrelay train logs -f {job.id}`, `torchrelay train cancel {job.id}`",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+    except RelayError:
+        print(f"the job goes on: `torchrelay train logs -f {job.id}`", file=sys.stderr)
+        raise
+    ended = trains.job(job.id)
+    if json:
+        output.print_json(ended)
+    else:
+        print(output.shown(_summary(ended)))
+    if ended.state != "done":
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _lines(job: TrainJob, *, quiet: bool) -> Iterator[_Shown]:
+    view = ProgressDisplay(state=job.state)
+
+    class Lines:
+        def event(self, event: TrainEvent) -> None:
+            for line in view.take(event):
+                if not quiet:
+                    print(output.shown(line), flush=True)
+
+        def say(self, text: str) -> None:
+            print(output.shown(text), file=sys.stderr, flush=True)
+
+    yield Lines()
+
+
+@contextmanager
+def _live(job: TrainJob) -> Iterator[_Shown]:
+    """How the job is, in the last line; above it what happened and what rank 0 wrote."""
+    console = Console(stderr=True)
+    view = ProgressDisplay(state=job.state)
+
+    class Shown:
+        def event(self, event: TrainEvent) -> None:
+            for line in view.take(event):
+                self.say(line)
+            live.update(Text(output.shown(view.line()), style="bold", no_wrap=True, overflow="ellipsis"))
+
+        def say(self, text: str) -> None:
+            console.print(Text(output.shown(text)), soft_wrap=True)
+
+    with Live(Text(view.line()), console=console, transient=True, refresh_per_second=8) as live:
+        yield Shown()
+
+
+def _summary(job: TrainJob) -> str:
+    detail = f": {job.detail}" if job.detail else ""
+    seconds = f", {job.ended - job.started:.0f} s" if job.ended and job.started else ""
+    first = f", first step after {job.first_step_seconds:.1f} s" if job.first_step_seconds else ""
+    restarts = f", {job.restarts} restart{'s' * (job.restarts != 1)}" if job.restarts else ""
+    said = f"{job.id} is {job.state}{detail}; step {job.step}{seconds}{first}{restarts}; {compiles_text(job.compiles)}"
+    again = (
+        "" if job.state == "done" or job.state not in TRAIN_ENDED else f"; `torchrelay train resume {job.id}`"
+    )
+    return said + again
+
+
+class TrainGroup(typer.core.TyperGroup):
+    """`torchrelay train TARGET` is `torchrelay train run TARGET`, with options before or after the target."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        first = args[0] if args else ""
+        own = {name for option in self.get_params(ctx) for name in option.opts}
+        if (first.startswith("-") and first not in own) or _is_target(first, self.commands):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+def _is_target(word: str, commands: Container[str]) -> bool:
+    return word not in commands and (Path(word).suffix in (".py", *_YAML) or ":" in word)

@@ -1,0 +1,243 @@
+"""`torchrelay train`: training jobs, listed, shown, followed, cancelled and resumed. train_run.py begins them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Annotated, TypeVar
+
+import msgspec
+import typer
+
+from ....compiler.api.training.events import LogLines, StepMetrics
+from ....compiler.api.training.jobs import TRAIN_ENDED, TrainJob
+from ....compiler.errors import SettingsError
+from ...atomic_file import write_atomically
+from ...gateway.training_jobs import TrainingJobsClient
+from ...settings import load_settings
+from .. import output
+from ..output import Namespace
+from . import report, run
+from .progress import compiles_text, log_lines, metrics_line
+
+app = typer.Typer(
+    cls=run.TrainGroup,
+    no_args_is_help=True,
+    help="Train on the cluster (`torchrelay train job.yaml`, `torchrelay train script.py --workers 8 -- ARGUMENTS`): "
+    "graphs are compiled before the ranks have their devices.",
+)
+JobName = Annotated[
+    str, typer.Argument(metavar="JOB", help="A job's id, the name of the newest, or its id's first digits.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job's end.")]
+T = TypeVar("T", LogLines, StepMetrics)
+
+_HEADINGS = ("id", "name", "state", "begun (UTC)", "by", "ranks", "step", "restarts", "checkpoint")
+_POLL_SECONDS = 1.0
+
+app.command("run")(run.run)
+app.command("report")(report.write_report)
+
+
+@app.command("ls")
+def list_jobs(namespace: Namespace = "", json: Json = False) -> None:
+    """List training jobs, the newest first."""
+    with _trains(namespace) as trains:
+        found = trains.jobs()
+    if json:
+        output.print_json(found)
+        return
+    output.print_table(_HEADINGS, [_row(job) for job in found], right=4)
+
+
+@app.command()
+def show(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
+    """Show a training job: its state, ranks, checkpoints and compiles."""
+    with _trains(namespace) as trains:
+        found = trains.job(trains.find(job).id)
+    if json:
+        output.print_json(found)
+        return
+    output.print_table(("", ""), _about(found))
+    for skipped in found.skipped:
+        print(output.shown(f"compiled by each rank for itself: {skipped}"))
+
+
+@app.command()
+def logs(
+    job: JobName,
+    follow: Follow = False,
+    rank: Annotated[int, typer.Option(min=-1, help="Only this rank's; default: all.")] = -1,
+    namespace: Namespace = "",
+) -> None:
+    """Print what a training job's ranks wrote; its exit status with -f is the job's."""
+
+    def print_one(event: LogLines) -> None:
+        out = sys.stderr if event.stream == "stderr" else sys.stdout
+        for line in log_lines(event, named=rank < 0):
+            print(output.shown(line), file=out)
+
+    with _trains(namespace) as trains:
+        found = _with_rank(trains.find(job), rank)
+        _told(
+            trains,
+            found,
+            lambda after: trains.logs(found.id, rank=rank, after=after),
+            print_one,
+            follow=follow,
+        )
+
+
+@app.command()
+def metrics(
+    job: JobName,
+    follow: Follow = False,
+    json: Annotated[bool, typer.Option("--json", help="A JSON object a line, for programs.")] = False,
+    rank: Annotated[int, typer.Option(min=-1, help="Only this rank's; default: all.")] = -1,
+    namespace: Namespace = "",
+) -> None:
+    """Print what a training job's ranks told of each step; its exit status with -f is the job's."""
+
+    def print_one(event: StepMetrics) -> None:
+        if rank in (-1, event.rank):
+            print(msgspec.json.encode(event).decode() if json else output.shown(metrics_line(event)))
+
+    with _trains(namespace) as trains:
+        found = _with_rank(trains.find(job), rank)
+        _told(trains, found, lambda after: trains.metrics(found.id, after=after), print_one, follow=follow)
+
+
+def _with_rank(job: TrainJob, rank: int) -> TrainJob:
+    """Raises SettingsError where the job never has such a rank: its silence would say that there was nothing."""
+    if rank >= job.spec.workers:
+        raise SettingsError(
+            f"training job {job.id} has no rank {rank}", hint=f"Its ranks are 0 to {job.spec.workers - 1}"
+        )
+    return job
+
+
+@app.command()
+def cancel(job: JobName, namespace: Namespace = "") -> None:
+    """Stop a training job and free what it has; its checkpoints and files stay."""
+    with _trains(namespace) as trains:
+        found = trains.cancel(trains.find(job).id)
+    print(output.shown(f"{found.id} is {found.state}{found.detail and ': ' + found.detail}"))
+
+
+@app.command()
+def resume(
+    job: JobName,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for its end.")] = False,
+    namespace: Namespace = "",
+) -> None:
+    """Go on with a training job that failed or was cancelled, from its last checkpoint."""
+    with _trains(namespace) as trains:
+        found = trains.find(job)
+        ended = found.state in TRAIN_ENDED  # what it told before is not shown again
+        heard = (
+            max((news.number for news in trains.follow(found.id)), default=0) if ended and not detach else 0
+        )
+        resumed = trains.resume(found.id)
+        if detach:
+            print(f"{resumed.id} is {resumed.state}")
+            return
+        run.watch(trains, resumed, after=heard)
+
+
+@app.command()
+def files(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
+    """List the files that a training job made: what its script wrote, traces, exported models."""
+    with _trains(namespace) as trains:
+        found = trains.files(trains.find(job).id)
+    if json:
+        output.print_json(found)
+        return
+    rows = [(each.name, output.size(each.bytes), each.digest[:12]) for each in found]
+    output.print_table(("name", "size", "SHA-256"), rows)
+
+
+@app.command()
+def get(
+    job: JobName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A file of the job: `torchrelay train files`.")],
+    to: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Where to write it; default: here, by its last name."),
+    ] = None,
+    namespace: Namespace = "",
+) -> None:
+    """Fetch a file that a training job made."""
+    target = to or Path(PurePosixPath(name).name)
+    if target.is_dir():
+        target = target / PurePosixPath(name).name
+    with _trains(namespace) as trains:
+        data = trains.file(trains.find(job).id, name)
+    try:
+        write_atomically(target, data, mode=0o644)
+    except OSError as error:
+        raise SettingsError(
+            f"{target} cannot be written: {error.strerror}", hint="Name another with -o"
+        ) from None
+    print(output.shown(f"wrote {target} ({output.size(len(data))})"))
+
+
+def _trains(namespace: str) -> TrainingJobsClient:
+    return TrainingJobsClient(load_settings(), namespace=output.checked_namespace(namespace))
+
+
+def _told(
+    trains: TrainingJobsClient,
+    job: TrainJob,
+    page: Callable[[int], Iterator[tuple[int, T]]],
+    print_one: Callable[[T], None],
+    *,
+    follow: bool,
+) -> None:
+    """Print what there is; with `follow`, until the job's end, and exit as the job did."""
+    after, state = 0, job.state
+    while True:
+        for number, event in page(after):
+            after = max(after, number)
+            print_one(event)
+        sys.stdout.flush()
+        if not follow:
+            return
+        if state in TRAIN_ENDED:
+            break
+        time.sleep(_POLL_SECONDS)
+        state = trains.job(job.id).state  # before the last page is read: nothing is missed
+    raise typer.Exit(0 if state == "done" else 1)
+
+
+def _row(job: TrainJob) -> tuple[str, ...]:
+    ranks = f"{job.ranks} of {job.spec.workers}"
+    begun = output.moment(job.created)
+    numbers = (ranks, str(job.step), str(job.restarts), job.checkpoint or "-")
+    return (job.id, job.spec.name, job.state, begun, job.by, *numbers)
+
+
+def _about(job: TrainJob) -> list[tuple[str, str]]:
+    spec = job.spec
+    least = f", at least {spec.min_workers}" if spec.min_workers else ""
+    cores = f"{spec.cpus:g} core{'' if spec.cpus == 1 else 's'}"
+    each = f"{cores} each" if spec.device == "cpu" else f"a GPU and {cores} each"
+    rows = [
+        ("id", job.id),
+        ("name", spec.name),
+        ("state", f"{job.state}{job.detail and ': ' + job.detail}"),
+        ("begun", f"{output.moment(job.created)} UTC by {job.by}"),
+        ("runs", " ".join([spec.script or spec.function, *spec.arguments])[:500]),
+        ("ranks", f"{job.ranks} of {spec.workers}{least}, {each}"),
+        ("step", str(job.step)),
+        ("restarts", f"{job.restarts} of {spec.retries}"),
+        ("checkpoint", f"{job.checkpoint} at step {job.checkpoint_step}" if job.checkpoint else "none"),
+        ("compiles", compiles_text(job.compiles)),
+    ]
+    if job.first_step_seconds:
+        rows.append(("first step", f"{job.first_step_seconds:.1f} s after all ranks were there"))
+    if job.ended:
+        rows.append(("ended", f"{output.moment(job.ended)} UTC"))
+    return rows

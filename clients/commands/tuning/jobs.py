@@ -1,0 +1,289 @@
+"""`torchrelay tune job.yaml` and what follows it: batch jobs begun, listed, shown, followed, cancelled and resumed."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from ....compiler.api.tuning.jobs import ENDED, TuneJob, TuneProgress
+from ....compiler.errors import RelayError
+from ...gateway.compile_client import GatewayClient
+from ...gateway.tuning_jobs import TuningJobsClient, TuningJobStateChange
+from ...jobfiles import tune_file
+from ...settings import ClientSettings, load_settings
+from .. import output
+from ..output import Namespace
+from .request import tune_request
+
+JobName = Annotated[
+    str, typer.Argument(metavar="JOB", help="A job's id, its first digits, or the name of the newest.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+_HEADINGS = ("id", "name", "state", "begun (UTC)", "by", "device", "done", "known", "failed", "left")
+_ITEMS = ("line", "kind", "state", "problem", "result")
+
+
+def run(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The job: YAML, as docs/tuning-jobs.md describes it.")
+    ],
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Begin it, print its id, and do not wait.")
+    ] = False,
+    json: Json = False,
+    namespace: Namespace = "",
+) -> None:
+    """Search kernels for the problems in a file, while workers have nothing else to do (`torchrelay tune FILE`)."""
+    spec = tune_file.load(file)
+    settings = load_settings()
+    with TuningJobsClient(settings, namespace=output.checked_namespace(namespace)) as tunes:
+        request = tune_request(spec, file, tunes, threads=_threads(spec, settings))
+        job = tunes.begin(request)
+        if detach:
+            if json:
+                output.print_json(job)
+            else:
+                print(job.id)
+            return
+        _follow(tunes, job, json=json)
+
+
+def list_jobs(namespace: Namespace = "", json: Json = False) -> None:
+    """List batch jobs, the newest first."""
+    with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
+        found = tunes.jobs()
+    if json:
+        output.print_json(found)
+        return
+    output.print_table(_HEADINGS, [_row(job) for job in found], right=4)
+
+
+def show(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
+    """Show a batch job and how far each of its items is."""
+    with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
+        found = tunes.job(tunes.find(job).id)
+    if json:
+        output.print_json(found)
+        return
+    of = found.job
+    device = of.target.name or f"cpu, {of.threads} threads"
+    rows = [
+        ("id", of.id),
+        ("name", of.name),
+        ("state", f"{of.state}{of.detail and ': ' + of.detail}"),
+        ("begun", f"{output.moment(of.created)} UTC by {of.by}"),
+        ("for", f"{device}, torch {of.toolchain.torch}, {of.toolchain.python}"),
+        ("searched", f"{of.spent:.0f} s, {of.trials} candidates"),
+    ]
+    output.print_table(("", ""), rows)
+    output.print_table(_ITEMS, [_item_row(item) for item in found.progress])
+
+
+def logs(
+    job: JobName,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job's end.")] = False,
+    namespace: Namespace = "",
+) -> None:
+    """Print what a batch job has done, an item a line; its exit status with -f is the job's."""
+    with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
+        found = tunes.find(job)
+        if follow:
+            _follow(tunes, found, json=False, plain=True)
+            return
+        for item in tunes.job(found.id).progress:
+            if item.state != "waiting":
+                print(_line(item))
+
+
+def cancel(job: JobName, namespace: Namespace = "") -> None:
+    """Search no more of a batch job; what it has found stays."""
+    with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
+        found = tunes.cancel(tunes.find(job).id)
+    print(f"{found.id} is {found.state}")
+
+
+def resume(
+    job: JobName,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for its end.")] = False,
+    namespace: Namespace = "",
+) -> None:
+    """Go on with a batch job: what failed, was left out or was cancelled; nothing that is known."""
+    with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
+        had = tunes.job(tunes.find(job).id).progress
+        found = tunes.resume(tunes.find(job).id)
+        if detach or found.state in ("done", "cancelled"):
+            print(f"{found.id} is {found.state}")
+            return
+        _follow(tunes, found, json=False, had=had)
+
+
+# --- following ---------------------------------------------------------------------------------------------
+
+
+class _Shown(Protocol):
+    """How a job's way is shown."""
+
+    def item(self, item: TuneProgress, *, told: bool) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+def _follow(
+    tunes: TuningJobsClient,
+    job: TuneJob,
+    *,
+    json: bool,
+    plain: bool = False,
+    had: Sequence[TuneProgress] = (),
+) -> None:
+    """Show the job until its end. Exits with 1 if an item of its file failed or it was cancelled, 130 after Ctrl-C.
+
+    had: how far its items were before it was resumed, which has been told."""
+    bar = not (json or plain) and sys.stderr.isatty()
+    if not json:
+        print(f"job {job.id}: {sum(job.items.values())} items", file=sys.stderr)
+    try:
+        with _bar(job) if bar else _lines(quiet=json) as shown:
+            for event in tunes.follow(
+                job.id, on_trouble=lambda error: shown.say(f"{error.message}; waiting")
+            ):
+                if isinstance(event, TuneProgress):
+                    shown.item(event, told=event in had)
+                elif isinstance(event, TuningJobStateChange) and event.state == "cancelled" and not had:
+                    shown.say("cancelled")
+    except KeyboardInterrupt:
+        print(
+            f"\nthe job goes on: `torchrelay tune logs -f {job.id}`, `torchrelay tune cancel {job.id}`",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+    except RelayError:
+        print(f"the job goes on: `torchrelay tune logs -f {job.id}`", file=sys.stderr)
+        raise
+    reply = tunes.job(job.id)
+    if json:
+        output.print_json(reply)
+    else:
+        print(_summary(reply.job))
+    # a ceiling that cannot be measured costs the report a line
+    if reply.job.state != "done" or any(
+        item.state == "failed" and item.kind != "ceiling" for item in reply.progress
+    ):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _lines(*, quiet: bool) -> Iterator[_Shown]:
+    class Lines:
+        def item(self, item: TuneProgress, *, told: bool) -> None:
+            if not (quiet or told) and item.state in ENDED:
+                print(_line(item), flush=True)
+
+        def say(self, text: str) -> None:
+            print(output.shown(text), file=sys.stderr, flush=True)
+
+    yield Lines()
+
+
+@contextmanager
+def _bar(job: TuneJob) -> Iterator[_Shown]:
+    """A bar, what is searched now, and a line above it for each item that has ended."""
+    console = Console(stderr=True)
+    progress = Progress(
+        TextColumn("{task.fields[label]}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[now]}"),
+        console=console,
+        transient=True,
+    )
+    task = progress.add_task("", total=sum(job.items.values()), label=Text(job.name[:40]), now="")
+    ended: set[int] = set()
+    searching: dict[int, str] = {}
+
+    class Bar:
+        def item(self, item: TuneProgress, *, told: bool) -> None:
+            if item.state in ENDED:
+                searching.pop(item.item, None)
+                if item.item not in ended and not told:
+                    progress.console.print(Text(_line(item)), soft_wrap=True)
+                ended.add(item.item)
+            else:
+                ended.discard(item.item)
+                searching[item.item] = item.text
+            now = next(iter(searching.values()), "")
+            more = f" and {len(searching) - 1} more" if len(searching) > 1 else ""
+            progress.update(task, completed=len(ended), now=Text(output.shown(now[:60] + more)))
+
+        def say(self, text: str) -> None:
+            progress.console.print(Text(output.shown(text)), soft_wrap=True)
+
+    with progress:
+        yield Bar()
+
+
+def _line(item: TuneProgress) -> str:
+    where = f"line {item.line}: " if item.line else ""
+    seconds = f" ({item.seconds:.1f} s)" if item.seconds else ""
+    return output.shown(f"{item.state:<9} {where}{item.text}{item.detail and ': ' + item.detail}{seconds}")
+
+
+def _summary(job: TuneJob) -> str:
+    counts = ", ".join(f"{count} {state}" for state, count in job.items.items() if count)
+    return f"{job.id} is {job.state}: {counts}; {job.spent:.0f} s searched, {job.trials} candidates"
+
+
+def _row(job: TuneJob) -> tuple[str, ...]:
+    counts: Counter[str] = Counter({str(state): count for state, count in job.items.items()})
+    left = sum(counts.values()) - sum(counts[state] for state in ENDED)
+    numbers = (counts["done"], counts["known"], counts["failed"], left + counts["skipped"])
+    device = job.target.name or job.target.kind
+    begun = output.moment(job.created)
+    return (job.id, job.name, job.state, begun, job.by, device, *map(str, numbers))
+
+
+def _item_row(item: TuneProgress) -> tuple[str, ...]:
+    return (str(item.line or ""), item.kind, item.state, item.text, item.detail)
+
+
+def _threads(spec: tune_file.TuneFile, settings: ClientSettings) -> int:
+    """Of kernels on a CPU, where the file does not say: as many as a graph that is compiled from here has. 0 if the job
+    is not for a CPU."""
+    if spec.threads or not (spec.operators or spec.kernels) or spec.device not in ("", "cpu"):
+        return 0
+    if not spec.device:
+        with GatewayClient(settings) as gateway:
+            if not any(worker.target.kind == "cpu" for worker in gateway.workers()):
+                return 0
+    from ....compiler.torch_internals.inductor import config
+
+    return config.codegen_threads()
+
+
+class TuneGroup(typer.core.TyperGroup):
+    """`torchrelay tune FILE` is `torchrelay tune run FILE`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and Path(args[0]).suffix in (".yaml", ".yml"):
+            args = ["run", *args]
+        return super().resolve_command(ctx, args)
+
+
+def add_to(app: typer.Typer) -> None:
+    """The commands, beside those for lock files."""
+    app.command("run")(run)
+    app.command("ls")(list_jobs)
+    app.command("show")(show)
+    app.command("logs")(logs)
+    app.command("cancel")(cancel)
+    app.command("resume")(resume)

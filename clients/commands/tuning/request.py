@@ -1,0 +1,46 @@
+"""A tuning job's file as it is sent: captured graphs are sent before, kernels' sources are looked up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ....compiler.api.tuning.jobs import GraphTuneItem, KernelTuneItem, TuneItem, TuneRequest
+from ....compiler.errors import BadTuneJob, SettingsError
+from ...gateway.tuning_jobs import TuningJobsClient
+from ...jobfiles import captured_graphs, kernel_entries
+from ...jobfiles.tune_file import TuneFile
+
+
+def tune_request(spec: TuneFile, path: Path, tunes: TuningJobsClient, *, threads: int) -> TuneRequest:
+    """A job's file as it is sent: its captured graphs are sent before, its kernels' source is looked up. path: the
+    file's. threads: of a CPU's kernels, if the file does not say. Raises BadTuneJob, with the line."""
+    items: list[TuneItem] = [*spec.operators, *spec.graphs]
+    for file in spec.files:
+        try:
+            bodies = captured_graphs.read_graphs(path.parent / file.path)
+        except SettingsError as error:
+            raise BadTuneJob(f"{spec.file}, line {file.line}: {error.message}", hint=error.advice) from None
+        named = Path(file.path).name[-200:]
+        for n, key in enumerate(map(tunes.keep_graph, bodies), 1):
+            which = f"{named}, {n} of {len(bodies)}" if len(bodies) > 1 else named
+            items.append(GraphTuneItem(file.line, key, file.mode, which))
+    if spec.kernels:
+        from ...capture.tuning_kernels import resolve_kernel
+
+        for item in spec.kernels:
+            try:
+                items.append(
+                    KernelTuneItem(item.line, item.text, resolve_kernel(item, path.parent.absolute()))
+                )
+            except kernel_entries.BadKernelEntry as error:
+                raise BadTuneJob(f"{spec.file}, line {error.line}: {error.message}") from None
+    return TuneRequest(
+        name=spec.name or path.stem[:200],
+        items=items,
+        device=spec.device,
+        torch=spec.torch,
+        threads=spec.threads or threads,
+        budget=spec.budget,
+        file=spec.file[-300:],
+        lines=spec.lines,
+    )

@@ -1,0 +1,387 @@
+"""A trained model in; files that run without Python out: AOTInductor packages, TorchScript, each checked beside eager.
+
+Run where it is compiled: on a worker by export_rank.py, or in the user's process (`torchrelay export --local`). Beside
+the files lie `export.json` (export_records.Exported) and `example.pt`: {"inputs": [...], "outputs": [...]} of eager, as
+C++ reads it with torch::pickle_load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import importlib
+import inspect
+import platform
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from msgspec import Struct
+
+from ...compiler.errors import ExportFailed
+from ...compiler.graph.toolchain import local_target
+from ...compiler.request import cpu_isa as cpu
+from ...compiler.torch_internals.cpp import instruction_set
+from ...compiler.torch_internals.inductor import aot_inductor
+from .checks import ProgramShapes, checked, leaves, shapes_of, tensors_of
+from .options import (
+    EXAMPLE_FILE,
+    META_FILE,
+    TARGETS,
+    DynamicSize,
+    EagerComparison,
+    ExportedFile,
+    ExportManifest,
+    ExportOptions,
+)
+from .weights import load_weights
+
+Say = Callable[[str], None]
+
+
+class _Model(Struct, frozen=True):
+    """On a device, as `module:function` made it, with its weights."""
+
+    module: torch.nn.Module
+    example: tuple[torch.Tensor, ...]
+    dynamic: Any
+    device: torch.device
+
+
+def export(options: ExportOptions, folder: Path, *, say: Say) -> ExportManifest:
+    """Into `folder`, which is there: all files, or none. Raises ExportFailed; what the submitter's function raises."""
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as draft:
+        told = _export(options, Path(draft), say)
+        for path in sorted(
+            Path(draft).iterdir(), key=lambda path: path.name == META_FILE
+        ):  # the list comes last
+            path.replace(folder / path.name)
+    return told
+
+
+def _export(options: ExportOptions, folder: Path, say: Say) -> ExportManifest:
+    model, weights = _made(options, say)
+    made: list[ExportedFile] = []
+    left_out: list[str] = []
+    told: ExportManifest | None = None
+    for kind in ("cpu", "cuda"):
+        targets = [name for name in dict.fromkeys(options.targets) if (name == "cuda") == (kind == "cuda")]
+        if not targets:
+            continue
+        here = _on(model, kind)
+        program, names = _program(here, options.dynamic)
+        shapes = shapes_of(program)
+        if told is None:
+            inputs, outputs = tensors_of(program, shapes, names)
+            sizes = {names.get(symbol, str(symbol)): bounds for symbol, bounds in shapes.ranges.items()}
+            told = ExportManifest(
+                name=options.name,
+                function=options.function,
+                weights=weights,
+                torch=str(torch.__version__),
+                made=time.time(),
+                parameters=sum(p.numel() for p in here.module.parameters()),
+                inputs=inputs,
+                outputs=outputs,
+                sizes=sizes,
+                files=[],
+            )
+            _write_example(here, folder / EXAMPLE_FILE)
+        if options.format in ("aoti", "both"):
+            for name in targets:
+                file = folder / f"{options.name}-{name}.pt2"
+                made.append(_package(program, here, shapes, name, file))
+                say(_line(made[-1]))
+        if options.format in ("torchscript", "both"):
+            file = folder / f"{options.name}-{kind}.torchscript.pt"
+            try:
+                made.append(_torchscript(here, shapes, kind, file))
+                say(_line(made[-1]))
+            except ExportFailed as error:
+                file.unlink(missing_ok=True)
+                if options.format != "both":
+                    raise
+                left_out.append(f"TorchScript for {kind}: {error.message}")
+                say(f"left out: {left_out[-1]}")
+    if told is None:
+        raise ExportFailed("no target was asked for", hint=f"Targets are {', '.join(TARGETS)}")
+    told = msgspec.structs.replace(told, files=made, left_out=left_out)
+    (folder / META_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(told)) + b"\n")
+    return told
+
+
+def _line(made: ExportedFile) -> str:
+    worst = max(check.difference for check in made.checks)
+    how = f" ({made.how})" if made.how else ""
+    return (
+        f"{made.name}{how}: {made.bytes / 1e6:.1f} MB in {made.seconds:.1f} s; {len(made.checks)} runs beside eager, "
+        f"differences up to {worst:.2g} (allowed {made.checks[0].tolerance:g})"
+    )
+
+
+# --- the submitter's model ---------------------------------------------------------------------------------
+
+
+def _made(options: ExportOptions, say: Say) -> tuple[_Model, str]:
+    module_name, _, path = options.function.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        function: Any = importlib.import_module(module_name)
+        for part in path.split("."):
+            function = getattr(function, part)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ExportFailed(f"there is no {options.function}: {error}") from None
+    found = function()
+    hint = "Return (model, example inputs) or (model, example inputs, dynamic shapes)"
+    if not isinstance(found, tuple) or len(found) not in (2, 3) or not isinstance(found[0], torch.nn.Module):
+        raise ExportFailed(f"{options.function} returned no model with example inputs", hint=hint)
+    model, example, *rest = found
+    example = (example,) if isinstance(example, torch.Tensor) else example
+    if (
+        not isinstance(example, tuple | list)
+        or not example
+        or not all(isinstance(one, torch.Tensor) for one in example)
+    ):
+        raise ExportFailed(f"{options.function}'s example inputs are not a tuple of tensors", hint=hint)
+    if rest and rest[0] is not None and options.dynamic:
+        raise ExportFailed(
+            f"{options.function} names dynamic shapes, and so does --dynamic", hint="Leave out one"
+        )
+    weights = load_weights(model, options.checkpoint, say) if options.checkpoint else options.function
+    tensors = tuple(tensor.detach().cpu() for tensor in example)
+    return _Model(model.eval(), tensors, rest[0] if rest else None, torch.device("cpu")), weights
+
+
+def _on(model: _Model, kind: str) -> _Model:
+    if kind == "cpu":
+        return msgspec.structs.replace(model, module=model.module.cpu())
+    if not torch.cuda.is_available():
+        raise ExportFailed("a target is cuda, and here is no GPU", hint="Run it as a job with a GPU")
+    return msgspec.structs.replace(
+        model,
+        module=copy.deepcopy(model.module).cuda(),
+        example=tuple(tensor.cuda() for tensor in model.example),
+        device=torch.device("cuda", torch.cuda.current_device()),
+    )
+
+
+def _write_example(model: _Model, file: Path) -> None:
+    with torch.no_grad():
+        outputs = model.module(*[tensor.clone() for tensor in model.example])
+    tensors = [one.cpu() for one in leaves(outputs) if isinstance(one, torch.Tensor)]
+    torch.save({"inputs": [tensor.cpu() for tensor in model.example], "outputs": tensors}, file)
+
+
+# --- torch.export ------------------------------------------------------------------------------------------
+
+
+def _program(
+    model: _Model, dynamic: Sequence[DynamicSize]
+) -> tuple[torch.export.ExportedProgram, dict[Any, str]]:
+    """The program, and the names that its symbols were given."""
+    names = _input_names(model)
+    if dynamic:
+        wanted, places = _dynamic_shapes(model, names, dynamic)
+    else:
+        wanted, places = model.dynamic, _named_places(names, model.dynamic)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(model.module, model.example, dynamic_shapes=wanted)
+    except Exception as error:  # torch.export has dozens; their own words are the best there are
+        raise ExportFailed(
+            f"torch.export refuses the model: {' '.join(str(error).split())[:1500]}",
+            hint="docs/training.md says what can be exported",
+        ) from error
+    shapes = shapes_of(program)
+    if len(shapes.names) != len(model.example):
+        raise ExportFailed(
+            f"the exported program takes {len(shapes.names)} tensors, not {len(model.example)}"
+        )
+    known = {
+        symbol: name
+        for (position, dimension), name in places.items()
+        for symbol in shapes.ranges
+        if shapes.dimensions[position][dimension] == symbol
+    }
+    return program, known
+
+
+def _input_names(model: _Model) -> list[str]:
+    """forward's own names of the example's inputs; of `*rows`: rows_0, rows_1 ..."""
+    names = []
+    for name, value in _arguments(model).items():
+        names += [f"{name}_{n}" for n in range(len(value))] if isinstance(value, tuple) else [name]
+    return names
+
+
+def _arguments(model: _Model) -> dict[str, Any]:
+    try:
+        return inspect.signature(model.module.forward).bind(*model.example).arguments
+    except TypeError as error:
+        raise ExportFailed(
+            f"the model's forward does not take the {len(model.example)} example inputs: {error}"
+        ) from None
+
+
+def _named_places(names: Sequence[str], shapes: Any) -> dict[tuple[int, int], str]:
+    """What torch.export.Dim calls the sizes in a function's own dynamic shapes, by (input, dimension)."""
+    listed = [shapes.get(name) for name in names] if isinstance(shapes, Mapping) else list(shapes or [])
+    return {
+        (position, dimension): size.__name__
+        for position, of in enumerate(listed)
+        for dimension, size in (of.items() if isinstance(of, Mapping) else enumerate(of or ()))
+        if isinstance(size, torch.export.Dim)
+    }
+
+
+def _dynamic_shapes(
+    model: _Model, names: Sequence[str], dynamic: Sequence[DynamicSize]
+) -> tuple[dict[str, Any], dict[tuple[int, int], str]]:
+    """As torch.export takes them; and what each size is called, by (input, dimension)."""
+    wanted: list[dict[int, Any]] = [{} for _ in names]
+    places: dict[tuple[int, int], str] = {}
+    for one in dynamic:
+        size = torch.export.Dim(one.name, min=one.low, max=one.high)
+        at = one.at or [(name, 0) for name, tensor in zip(names, model.example, strict=True) if tensor.dim()]
+        for name, dimension in at:
+            if name not in names:
+                raise ExportFailed(f"--dynamic {one.name}: there is no input {name}", hint=f"Inputs: {names}")
+            position = names.index(name)
+            shape = list(model.example[position].shape)
+            if dimension >= len(shape) or not max(one.low, 2) <= shape[dimension] <= one.high:
+                raise ExportFailed(
+                    f"--dynamic {one.name} stands at {name}.{dimension}, and the example's {name} has shape {shape}",
+                    hint=f"Give an example whose size there lies between {max(one.low, 2)} and {one.high}",
+                )
+            wanted[position][dimension] = size
+            places[position, dimension] = one.name
+    left = iter(wanted)
+    arguments = {
+        name: tuple(next(left) for _ in value) if isinstance(value, tuple) else next(left)
+        for name, value in _arguments(model).items()
+    }
+    return arguments, places
+
+
+# --- formats -----------------------------------------------------------------------------------------------
+
+
+def _package(
+    program: torch.export.ExportedProgram, model: _Model, shapes: ProgramShapes, name: str, file: Path
+) -> ExportedFile:
+    begin = time.perf_counter()
+    own = local_target("cuda" if name == "cuda" else "cpu")
+    if name == "cuda":
+        _check_toolkit()
+    with _compiled_for(name, own.cpu) as instructions:
+        try:
+            aot_inductor.build_package(program, file, {})
+        except Exception as error:  # Inductor's, g++'s and ptxas'
+            raise ExportFailed(
+                f"AOTInductor cannot compile it for {name}: {' '.join(str(error).split())[:1500]}"
+            ) from error
+        seconds = time.perf_counter() - begin
+        if killed := aot_inductor.signal_on_load(file):
+            raise ExportFailed(
+                f"PyTorch cannot load what AOTInductor made for {name}: a process that only does that ends with "
+                f"{signal.Signals(killed).name}",
+                hint="Take another g++ (CXX): this one's code, or its own C++ library, does not go with torch's",
+            )
+        run = aot_inductor.load_package(file)  # inside: or it tries what this processor can do, for 4 s
+    checks = checked(file.name, run, model.module, model.example, shapes, model.device)
+    device = f"{own.name}, {own.capability}" if name == "cuda" else ""
+    return _file(file, "aoti", name, seconds, checks, instructions=instructions, device=device)
+
+
+def _check_toolkit() -> None:
+    """A package's C++ calls CUDA's driver; what torch.compile builds does not, and needs no toolkit."""
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    if CUDA_HOME is None:
+        raise ExportFailed(
+            "AOTInductor needs CUDA's headers, and here is no CUDA toolkit",
+            hint="Install one on the node, or set CUDA_HOME there",
+        )
+
+
+@contextlib.contextmanager
+def _compiled_for(name: str, own: Sequence[str]) -> Iterator[list[str]]:
+    """Inductor's C++ for a target of the table; the instruction sets that it may use."""
+    asked = TARGETS[name]
+    if platform.machine() != "x86_64":
+        if asked is not None:
+            raise ExportFailed(f"{name} is for x86-64, and this is {platform.machine()}")
+        yield []
+        return
+    if missing := sorted(set(asked or ()) - set(own)):
+        raise ExportFailed(
+            f"{name} needs {' '.join(missing)}, which this processor lacks: it could not be checked",
+            hint="Run it as a job on a node that has them",
+        )
+    chosen = sorted(own if asked is None else asked)
+    flags = cpu.compiler_flags(chosen)
+    with instruction_set.cpu_target(cpu.vector_sets(chosen), flags, "avx512_bf16" in chosen):
+        yield chosen
+
+
+def _torchscript(model: _Model, shapes: ProgramShapes, kind: str, file: Path) -> ExportedFile:
+    """By torch.jit.script, else by torch.jit.trace. Raises ExportFailed with both reasons."""
+    reasons = []
+    jit: Any = torch.jit
+    ways: dict[str, Callable[[], Any]] = {
+        "scripted": lambda: jit.script(model.module),
+        "traced": lambda: jit.trace(model.module, model.example, check_trace=False),
+    }
+    for how, make in ways.items():
+        begin = time.perf_counter()
+        try:
+            with warnings.catch_warnings(), torch.no_grad():
+                warnings.simplefilter("ignore")
+                jit.save(make(), str(file))
+                seconds = time.perf_counter() - begin
+                run = jit.load(str(file))
+            checks = checked(f"{file.name}, {how},", run, model.module, model.example, shapes, model.device)
+        except ExportFailed as error:
+            reasons.append(error.message)
+        except Exception as error:  # the compiler's own, of many kinds
+            reasons.append(f"it cannot be {how}: {' '.join(str(error).split())[:300]}")
+        else:
+            return _file(file, "torchscript", kind, seconds, checks, how=how)
+    raise ExportFailed("; ".join(reasons))
+
+
+def _file(
+    file: Path,
+    format: Any,
+    target: str,
+    seconds: float,
+    checks: list[EagerComparison],
+    *,
+    instructions: Sequence[str] = (),
+    device: str = "",
+    how: str = "",
+) -> ExportedFile:
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    return ExportedFile(
+        name=file.name,
+        format=format,
+        target=target,
+        bytes=file.stat().st_size,
+        digest=digest,
+        seconds=round(seconds, 3),
+        checks=checks,
+        instructions=list(instructions),
+        device=device,
+        how=how,
+    )

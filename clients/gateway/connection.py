@@ -1,0 +1,323 @@
+"""One HTTP connection pool to a gateway: requests in, whole answers, open streams or typed errors out.
+
+Redirects are never followed. Proxies from the environment are used for a gateway elsewhere, never for one on
+this machine. A token sent over plain http:// to another machine is allowed (a cluster's private network is
+common) and warned about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import ssl
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, TypeVar
+
+import httpx2
+import msgspec
+from msgspec import Struct
+
+from ...compiler import decoding, errors
+from ...compiler.api import compiles
+from ...compiler.errors import (
+    ArtifactError,
+    Forbidden,
+    GatewayUnreachable,
+    LimitExceeded,
+    NotFound,
+    Overloaded,
+    RelayError,
+    SchemaMismatch,
+    ServiceError,
+    SettingsError,
+    Unauthenticated,
+    Unavailable,
+)
+from ..settings import VERSION, ClientSettings, CredentialsWarning
+from .deadline import Deadline
+
+JSON_BYTES = 16 << 20
+"""The most that an answer which is no artifact may hold."""
+
+
+_TRIES = 3
+"""Of a request that the service answers with Overloaded or Unavailable."""
+
+
+_BLACKHOLE_SECONDS = 15.0
+"""After a connect that timed out, further calls fail at once for this long: a model of twenty graphs must not
+wait twenty connect timeouts."""
+
+
+_STALE = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError, httpx2.CloseError)
+"""What a kept-alive connection raises when the server closed it between two requests."""
+
+
+_SERIAL_DIGITS = 15
+
+
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+_BY_STATUS: Mapping[int, type[RelayError]] = {
+    401: Unauthenticated,
+    403: Forbidden,
+    404: NotFound,
+    413: LimitExceeded,
+    429: Overloaded,
+    502: Unavailable,
+    503: Unavailable,
+    504: Unavailable,
+}
+
+
+T = TypeVar("T")
+
+
+class HttpResponse(NamedTuple):
+    """A whole response."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class _ErrorResponse(Struct):
+    error: compiles.ErrorBody
+
+
+class Connection:
+    """Requests to one gateway. Safe for threads; connections are kept and reused; a forked child opens its
+    own. `transport` replaces the network, for tests and for a gateway in the same process.
+    """
+
+    def __init__(self, settings: ClientSettings, transport: httpx2.BaseTransport | None = None) -> None:
+        self._settings = settings
+        self._transport = transport
+        self._lock = threading.Lock()
+        self._client: httpx2.Client | None = None
+        self._owner = 0
+        self._dead_until = 0.0
+        self.trust_serial = 0
+        """The latest answer's serial of the gateway's trust document; 0 before the first, or from another service."""
+        if settings.token and settings.url.startswith("http://") and not settings.loopback:
+            warnings.warn(
+                f"torchrelay: the token travels unencrypted to {settings.url}. "
+                "Use https:// outside a private network",
+                CredentialsWarning,
+                stacklevel=2,
+            )
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        clock: Deadline,
+        *,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        limit: int = JSON_BYTES,
+    ) -> HttpResponse:
+        """One idempotent request and its whole answer. Retries when the service asks for it; raises the typed
+        error of any answer that is not 2xx."""
+        for attempt in range(_TRIES):
+            answer = self.exchange(method, path, clock, content, headers or {}, limit)
+            if 200 <= answer.status < 300:
+                return answer
+            error = error_of(answer.status, answer.body)
+            if attempt + 1 == _TRIES or not isinstance(error, Overloaded | Unavailable):
+                raise error
+            delay = max(_retry_after(answer.headers), backoff(attempt))
+            if delay >= clock.remaining():
+                raise error
+            time.sleep(delay)
+        raise AssertionError("the loop returns or raises")
+
+    def exchange(
+        self,
+        method: str,
+        path: str,
+        clock: Deadline,
+        content: bytes | None,
+        headers: Mapping[str, str],
+        limit: int,
+    ) -> HttpResponse:
+        """One request, sent again once if its kept-alive connection turns out to be closed."""
+        with self._reaching(clock):
+            try:
+                return self._once(method, path, clock, content, headers, limit)
+            except _STALE:
+                return self._once(method, path, clock, content, headers, limit)
+
+    def _once(
+        self,
+        method: str,
+        path: str,
+        clock: Deadline,
+        content: bytes | None,
+        headers: Mapping[str, str],
+        limit: int,
+    ) -> HttpResponse:
+        with self.open(method, path, clock, content=content, headers=headers) as response:
+            return HttpResponse(response.status_code, response.headers, read_body(response, limit, clock))
+
+    @contextlib.contextmanager
+    def open(
+        self,
+        method: str,
+        path: str,
+        clock: Deadline,
+        *,
+        content: bytes | None = None,
+        headers: Mapping[str, str],
+        idle: float | None = None,
+    ) -> Iterator[httpx2.Response]:
+        """A response whose body is still to be read; `idle` seconds without a byte (the settings' if None)
+        are a ReadTimeout. httpx2.TransportError passes through."""
+        left = clock.remaining()
+        idle = min(idle or self._settings.idle_timeout, self._settings.idle_timeout, left)
+        timeout = httpx2.Timeout(idle, connect=min(self._settings.connect_timeout, left), pool=left)
+        url = self._settings.url + path
+        with self._connected().stream(
+            method, url, content=content, headers=dict(headers), timeout=timeout
+        ) as response:
+            if response.is_redirect:
+                raise GatewayUnreachable(
+                    f"{self._settings.url} redirects elsewhere; redirects are not followed, so that the "
+                    "token goes to no other host",
+                    hint="Set TORCHRELAY_URL to the gateway's final address",
+                )
+            if response.headers.get("content-encoding", "identity") != "identity":
+                # Not asked for, so something between compresses; a small body could grow without bounds.
+                raise GatewayUnreachable(
+                    f"something before {self._settings.url} compresses its answers",
+                    hint="Have the proxy pass them on as they are",
+                )
+            told = response.headers.get("x-torchrelay-trust", "")
+            if told.isdecimal() and len(told) <= _SERIAL_DIGITS:
+                self.trust_serial = int(told)
+            yield response
+
+    def _connected(self) -> httpx2.Client:
+        if not self._settings.url:
+            raise GatewayUnreachable("no gateway is known")
+        if time.monotonic() < self._dead_until:
+            raise GatewayUnreachable(f"{self._settings.url} did not answer a moment ago")
+        with self._lock:
+            # A forked child must not share its parent's sockets; the parent's client is dropped unclosed.
+            if self._client is None or self._owner != os.getpid():
+                self._owner = os.getpid()
+                self._client = self._new_client()
+            return self._client
+
+    def _new_client(self) -> httpx2.Client:
+        _quiet()
+        headers = {"User-Agent": f"torchrelay/{VERSION}", "Accept-Encoding": "identity"}
+        if self._settings.token:
+            headers["Authorization"] = f"Bearer {self._settings.token}"
+        return httpx2.Client(
+            headers=headers,
+            follow_redirects=False,
+            trust_env=not self._settings.loopback,
+            verify=self._certificates(),
+            transport=self._transport,
+        )
+
+    def _certificates(self) -> ssl.SSLContext | bool:
+        """Who may vouch for the gateway. Raises SettingsError."""
+        if self._settings.loopback and self._settings.url.startswith("http://"):
+            return (
+                False  # reading the machine's certificates takes 20 ms, and would check nothing on this path
+            )
+        file = self._settings.ca_file
+        if file is None:
+            return httpx2.create_ssl_context()  # with SSL_CERT_FILE, for a gateway on this machine too
+        try:
+            return ssl.create_default_context(cafile=str(file))
+        except OSError as error:
+            raise SettingsError(
+                f"the certificates in {file} cannot be read: {error.strerror or error}",
+                hint="Correct TORCHRELAY_CA_FILE: certificates in PEM",
+            ) from None
+
+    @contextlib.contextmanager
+    def _reaching(self, clock: Deadline) -> Iterator[None]:
+        """Turn a transport's failure into GatewayUnreachable, or DeadlineExceeded once time is up."""
+        try:
+            yield
+        except httpx2.TransportError as error:
+            raise self.unreachable(error, clock) from error
+
+    def unreachable(self, error: httpx2.TransportError, clock: Deadline) -> GatewayUnreachable:
+        """The typed error for a transport's failure. Raises DeadlineExceeded if that is what it was."""
+        clock.remaining()
+        if isinstance(error, httpx2.ConnectTimeout):
+            self._dead_until = time.monotonic() + _BLACKHOLE_SECONDS
+        reason = str(error) or type(error).__name__
+        return GatewayUnreachable(f"{self._settings.url} cannot be reached: {reason}")
+
+
+def error_of(status: int, body: bytes) -> RelayError:
+    """The typed error of an answer that is not 2xx; a body that is not ours (a proxy's) goes by status."""
+    try:
+        return rebuild(decoding.from_json(body, type=_ErrorResponse).error)
+    except _UNREADABLE:
+        kind = _BY_STATUS.get(status, ServiceError)
+        return kind(f"the gateway answered HTTP {status}")
+
+
+def rebuild(error: compiles.ErrorBody) -> RelayError:
+    return errors.from_code(error.code, error.message, error.hint)
+
+
+def read_body(response: httpx2.Response, limit: int, clock: Deadline) -> bytes:
+    """A whole body of at most `limit` bytes."""
+    parts: list[bytes] = []
+    size = 0
+    for part in response.iter_bytes():
+        size += len(part)
+        if size > limit:
+            raise ArtifactError(
+                f"the gateway's answer has more than {limit} bytes",
+                hint="Raise TORCHRELAY_MAX_RESPONSE_BYTES",
+            )
+        parts.append(part)
+        clock.remaining()
+    return b"".join(parts)
+
+
+def decode(body: bytes, type: type[T]) -> T:
+    try:
+        return decoding.from_json(body, type=type)
+    except _UNREADABLE as error:
+        raise SchemaMismatch(f"the gateway's answer cannot be read: {error}") from None
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds of a Retry-After header; 0 for none, or for one that is a date."""
+    text = headers.get("retry-after", "")
+    return float(text) if text.isdecimal() else 0.0
+
+
+def backoff(attempt: int) -> float:
+    """Seconds before the next try: doubles from 0.1 to 2, with jitter so that clients do not keep step."""
+    return min(0.1 * 2.0**attempt, 2.0) * random.uniform(0.5, 1.0)
+
+
+def _quiet() -> None:
+    """Requests are no news to a program that logs at INFO, unless it asks these loggers for theirs."""
+    for name in ("httpx2", "httpcore2"):
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.WARNING)

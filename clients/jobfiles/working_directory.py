@@ -1,0 +1,111 @@
+"""The working directory that a job takes along: a folder in; its files but for what is ignored, packed, out.
+
+`.torchrelayignore` has gitignore's patterns. Version control, caches and virtual environments are never sent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from ...compiler.api.training.jobs import PACKAGE_BYTES
+from ...compiler.api.training.working_directory import pack
+from ...compiler.errors import LimitExceeded, RelayError, SettingsError
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+IGNORE_FILE = ".torchrelayignore"
+_NEVER = frozenset(
+    {
+        ".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_checkpoints",
+        ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox", ".DS_Store",
+    }
+)  # fmt: skip
+_LARGEST = 5
+"""Files that an error names."""
+
+
+class PackedDirectory(Struct, frozen=True):
+    """data: as POST /v1/trains/packages takes it. names: of files, folders and links. bytes: before packing."""
+
+    data: bytes
+    names: list[str]
+    bytes: int
+
+
+def pack_directory(folder: Path, *, limit: int = PACKAGE_BYTES) -> PackedDirectory:
+    """Raises LimitExceeded, which names the largest files; SettingsError for what cannot be read or sent."""
+    names = list(included_names(folder))
+    sizes = {name: (folder / name).lstat().st_size for name in names if (folder / name).is_file()}
+    try:
+        data = pack(folder, names, limit=limit)
+    except LimitExceeded as error:
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:_LARGEST]
+        told = ", ".join(f"{name} ({sizes[name] / (1 << 20):.1f} MiB)" for name in largest)
+        raise LimitExceeded(
+            f"{folder} is too large to be sent: {error.message}; the largest: {told}",
+            hint=f"Name in {IGNORE_FILE} what the job does not need (gitignore's patterns), and put data where all "
+            "nodes see it",
+        ) from None
+    except RelayError as error:
+        raise SettingsError(error.message, hint=error.advice) from None
+    except OSError as error:
+        raise SettingsError(
+            f"{error.filename or folder} cannot be read: {error.strerror}",
+            hint=f"Name it in {IGNORE_FILE}, or see to its permissions",
+        ) from None
+    return PackedDirectory(data, names, sum(sizes.values()))
+
+
+def included_names(folder: Path) -> Iterator[str]:
+    """What of `folder` would be sent. Raises SettingsError for what cannot be read."""
+    return _names(folder, _ignored(folder))
+
+
+def _ignored(folder: Path) -> GitIgnoreSpec | None:
+    try:
+        lines = (folder / IGNORE_FILE).read_text().splitlines()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{folder / IGNORE_FILE} cannot be read: {error}", hint="Correct it") from None
+    try:
+        from pathspec import GitIgnoreSpec
+    except ImportError:
+        raise SettingsError(
+            f"{IGNORE_FILE} needs pathspec", hint="Run `pip install 'torchrelay[cli]'`"
+        ) from None
+    try:
+        return GitIgnoreSpec.from_lines(lines)
+    except ValueError as error:
+        raise SettingsError(
+            f"{folder / IGNORE_FILE} has a wrong pattern: {error}", hint="Correct it"
+        ) from None
+
+
+def _names(folder: Path, ignored: GitIgnoreSpec | None, under: str = "") -> Iterator[str]:
+    """Depth first; an ignored folder is not looked into, as git does not."""
+    try:
+        entries = sorted(os.scandir(folder / under), key=lambda entry: entry.name)
+    except OSError as error:
+        raise SettingsError(
+            f"{folder / under} cannot be read: {error.strerror}",
+            hint=f"Name it in {IGNORE_FILE}, or name another folder",
+        ) from None
+    for entry in entries:
+        name = f"{under}/{entry.name}" if under else entry.name
+        if entry.name in _NEVER or entry.name.endswith(".pyc"):
+            continue
+        inner = entry.is_dir(follow_symlinks=False)
+        if ignored is not None and ignored.match_file(f"{name}/" if inner else name):
+            continue
+        if inner and (folder / name / "pyvenv.cfg").exists():
+            continue
+        yield name
+        if inner:
+            yield from _names(folder, ignored, name)

@@ -1,0 +1,149 @@
+"""A profiler's trace, as Kineto writes it for Chrome and Perfetto, in; its events as structs out. No torch.
+
+Times are microseconds. An interval is a pair (start, end); a cover is a list of intervals in order, none touching the
+next. Upstream: kineto/libkineto/src/output_json.cpp.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from ....compiler import decoding
+from ....compiler.errors import ClientError
+
+Interval = tuple[float, float]
+Cover = list[Interval]
+
+_NO_NUMBER = re.compile(rb"([:\[,]\s*)-?(?:inf|nan|Infinity|NaN)\b")
+
+
+class TraceArguments(Struct, frozen=True, gc=False):
+    """What is used of an event's arguments. grid, block: of a CUDA kernel; bytes: of a copy; size: of an allocation,
+    below 0 where memory is given back; allocated: on the device after it; kind: 0 CPU, 1 CUDA."""
+
+    external: int = field(default=0, name="External id")
+    correlation: int = 0
+    dims: Any = field(default=None, name="Input Dims")
+    grid: Any = None
+    block: Any = None
+    registers: int = field(default=0, name="registers per thread")
+    shared: int = field(default=0, name="shared memory")
+    occupancy: float | None = field(default=None, name="est. achieved occupancy %")
+    stream: Any = None
+    device: Any = None
+    bytes: Any = None
+    size: int = field(default=0, name="Bytes")
+    address: int = field(default=0, name="Addr")
+    allocated: int = field(default=0, name="Total Allocated")
+    kind: int = field(default=-1, name="Device Type")
+    number: int = field(default=-1, name="Device Id")
+
+
+class TraceEvent(Struct, frozen=True, gc=False):
+    """ph: X for one with a duration, i for an instant, s and f for a link's two ends, M for a name."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: Any = None
+    tid: Any = None
+    ts: float = 0.0
+    dur: float = 0.0
+    id: Any = None
+    args: TraceArguments = TraceArguments()
+
+    @property
+    def end(self) -> float:
+        return self.ts + self.dur
+
+    @property
+    def interval(self) -> Interval:
+        return self.ts, self.ts + self.dur
+
+
+class TraceDevice(Struct, frozen=True):
+    """name: as its driver calls it. memory: bytes."""
+
+    name: str = ""
+    memory: int = field(default=0, name="totalGlobalMem")
+
+
+class KinetoTrace(Struct, frozen=True):
+    """A whole trace; where it was taken is in `devices`."""
+
+    events: list[TraceEvent] = field(name="traceEvents")
+    devices: list[TraceDevice] = field(default_factory=list, name="deviceProperties")
+
+
+def read_trace(path: Path) -> KinetoTrace:
+    """A trace's file, compressed with gzip or not. Raises ClientError for another file."""
+    try:
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+    except (OSError, EOFError, gzip.BadGzipFile) as error:
+        raise ClientError(f"{path} cannot be read: {error}", hint="Profile once more") from None
+    try:
+        return decoding.from_json(data, type=KinetoTrace, strict=False)
+    except msgspec.MsgspecError:
+        pass
+    try:  # Kineto has written divisions by zero as they print
+        return decoding.from_json(_NO_NUMBER.sub(rb"\1null", data), type=KinetoTrace, strict=False)
+    except msgspec.MsgspecError as error:
+        raise ClientError(f"{path} is no profiler's trace: {error}", hint="Profile once more") from None
+
+
+def cover(intervals: Iterable[Interval]) -> Cover:
+    """What they cover together."""
+    found: Cover = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            if end > found[-1][1]:
+                found[-1] = (found[-1][0], end)
+        elif end > start:
+            found.append((start, end))
+    return found
+
+
+def length(covered: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in covered)
+
+
+def common(one: Cover, other: Cover) -> Cover:
+    """What both cover."""
+    found: Cover = []
+    i = j = 0
+    while i < len(one) and j < len(other):
+        start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if start < end:
+            found.append((start, end))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def without(one: Cover, other: Cover) -> Cover:
+    """What `one` covers and `other` does not."""
+    found: Cover = []
+    j = 0
+    for start, end in one:
+        while j < len(other) and other[j][1] <= start:
+            j += 1
+        at, k = start, j
+        while k < len(other) and other[k][0] < end:
+            if other[k][0] > at:
+                found.append((at, other[k][0]))
+            at = max(at, other[k][1])
+            k += 1
+        if at < end:
+            found.append((at, end))
+    return found

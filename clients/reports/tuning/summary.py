@@ -1,0 +1,217 @@
+"""What a tuning job found, worked out for people: results in; rows, totals and regressions out. Pure, no torch.
+
+Times are milliseconds. A ratio is another choice's time as a multiple of the winner's: how much faster the winner is.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from ....compiler.api.tuning.jobs import TuneJob, TuneProgress, TuneResult
+from ....compiler.tuning import records
+from ....compiler.tuning.records import DeviceEnvironment, TuningEntry
+from ...jobfiles import tuning_diff
+from .. import roofline
+
+_LARGE = 2048
+"""A square product of this many rows, in a lock file, says what the device's units can do."""
+
+
+class TuningRow(Struct, frozen=True, kw_only=True):
+    """A problem in a place. `saved`: milliseconds a step of all graphs that have it; None: no graph, or no default."""
+
+    result: TuneResult
+    share: roofline.RooflineShare | None
+    rate: float | None
+    """Flops a second that the winner does; None where they are not known."""
+    intensity: float | None
+    """Flops for each byte that must be moved."""
+    saved: float | None
+
+    @property
+    def entry(self) -> TuningEntry:
+        return self.result.entry
+
+    @property
+    def of_default(self) -> float | None:
+        return _ratio(self.entry.default, self.entry)
+
+    @property
+    def of_aten(self) -> float | None:
+        return _ratio(self.entry.aten, self.entry)
+
+
+class TunedGraph(Struct, frozen=True):
+    """A graph that asked: in its tuned problems, what a step took by Inductor's default choices and takes now."""
+
+    key: str
+    problems: int
+    default: float
+    winners: float
+
+    @property
+    def saved(self) -> float:
+        return self.default - self.winners
+
+
+class TunedDevice(Struct, frozen=True):
+    """What was tuned in one place. `ceilings`: the results that they were taken from."""
+
+    place: DeviceEnvironment
+    rows: list[TuningRow]
+    ceilings: roofline.DeviceCeilings
+    measured: list[TuneResult]
+
+    @property
+    def clock(self) -> str:
+        """Of the device while it was measured, as far as one clock is told."""
+        clocks = {row.entry.clock for row in self.rows if row.entry.clock}
+        return clocks.pop() if len(clocks) == 1 else ""
+
+
+class TuningReport(Struct, frozen=True, kw_only=True):
+    """`seconds`: of searching, on all devices together. missing: items of the job that came to nothing, or have not
+    come to anything yet. of_default, of_aten: geometric means of the ratios; None: there are none. changes: None:
+    there was no other lock to compare with. against: what that lock is called."""
+
+    title: str
+    job: TuneJob | None
+    missing: list[TuneProgress]
+    devices: list[TunedDevice]
+    graphs: list[TunedGraph]
+    problems: int
+    known: int
+    seconds: float
+    candidates: int
+    failed: int
+    of_default: float | None
+    of_aten: float | None
+    changes: list[tuning_diff.TuningChange] | None
+    against: str = ""
+
+
+def report(
+    title: str,
+    results: Iterable[TuneResult],
+    *,
+    job: TuneJob | None = None,
+    progress: Iterable[TuneProgress] = (),
+    old: Sequence[TuningEntry] | None = None,
+    against: str = "",
+) -> TuningReport:
+    """`old`: of the last lock. An item whose problem another one has too counts once."""
+    by_problem: dict[tuple[object, ...], TuneResult] = {}
+    for result in results:
+        by_problem.setdefault((result.ceiling, *records.entry_sort_key(result.entry)), result)
+    every = list(by_problem.values())
+    devices = [_device(place, every) for place in _places(every)]
+    rows = [row for device in devices for row in device.rows]
+    mine = [row for row in rows if not row.result.known]
+    return TuningReport(
+        title=title,
+        job=job,
+        missing=[item for item in progress if item.state not in ("done", "known")],
+        devices=devices,
+        graphs=_graphs(rows),
+        problems=len(rows),
+        known=len(rows) - len(mine),
+        seconds=job.spent if job is not None else sum(row.entry.seconds for row in mine),
+        candidates=sum(row.entry.candidates for row in rows),
+        failed=sum(row.entry.failed for row in rows),
+        of_default=_mean(row.of_default for row in rows if not _prepares(row.entry)),
+        of_aten=_mean(row.of_aten for row in rows if not _prepares(row.entry)),
+        changes=None if old is None else _changes(old, [row.entry for row in rows], whole=job is None),
+        against=against,
+    )
+
+
+def of_lock(entries: Iterable[TuningEntry]) -> list[TuneResult]:
+    """A lock file's entries as a job's results; copies and large square products say what the devices can do."""
+    return [
+        TuneResult(item="", entry=entry, ceiling=ceiling)
+        for entry in entries
+        for ceiling in ([False, True] if _large(entry) else [entry.problem.op == "copy"])
+    ]
+
+
+def _prepares(entry: TuningEntry) -> bool:
+    """Whether it says how another problem is posed (are its matrices padded?), and that one has its own times."""
+    return entry.problem.op.startswith("pad_mm.")
+
+
+def _large(entry: TuningEntry) -> bool:
+    pair = entry.problem.operands
+    sizes = {length for operand in pair for length in operand.size}
+    return entry.problem.op == "mm" and len(sizes) == 1 and min(sizes) >= _LARGE
+
+
+def _places(results: Iterable[TuneResult]) -> list[DeviceEnvironment]:
+    found = {result.entry.place.digest(): result.entry.place for result in results if not result.ceiling}
+    return sorted(found.values(), key=lambda place: (place.device, place.torch, place.digest()))
+
+
+def _device(place: DeviceEnvironment, results: Iterable[TuneResult]) -> TunedDevice:
+    mine = [result for result in results if result.entry.place == place]
+    measured = [result for result in mine if result.ceiling]
+    found = [result for result in mine if not result.ceiling]
+    ceilings = roofline.ceilings((r.entry for r in measured), (r.entry for r in found))
+    rows = [_row(result, ceilings) for result in found]
+    return TunedDevice(place, sorted(rows, key=_gain), ceilings, measured)
+
+
+def _row(result: TuneResult, ceilings: roofline.DeviceCeilings) -> TuningRow:
+    entry = result.entry
+    done, took = roofline.kernel_work(entry), entry.winner.milliseconds
+    saved = None
+    if entry.default is not None and result.graphs and not _prepares(entry):
+        saved = sum(count for _, count in result.graphs) * (entry.default.milliseconds - took)
+    return TuningRow(
+        result=result,
+        share=roofline.share(entry, ceilings),
+        rate=done.flops / (took / 1e3) if done.flops else None,
+        intensity=done.flops / done.bytes if done.flops and done.bytes else None,
+        saved=saved,
+    )
+
+
+def _gain(row: TuningRow) -> tuple[object, ...]:
+    """What gains most first."""
+    ratio = row.of_default or row.of_aten
+    return ratio is None, -(ratio or 0.0), row.entry.problem.text()
+
+
+def _graphs(rows: Iterable[TuningRow]) -> list[TunedGraph]:
+    """Those for which it is known what Inductor would have taken; the largest saving first."""
+    found: dict[str, TunedGraph] = {}
+    for row in rows:
+        default = None if _prepares(row.entry) else row.entry.default
+        for key, count in row.result.graphs:
+            had = found.get(key, TunedGraph(key, 0, 0.0, 0.0))
+            if default is not None:
+                found[key] = TunedGraph(
+                    key,
+                    had.problems + 1,
+                    had.default + count * default.milliseconds,
+                    had.winners + count * row.entry.winner.milliseconds,
+                )
+    return sorted(found.values(), key=lambda graph: (-graph.saved, graph.key))
+
+
+def _changes(
+    old: Sequence[TuningEntry], new: Sequence[TuningEntry], *, whole: bool
+) -> list[tuning_diff.TuningChange]:
+    """A job has some problems: what it leaves out of the old lock is not gone."""
+    found = tuning_diff.tuning_changes(old, new)
+    return [change for change in found if whole or change.kind != "gone"]
+
+
+def _ratio(other: records.Timing | None, entry: TuningEntry) -> float | None:
+    return None if other is None else other.milliseconds / entry.winner.milliseconds
+
+
+def _mean(ratios: Iterable[float | None]) -> float | None:
+    known = [ratio for ratio in ratios if ratio is not None]
+    return statistics.geometric_mean(known) if known else None

@@ -1,0 +1,281 @@
+"""Where checkpoints lie: a folder that all nodes see, or an object store. Names in; whole checkpoints, or none, out.
+
+A checkpoint is the folder `step-N` with a list of its files, `whole.json`, which is written last: without that there
+is no checkpoint. In a folder it is made as `step-N.partial` and renamed; in a store each rank puts its own files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from ....compiler import decoding
+from ....compiler.errors import CheckpointError, SettingsError
+from ...atomic_file import write_atomically
+
+_WHOLE = "whole.json"
+_PARTIAL = ".partial"
+_REPLACED = ".replaced" + _PARTIAL
+_NAME = re.compile(r"step-([0-9]{1,16})")
+_BLOCK_BYTES = 1 << 20
+_SILENCE = timedelta(seconds=20)
+"""Of a store, after which it is given up."""
+_TRANSFER = timedelta(minutes=30)
+"""One request."""
+
+
+class CheckpointFile(Struct, frozen=True):
+    """name: within the checkpoint. digest: SHA-256."""
+
+    name: str
+    bytes: int
+    digest: str
+
+
+class CheckpointManifest(Struct, frozen=True):
+    """What makes a checkpoint one. ranks: that wrote it."""
+
+    step: int
+    ranks: int
+    files: list[CheckpointFile]
+
+
+class CheckpointStorage(Protocol):
+    """Every rank has one. Raises OSError or CheckpointError."""
+
+    def clear(self) -> None:
+        """Rank 0, before the first is begun: delete what was begun and never finished."""
+
+    def begin(self, name: str) -> Path:
+        """A folder for this rank's files, which may be the other ranks' too."""
+
+    def keep(self, name: str, files: Iterable[CheckpointFile]) -> None:
+        """This rank's files are written: bring them to where they stay."""
+
+    def publish(self, name: str, whole: CheckpointManifest) -> None:
+        """Rank 0, when all ranks have kept theirs."""
+
+    def abandon(self, name: str) -> None:
+        """Every rank, of what did not become whole: leave nothing."""
+
+    def done(self, name: str) -> None:
+        """Every rank, after `publish`."""
+
+    def names(self) -> list[str]:
+        """Of what has its list, the newest first."""
+
+    def whole(self, name: str) -> CheckpointManifest:
+        """Raises CheckpointError if its list cannot be read."""
+
+    def opened(self, name: str, whole: CheckpointManifest) -> contextlib.AbstractContextManager[Path]:
+        """A folder of its files on this machine, while it is needed. For one process of each machine."""
+
+    def drop(self, name: str) -> None:
+        """Rank 0. What is half deleted is no checkpoint."""
+
+
+def storage_of(location: str | Path) -> CheckpointStorage:
+    """Raises SettingsError for what is neither a folder nor a store's URL."""
+    text = str(location)
+    scheme = urlsplit(text).scheme if "://" in text else ""
+    if scheme in ("", "file"):
+        return FolderStorage(Path(unquote(urlsplit(text).path) if scheme else text).absolute())
+    return ObjectStorage(text)
+
+
+def step_of(name: str) -> int:
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else -1
+
+
+def file_of(folder: Path, name: str) -> CheckpointFile:
+    """Reads it: it is still in the system's memory."""
+    digest, count = hashlib.sha256(), 0
+    with (folder / name).open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            count += len(block)
+    return CheckpointFile(name, count, digest.hexdigest())
+
+
+def damage(folder: Path, files: Iterable[CheckpointFile]) -> str:
+    """What is wrong with the first of them that is not as it was written; '' if all are."""
+    for file in files:
+        try:
+            found = file_of(folder, file.name)
+        except OSError as error:
+            return f"{file.name}: {error.strerror or error}"
+        if found.bytes != file.bytes:
+            return f"{file.name} has {found.bytes} bytes of {file.bytes}"
+        if found != file:
+            return f"{file.name} is not what was written"
+    return ""
+
+
+def _decode(name: str, data: bytes) -> CheckpointManifest:
+    try:
+        return decoding.from_json(data, type=CheckpointManifest)
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"the list of {name} cannot be read: {error}") from None
+
+
+def _newest_first(names: Iterable[str]) -> list[str]:
+    return sorted((name for name in names if step_of(name) >= 0), key=step_of, reverse=True)
+
+
+class FolderStorage:
+    """One that all ranks see."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def clear(self) -> None:
+        for path in self._folder.glob(f"step-*{_PARTIAL}"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def begin(self, name: str) -> Path:
+        partial = self._folder / (name + _PARTIAL)
+        partial.mkdir(parents=True, exist_ok=True)
+        return partial
+
+    def keep(self, name: str, files: Iterable[CheckpointFile]) -> None:
+        pass
+
+    def publish(self, name: str, whole: CheckpointManifest) -> None:
+        partial, final = self._folder / (name + _PARTIAL), self._folder / name
+        write_atomically(partial / _WHOLE, msgspec.json.encode(whole), mode=0o644, synced=True)
+        if not final.exists():
+            partial.rename(final)
+            return
+        old = self._folder / (name + _REPLACED)  # of an earlier run that went further, or damaged
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+        try:
+            partial.rename(final)
+        except OSError:
+            old.rename(final)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+    def abandon(self, name: str) -> None:
+        shutil.rmtree(self._folder / (name + _PARTIAL), ignore_errors=True)
+
+    def done(self, name: str) -> None:
+        pass
+
+    def names(self) -> list[str]:
+        return _newest_first(path.parent.name for path in self._folder.glob(f"step-*/{_WHOLE}"))
+
+    def whole(self, name: str) -> CheckpointManifest:
+        return _decode(name, (self._folder / name / _WHOLE).read_bytes())
+
+    @contextlib.contextmanager
+    def opened(self, name: str, whole: CheckpointManifest) -> Iterator[Path]:
+        yield self._folder / name
+
+    def drop(self, name: str) -> None:
+        doomed = self._folder / name
+        with contextlib.suppress(FileNotFoundError):
+            (doomed / _WHOLE).unlink()
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+class ObjectStorage:
+    """An object store that obstore knows: s3://, gs://, az://. Credentials are the environment's."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import obstore
+            from obstore.store import from_url
+        except ImportError:
+            raise SettingsError(
+                f"checkpoints in {url} need the package obstore", hint="pip install 'torchrelay[server]'"
+            ) from None
+        self._do: Any = obstore
+        try:
+            self._store: Any = from_url(
+                url,
+                client_options={
+                    "allow_http": True,
+                    "connect_timeout": _SILENCE,
+                    "read_timeout": _SILENCE,
+                    "timeout": _TRANSFER,
+                },
+                retry_config={"max_retries": 3, "retry_timeout": _SILENCE},
+            )
+        except (ValueError, obstore.exceptions.BaseError) as error:
+            raise SettingsError(f"{url} is no place for checkpoints: {error}") from None
+        self._drafts: dict[str, Path] = {}
+
+    def clear(self) -> None:
+        whole = set(self.names())
+        names = {entry["path"].partition("/")[0] for entry in self._listed()}
+        for name in names - whole:
+            if step_of(name) >= 0:
+                self.drop(name)
+
+    def begin(self, name: str) -> Path:
+        self._drafts[name] = Path(tempfile.mkdtemp(prefix="torchrelay-checkpoint-"))
+        return self._drafts[name]
+
+    def keep(self, name: str, files: Iterable[CheckpointFile]) -> None:
+        with self._errors(f"{name} could not be sent"):
+            for file in files:
+                self._do.put(self._store, f"{name}/{file.name}", self._drafts[name] / file.name)
+
+    def publish(self, name: str, whole: CheckpointManifest) -> None:
+        with self._errors(f"{name} could not be sent"):
+            self._do.put(self._store, f"{name}/{_WHOLE}", msgspec.json.encode(whole))
+
+    def abandon(self, name: str) -> None:
+        self.done(name)
+
+    def done(self, name: str) -> None:
+        draft = self._drafts.pop(name, None)
+        if draft is not None:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def names(self) -> list[str]:
+        paths = (entry["path"].partition("/") for entry in self._listed())
+        return _newest_first(name for name, _, rest in paths if rest == _WHOLE)
+
+    def whole(self, name: str) -> CheckpointManifest:
+        with self._errors(f"the list of {name} could not be read"):
+            return _decode(name, bytes(self._do.get(self._store, f"{name}/{_WHOLE}").bytes()))
+
+    @contextlib.contextmanager
+    def opened(self, name: str, whole: CheckpointManifest) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="torchrelay-checkpoint-") as folder:
+            for file in whole.files:
+                with self._errors(f"{name} could not be read"), (Path(folder) / file.name).open("wb") as out:
+                    for chunk in self._do.get(self._store, f"{name}/{file.name}").stream():
+                        out.write(chunk)
+            yield Path(folder)
+
+    def drop(self, name: str) -> None:
+        with self._errors(f"{name} could not be deleted"):
+            paths = [entry["path"] for entry in self._listed(f"{name}/")]
+            for path in sorted(paths, key=lambda path: not path.endswith(_WHOLE)):
+                self._do.delete(self._store, path)
+
+    def _listed(self, prefix: str = "") -> list[Any]:
+        with self._errors("the store of the checkpoints could not be read"):
+            return [entry for batch in self._do.list(self._store, prefix or None) for entry in batch]
+
+    @contextlib.contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except self._do.exceptions.BaseError as error:
+            raise CheckpointError(f"{what}: {' '.join(str(error).split())[:300]}") from None

@@ -1,0 +1,86 @@
+"""Optimizer steps of this process, seen from outside the script: PyTorch's own hooks in, a count and calls out.
+
+A step is one of the first optimizer that takes any: of two (a GAN's) or of hundreds (one for each parameter) the first
+stands for all, and of an optimizer inside another (ZeRO) the outer one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+Listener = Callable[[Optimizer], None]
+
+
+class OptimizerSteps:
+    """base: steps that were finished before this process began. done: those finished since."""
+
+    def __init__(self) -> None:
+        self.base = 0
+        self.done = 0
+        self._first: weakref.ref[Optimizer] | None = None
+        self._quiet = 0
+        self._listeners: list[Listener] = []
+        self._started = False
+
+    @property
+    def latest(self) -> int:
+        """Number of the last finished step, from 0; 0 also before the first."""
+        return max(self.base + self.done - 1, 0)
+
+    def start(self) -> None:
+        """Count from now on; asking twice is asking once."""
+        if self._started:
+            return
+        self._started = True
+        # Of a compiled step they are called all the same, and none of this is compiled.
+        register_optimizer_step_pre_hook(torch.compiler.disable(self._before))  # type: ignore[no-untyped-call]
+        register_optimizer_step_post_hook(torch.compiler.disable(self._after))  # type: ignore[no-untyped-call]
+
+    def listen(self, listener: Listener) -> None:
+        self.start()
+        self._listeners.append(listener)
+
+    def resume(self, finished: int) -> None:
+        """The next step is number `finished`."""
+        self.base, self.done = finished, 0
+
+    @contextlib.contextmanager
+    def not_counted(self) -> Iterator[None]:
+        """Steps inside are no training: PyTorch takes one to fill an optimizer's state."""
+        self._quiet += 1
+        try:
+            yield
+        finally:
+            self._quiet -= 1
+
+    def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self._quiet:
+            return
+        if self._first is None or self._first() is None:
+            self._first = weakref.ref(optimizer)
+
+    def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self._quiet or self._first is None:
+            return
+        if self._first() is not optimizer:
+            return
+        self.done += 1
+        for listener in self._listeners:
+            listener(optimizer)
+
+
+@functools.cache
+def process_steps() -> OptimizerSteps:
+    """This process' one count."""
+    return OptimizerSteps()

@@ -1,0 +1,217 @@
+"""What a rank tells of its steps: values of the script's own and the step's own in; Metrics to the job, callbacks out.
+
+`report` is the script's. The rest needs nothing of the script: after an optimizer's steps the rank tells how long they
+took, the learning rate, memory, and how long it waited for data; several times a second at most, then as the mean of
+the steps since.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from ....compiler.api.training.events import CheckpointEvent, FirstStep, JobNote, RankCompiles, StepMetrics
+from ...reports.run_report import process_report
+from ..rank_environment import RankEnvironment, load_rank
+from .callbacks import Callback
+from .channel import RankChannel, process_channel
+from .loader_waits import LoaderWaits, process_loader_waits
+from .optimizer_steps import OptimizerSteps, process_steps
+
+_EVERY_SECONDS = 0.5
+"""Between two Metrics of the step's own."""
+
+
+class MetricsReporter:
+    """One process' metrics. Costs nothing where nobody listens: no tensor is read."""
+
+    def __init__(
+        self, rank: RankEnvironment, channel: RankChannel, steps: OptimizerSteps, waits: LoaderWaits
+    ) -> None:
+        self._rank = rank
+        self._channel = channel
+        self._steps = steps
+        self._waits = waits
+        self._callbacks: list[Callback] = []
+        self._unreal: set[str] = set()
+        self._compiles = (0, 0, 0)
+        self._first = True
+        self._watching = False
+        self._since = time.perf_counter()
+        self._told_steps = 0
+        self._untold: tuple[float, Any] | None = None
+        self._waited: tuple[float, int] | None = None
+        """Seconds and samples of the steps that are not told yet."""
+
+    # --- the script's own ----------------------------------------------------------------------------------
+
+    def report(self, step: int | None = None, **values: Any) -> None:
+        if not self._heard():
+            return
+        self._tell(self._steps.latest if step is None else step, _numbers(values))
+
+    def add_callback(self, callback: Callback) -> None:
+        self._callbacks.append(callback)
+        self.watch()
+
+    def checkpoint(self, checkpoint: CheckpointEvent) -> None:
+        self._channel.tell(checkpoint)
+        for callback in self._callbacks:
+            callback.on_checkpoint(checkpoint)
+
+    def note(self, level: Any, text: str) -> None:
+        self._channel.tell(JobNote(level=level, text=text[:4000], rank=self._rank.rank))
+
+    # --- the step's own ------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Tell of steps, if anybody listens; asking twice is asking once."""
+        if self._heard() and not self._watching:
+            self._watching = True
+            self._waits.watch_loaders()
+            self._steps.listen(self._stepped)
+
+    def end(self) -> None:
+        """The script has ended: tell what there is left to tell."""
+        if self._untold is not None and self._heard():
+            self._tell_steps(*self._untold)
+        self._tell_compiles()
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback.on_end()
+
+    def _heard(self) -> bool:
+        return not self._rank.capture and (self._channel.open or bool(self._callbacks))
+
+    def _stepped(self, optimizer: Optimizer) -> None:
+        if not self._heard():
+            return
+        self._take_waits()
+        first, self._first = self._first, False
+        if first:
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.synchronize()
+            self._channel.tell(FirstStep(rank=self._rank.rank, at=time.time(), attempt=self._rank.attempt))
+            self._tell_compiles()
+        now, rate = (
+            time.perf_counter(),
+            optimizer.param_groups[0].get("lr") if optimizer.param_groups else None,
+        )
+        if first:
+            self._since = now  # what was before it is the start, and compiles
+        if first or now - self._since >= _EVERY_SECONDS:
+            self._tell_steps(now, rate)
+            self._tell_compiles()
+        else:
+            self._untold = now, rate
+
+    def _take_waits(self) -> None:
+        """At each step: a batch that is asked for after the last one is none's."""
+        taken, before = self._waits.taken(), self._waited or (0.0, 0)
+        if taken is not None:
+            self._waited = before[0] + taken[0], before[1] + taken[1]
+
+    def _tell_steps(self, now: float, rate: Any) -> None:
+        """Of the steps since it was last done, as their mean. now: when the last of them ended."""
+        steps = max(self._steps.done - self._told_steps, 1)
+        values = {"memory_bytes": float(_memory())}
+        if now > self._since:
+            values["step_seconds"] = (now - self._since) / steps
+        if isinstance(rate, float | int) or (isinstance(rate, torch.Tensor) and rate.device.type == "cpu"):
+            values["learning_rate"] = float(rate)
+        if self._waited is not None:
+            values["wait_seconds"] = self._waited[0] / steps
+            if self._waited[1]:
+                values["samples"] = self._waited[1] / steps
+            self._waited = 0.0, 0
+        self._tell(self._steps.latest, values)
+        self._since, self._told_steps, self._untold = now, self._steps.done, None
+
+    def _tell(self, step: int, values: Mapping[str, float]) -> None:
+        real = {name: value for name, value in values.items() if math.isfinite(value)}
+        for name in values.keys() - real.keys() - self._unreal:
+            self._unreal.add(name)
+            self.note("warning", f"{name} is {values[name]} at step {step}")
+        metrics = StepMetrics(rank=self._rank.rank, step=step, at=time.time(), values=real)
+        self._channel.tell(metrics)
+        for callback in self._callbacks:
+            callback.on_metrics(metrics)
+
+    def _tell_compiles(self) -> None:
+        found = process_report().snapshot()
+        hits = found.hits + found.disk_hits + found.shared
+        counts = hits, found.misses + found.coalesced, sum(found.fallbacks.values())
+        if counts == self._compiles:
+            return
+        self._compiles = counts
+        self._channel.tell(
+            RankCompiles(
+                rank=self._rank.rank,
+                hits=counts[0],
+                misses=counts[1],
+                fallbacks=counts[2],
+                reasons=sorted(found.fallbacks),
+                attempt=self._rank.attempt,
+            )
+        )
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Plain numbers; tensors of one device are read together. Raises ValueError for a tensor of more than one
+    element, TypeError for what is no number."""
+    numbers: dict[str, float] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor):
+            whole: Callable[[], torch.Tensor] | None = getattr(value, "full_tensor", None)
+            tensor = whole() if whole is not None else value  # a DTensor
+            if tensor.numel() != 1:
+                raise ValueError(f"{name} has {tensor.numel()} elements; report one number, such as its mean")
+            tensors[name] = tensor.detach().reshape(())
+        else:
+            numbers[name] = float(value)
+    by_device: dict[torch.device, list[str]] = {}
+    for name, tensor in tensors.items():
+        by_device.setdefault(tensor.device, []).append(name)
+    for names in by_device.values():
+        read = torch.stack([tensors[name].to(torch.float64) for name in names]).tolist()
+        numbers |= dict(zip(names, read, strict=True))
+    return {name: numbers[name] for name in values}
+
+
+def _memory() -> int:
+    """Bytes: the most that the GPU's allocator has held, or what this process has of the machine's memory now."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return int(torch.cuda.max_memory_allocated())
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+@functools.cache
+def process_reporter() -> MetricsReporter:
+    return MetricsReporter(load_rank(), process_channel(), process_steps(), process_loader_waits())
+
+
+def report(step: int | None = None, **values: Any) -> None:
+    """Tell the job numbers of a step: `train.report(step=step, loss=loss, tokens=batch.numel())`.
+
+    Values are numbers or tensors of one element; those on a device are read in one go, and not at all where nobody
+    listens. Names with a meaning: loss, samples, tokens (of this step and this rank), gradient_norm. step: from 0; the
+    optimizer's last one if not given. Raises ValueError, TypeError for what is no number.
+    """
+    process_reporter().report(step, **values)
+
+
+def add_callback(callback: Callback) -> None:
+    """Have `callback` told in this process. Any rank may; most want `if rank == 0`."""
+    process_reporter().add_callback(callback)

@@ -1,0 +1,70 @@
+"""A rank that is asked to end (SIGTERM: a cancel, another number of ranks, a node that goes away): saves, then ends.
+
+Ranks are asked at slightly different moments and must stop at the same step, or the others wait for ever in the next
+collective. So each call of `should_stop` begins a small sum over all ranks and reads the one that the call before
+began: it has had a step's time to arrive, and all ranks read the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .rank_environment import load_rank
+
+
+class Preemption:
+    def __init__(self) -> None:
+        self.told = False
+        """Whether `should_stop` has said yes."""
+        self._asked = threading.Event()
+        self._listening = False
+        self._group: Any = None
+        self._sum: tuple[Any, torch.Tensor] | None = None
+
+    def should_stop(self) -> bool:
+        if load_rank().capture:
+            return False
+        self._listen()
+        asked = self._asked.is_set()
+        if _alone():
+            self.told = self.told or asked
+            return self.told
+        if self._group is None:
+            self._group = dist.new_group(backend="gloo")
+        before, mine = self._sum, torch.tensor([int(asked)])
+        if before is not None:
+            before[0].wait()
+            self.told = self.told or bool(before[1].item())
+        self._sum = dist.all_reduce(mine, group=self._group, async_op=True), mine
+        return self.told
+
+    def _listen(self) -> None:
+        """From the first call on SIGTERM is a question; until then it ends the process, as always."""
+        if self._listening or threading.current_thread() is not threading.main_thread():
+            return
+        self._listening = True
+        signal.signal(signal.SIGTERM, lambda *_: self._asked.set())
+
+
+def _alone() -> bool:
+    return not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
+
+
+@functools.cache
+def process_preemption() -> Preemption:
+    return Preemption()
+
+
+def should_stop() -> bool:
+    """Whether to save and end now: `if train.should_stop(): checkpoints.save(...); break`.
+
+    All ranks call it alike, once a step, and get the same answer; some steps after the question at most. The first
+    call makes a process group, and turns SIGTERM from an end into a question: call it from the main thread.
+    """
+    return process_preemption().should_stop()

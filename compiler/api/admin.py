@@ -1,0 +1,180 @@
+"""What a gateway tells administrators: tokens, artifacts, namespaces, keys and the audit log, as structs.
+
+Times are seconds since 1970, UTC, unless a name says otherwise."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from ..artifact import manifest as artifact_manifest
+from ..artifact.trust_document import ListedKey
+from .bounds import TEN_YEARS_SECONDS, Amount, Count
+
+Role = Literal["read", "compile", "tune", "train", "admin"]
+"""read: artifacts, progress, stats; every other role includes it. compile: ask for compiles. tune, train: ask
+for tuning and training jobs. admin: everything."""
+
+
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/tokens`. `expires_seconds`: the token's life from now; null: it does not expire."""
+
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9._@-]{1,64}$")]
+    roles: Annotated[frozenset[Role], Meta(min_length=1)]
+    expires_seconds: Annotated[int, Meta(ge=1, le=TEN_YEARS_SECONDS)] | None = None
+    namespace: Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,62}|\*)?$")] = ""
+    """'': the administrator's own; `*`: all of them, which only a token for all may give."""
+    rate: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None
+    """Requests a second; null: as the settings say; 0: no limit."""
+    allow_source: bool = False
+    """Whether graphs with source that runs at compile time (user-written Triton kernels) are compiled for it."""
+
+
+class TokenRecord(Struct, frozen=True, kw_only=True):
+    """A token, without its secret."""
+
+    id: str
+    """Names the token where it must not be shown; opens nothing."""
+    name: str
+    roles: frozenset[Role]
+    namespace: str = "default"
+    """Or `*`: all of them."""
+    created: int
+    rate: float | None = None
+    """Requests a second; None: as the service's settings say; 0: no limit."""
+    expires: int | None = None
+    revoked: int | None = None
+    allow_source: bool = False
+    """It may send source that runs at compile time."""
+
+    def over(self, now: float) -> int | None:
+        """When it stopped opening anything; None while it does."""
+        ends = [end for end in (self.expires, self.revoked) if end is not None and end <= now]
+        return min(ends, default=None)
+
+
+class TokenReply(Struct, frozen=True):
+    """Answer of `POST /v1/tokens`. `token` is shown this once: the service keeps only its digest."""
+
+    token: str
+    record: TokenRecord
+
+
+class CacheEntry(Struct, frozen=True, kw_only=True):
+    """An artifact that the cache offers. `seconds`: what its compile took."""
+
+    key: str
+    digest: str
+    bytes: int
+    place: str
+    """redis or store."""
+    created: float
+    used: float
+    pinned: bool
+    seconds: float
+
+
+class CacheReply(Struct, frozen=True):
+    """Answer of `GET /v1/cache`. `next`: the cursor of the next page; '' after the last."""
+
+    entries: list[CacheEntry]
+    next: str
+
+
+class ArtifactReply(Struct, frozen=True):
+    """Answer of `GET /v1/cache/{key}`. `signer`: ids of the keys that signed; `manifest`: unverified, to look at;
+    `components`: what the key covers."""
+
+    entry: CacheEntry
+    signer: str
+    manifest: artifact_manifest.Manifest
+    components: dict[str, str]
+
+
+class ImportReply(Struct, frozen=True):
+    """Answer of `POST /v1/cache`. exists: the key had an artifact already, which stays."""
+
+    key: str
+    outcome: Literal["imported", "exists"]
+
+
+class CollectReply(Struct, frozen=True):
+    """Answer of `POST /v1/cache/gc`: entries evicted over a limit, stray blobs deleted."""
+
+    evicted: int
+    swept: int
+
+
+class Quota(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a namespace may use. 0: no limit; null: as the settings say."""
+
+    compiles: int | None = None
+    """Distinct graphs that compile or wait for it at the same time."""
+    compile_seconds: float | None = None
+    """That workers spend on it in a period."""
+    bytes: int | None = None
+    """Of its artifacts; past it, its least recently used go."""
+
+
+class QuotaChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `PATCH /v1/namespaces/{name}`: a Quota; what it does not name stays as it is."""
+
+    compiles: Count | UnsetType | None = UNSET
+    compile_seconds: Amount | UnsetType | None = UNSET
+    bytes: Count | UnsetType | None = UNSET
+
+
+class NamespaceReply(Struct, frozen=True, kw_only=True):
+    """A namespace, in the answers of `/v1/namespaces`."""
+
+    name: str
+    own: Quota
+    """What an administrator set for it."""
+    quota: Quota
+    """In force."""
+    compiles: int
+    """That run or wait now."""
+    compile_seconds: float
+    """Spent in this period."""
+    period_ends_seconds: float
+    """From now; 0: nothing was spent, and the next compile begins a period."""
+    bytes: int
+    artifacts: int
+
+
+class KeysReply(Struct, frozen=True):
+    """Answer of `/v1/keys`. `current` signs now. `epoch`: what was signed in an earlier one counts no longer."""
+
+    current: str
+    serial: int
+    epoch: int
+    keys: list[ListedKey]
+    revoked: list[str]
+
+
+class AuditEntry(Struct, frozen=True, kw_only=True):
+    """Who (`name`, and `token`'s public id) did what to which key. `id` orders entries; `at` by Redis' clock."""
+
+    id: str
+    at: float
+    namespace: str
+    action: str
+    name: str = ""
+    token: str = ""
+    key: str = ""
+    digest: str = ""
+    worker: str = ""
+    signer: str = ""
+    """Id of the key that signed."""
+    detail: str = ""
+
+
+class AuditReply(Struct, frozen=True):
+    """Answer of `GET /v1/audit`. `next`: the `before` of the next page; '' after the last."""
+
+    entries: list[AuditEntry]
+    next: str

@@ -1,0 +1,212 @@
+"""A training job's working directory: a folder's files in; one compressed tar out, and back into a folder. No torch.
+
+The same files give the same bytes: names are sorted, times and owners left out. What comes from elsewhere is unpacked
+with nothing outside its folder touched: names stay inside, links lead inside and are made last, sizes are bounded.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import posixpath
+import sys
+import tarfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+from ...errors import LimitExceeded, MalformedRequest
+from .jobs import PACKAGE_BYTES
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+MOST_FILES = 100_000
+UNPACKED_BYTES = 4 << 30
+_LEVEL = 3
+_PIECE = 1 << 20
+_NAME_BYTES = 1024
+_BEFORE_SECONDS = 60.0
+
+
+def pack(root: Path, names: Iterable[str], *, limit: int = PACKAGE_BYTES) -> bytes:
+    """Files, folders and links below `root`, by names relative to it with `/`.
+
+    Raises LimitExceeded past `limit` bytes, packed, MOST_FILES or UNPACKED_BYTES; OSError for what cannot be read;
+    MalformedRequest, which names it, for a link that leads out, and for what is no file, folder or link.
+    """
+    out = _Packed(limit)
+    with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_PIECE) as tar:
+        for count, name in enumerate(sorted(names)):
+            if count >= MOST_FILES:
+                raise LimitExceeded(f"there are more than {MOST_FILES} files", hint="")
+            _add(tar, root, name)
+    return out.finish()
+
+
+def unpack(data: bytes, folder: Path, *, limit: int = UNPACKED_BYTES) -> None:
+    """Into `folder`, which is there and holds nothing. Raises MalformedRequest for what `pack` cannot have made,
+    LimitExceeded past `limit` bytes or MOST_FILES; OSError, as of a full disk.
+
+    Files get times of _BEFORE_SECONDS ago: whatever a script writes there at once is newer.
+    """
+    before = time.time() - _BEFORE_SECONDS
+    links: list[tuple[Path, str]] = []
+    seen: set[str] = set()
+    left = limit
+    try:
+        with tarfile.open(fileobj=_Unpacked(data), mode="r|", bufsize=_PIECE) as tar:
+            for count, member in enumerate(tar):
+                name = member.name.rstrip("/")
+                if count >= MOST_FILES:
+                    raise LimitExceeded(f"the package has more than {MOST_FILES} files")
+                if not _inside(name) or name in seen:
+                    raise MalformedRequest(f"the package has a file named {name[:80]!r}")
+                seen.add(name)
+                path = folder / name
+                if member.isdir():
+                    path.mkdir(parents=True, exist_ok=True)
+                    continue
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if member.issym():
+                    if not leads_inside(name, member.linkname):
+                        raise MalformedRequest(f"the package's link {name[:80]!r} leads out of it")
+                    links.append((path, member.linkname))
+                    continue
+                source = tar.extractfile(member) if member.isreg() else None
+                if source is None:
+                    raise MalformedRequest(f"the package's {name[:80]!r} is no file, folder or link")
+                left -= member.size
+                if left < 0:
+                    raise LimitExceeded(f"the package holds more than {limit} bytes")
+                _write(path, source, before, executable=bool(member.mode & 0o100))
+    except (tarfile.TarError, zstd.ZstdError, EOFError, FileExistsError, NotADirectoryError) as error:
+        raise MalformedRequest(f"this is no package of a working directory: {error}") from None
+    for path, target in links:
+        if path.exists() or path.is_symlink():
+            raise MalformedRequest(f"the package has two of {path.name[:80]!r}")
+        path.symlink_to(target)
+
+
+def leads_inside(name: str, target: str) -> bool:
+    """Whether a link so named, with this text, stays in the folder: upwards only at its beginning, and not too far. All
+    links being so, no way over several leads out either."""
+    parts = target.split("/")
+    while parts and parts[0] == "..":
+        parts.pop(0)
+    ups = target.count("/") + 1 - len(parts)
+    plain = all(part not in ("", "..") for part in parts) and "\0" not in target
+    return bool(target) and plain and ups <= name.count("/") and len(target.encode()) <= _NAME_BYTES
+
+
+def _inside(name: str) -> bool:
+    parts = name.split("/")
+    try:
+        short = len(name.encode()) <= _NAME_BYTES
+    except UnicodeEncodeError:
+        return False
+    return bool(name) and short and "\0" not in name and all(part not in ("", ".", "..") for part in parts)
+
+
+def _add(tar: tarfile.TarFile, root: Path, name: str) -> None:
+    path = root / name
+    member = tarfile.TarInfo(name)
+    if not _inside(name):
+        raise MalformedRequest(f"{name!r} cannot be sent", hint="Rename it: UTF-8, of at most 1024 bytes")
+    if path.is_symlink():
+        target = _target(root, path)
+        if not leads_inside(name, target):
+            raise MalformedRequest(
+                f"{name} is a link to {target}, outside of the folder",
+                hint="Name it in .torchrelayignore, or put a copy in its place",
+            )
+        member.type, member.linkname = tarfile.SYMTYPE, target
+        tar.addfile(member)
+    elif path.is_dir():
+        member.type, member.mode = tarfile.DIRTYPE, 0o755
+        tar.addfile(member)
+    elif path.is_file():
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            member.size, member.mode = status.st_size, 0o755 if status.st_mode & 0o100 else 0o644
+            tar.addfile(member, file)
+    else:
+        raise MalformedRequest(f"{name} is no file", hint="Name it in .torchrelayignore")
+
+
+def _target(root: Path, path: Path) -> str:
+    """A link's text; one that names a place inside by its whole path is written as a way from the link."""
+    target = str(path.readlink())
+    if target.startswith("/"):
+        base = os.path.realpath(root)
+        if posixpath.commonpath([base, posixpath.normpath(target)]) == base:
+            return os.path.relpath(target, os.path.realpath(path.parent))
+    return target
+
+
+def _write(path: Path, source: IO[bytes], at: float, *, executable: bool) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with os.fdopen(os.open(path, flags, 0o755 if executable else 0o644), "wb") as file:
+        while part := source.read(_PIECE):
+            file.write(part)
+        file.flush()
+        os.utime(file.fileno(), (at, at))
+
+
+class _Packed(io.RawIOBase):
+    """What a tar is written to: compressed pieces, bounded."""
+
+    def __init__(self, limit: int) -> None:
+        self._compressor = zstd.ZstdCompressor(_LEVEL)
+        self._parts: list[bytes] = []
+        self._limit, self._size, self._raw = limit, 0, 0
+
+    def write(self, data: object) -> int:
+        piece = bytes(data)  # type: ignore[call-overload]
+        self._raw += len(piece)
+        if self._raw > UNPACKED_BYTES:
+            raise LimitExceeded(f"there are more than {UNPACKED_BYTES} bytes", hint="")
+        self._keep(self._compressor.compress(piece))
+        return len(piece)
+
+    def finish(self) -> bytes:
+        self._keep(self._compressor.flush())
+        return b"".join(self._parts)
+
+    def _keep(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size > self._limit:
+            raise LimitExceeded(f"there are more than {self._limit} bytes, packed", hint="")
+        self._parts.append(part)
+
+
+class _Unpacked(io.RawIOBase):
+    """A zstd frame, read piece by piece."""
+
+    def __init__(self, data: bytes) -> None:
+        self._pieces = self._decompressed(data)
+        self._rest = b""
+
+    def read(self, size: int = -1) -> bytes:
+        while size < 0 or len(self._rest) < size:
+            piece = next(self._pieces, None)
+            if piece is None:
+                break
+            self._rest += piece
+        if size < 0:
+            size = len(self._rest)
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        return taken
+
+    @staticmethod
+    def _decompressed(data: bytes) -> Iterator[bytes]:
+        decompressor = zstd.ZstdDecompressor()
+        while not decompressor.eof:
+            piece = decompressor.decompress(data, max_length=_PIECE)
+            data = b""
+            if not piece and decompressor.needs_input:
+                raise EOFError("it ends too early")
+            yield piece

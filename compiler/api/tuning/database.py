@@ -1,0 +1,32 @@
+"""Bodies of `/v1/tunings`: the team's database of tuning winners."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from ...tuning.records import TuningEntry
+
+
+class TuningsReply(Struct, frozen=True):
+    """Answer of `GET /v1/tunings`. `next`: the cursor of the next page; '' after the last."""
+
+    entries: list[TuningEntry]
+    next: str
+
+
+class TuningsRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/tunings`. `replace`: an entry takes the place of the one that stands for its problem."""
+
+    entries: Annotated[list[TuningEntry], Meta(min_length=1, max_length=1000)]
+    replace: bool = False
+
+
+class TuningsImported(Struct, frozen=True):
+    """Answer of `POST /v1/tunings`: entries for problems that had none; that stand already, and were left; that took
+    another's place."""
+
+    new: int = 0
+    exists: int = 0
+    replaced: int = 0

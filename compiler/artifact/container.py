@@ -1,0 +1,201 @@
+"""The container a compile comes back in: manifest and members in; one signed file out, and back.
+
+Layout: MAGIC, a 4-byte little-endian length, an Envelope of that length (MessagePack), then one zstd frame for
+each member in manifest order. A signature (Ed25519, with a domain prefix) covers its statement (signing.py) and the
+manifest's exact bytes, and the manifest holds every member's size and SHA-256, so nothing in the file can change
+unseen. A worker packs without a signature; the gateway signs; the client opens and gets members only if
+everything holds. A site that takes in another's artifact adds its own signature and leaves the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec import Meta, Struct
+
+from .. import decoding
+from ..errors import ArtifactError, LimitExceeded, MalformedRequest, SignatureError
+from ..request import codec, schema
+from . import manifest as artifact_manifest
+from .signing import Statement, Trust, key_id
+
+MAGIC = b"TRLYART2"
+"""The digit is the format's version: a file of another version is no artifact."""
+DOMAIN = b"torchrelay artifact v2\0"
+MAX_SIGNATURES = 8
+MAX_MEMBER_BYTES = 4 << 30
+"""One member, unpacked."""
+_LENGTH = struct.Struct("<I")
+_MEMBER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+\-]*(/[A-Za-z0-9_][A-Za-z0-9_.+\-]*)*", re.ASCII)
+"""Relative, and no part of it is hidden or leads upwards: whoever writes a member to a folder stays inside."""
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class Signature(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """`value`: Ed25519 over `signed_bytes`."""
+
+    statement: Statement
+    value: bytes
+
+
+class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
+    """What stands before the members. `frames`: each member's compressed size in bytes."""
+
+    manifest: bytes
+    frames: list[int]
+    signatures: Annotated[list[Signature], Meta(max_length=MAX_SIGNATURES)] = []
+
+
+class Artifact(Struct, frozen=True):
+    """A verified artifact: the manifest, each member's bytes by name, and the statement that was believed."""
+
+    manifest: artifact_manifest.Manifest
+    members: dict[str, bytes]
+    statement: Statement
+
+
+def member(name: str, data: bytes) -> artifact_manifest.Member:
+    return artifact_manifest.Member(name=name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def pack(manifest: artifact_manifest.Manifest, members: Mapping[str, bytes]) -> bytes:
+    """An unsigned artifact file. `manifest.members` must list `members` in the same order."""
+    if [m.name for m in manifest.members] != list(members):
+        raise ArtifactError("the manifest's members are not the ones packed")
+    frames = [codec.compress(data) for data in members.values()]
+    return _assemble(Envelope(msgspec.msgpack.encode(manifest), [len(f) for f in frames]), frames)
+
+
+def sign(
+    data: bytes,
+    signer: Ed25519PrivateKey,
+    *,
+    key: str,
+    namespace: str,
+    epoch: int,
+    signed_at: int,
+    origin: str = "",
+) -> bytes:
+    """Add a signature to an artifact file after checking that it is whole and answers request `key`.
+
+    `epoch`, `signed_at` (seconds since 1970) and `origin` are the statement's (signing.py). Raises ArtifactError: a
+    damaged artifact, or one for another key, is never signed.
+    """
+    envelope, body = _split(data)
+    manifest, _ = _open(envelope, body)
+    if manifest.key != key:
+        raise ArtifactError(f"artifact answers {manifest.key}, not {key}")
+    if len(envelope.signatures) == MAX_SIGNATURES:
+        raise ArtifactError(f"the artifact has {MAX_SIGNATURES} signatures, and takes no more")
+    statement = Statement(key_id(signer.public_key()), namespace, signed_at, epoch, origin)
+    signature = Signature(statement, signer.sign(signed_bytes(statement, envelope.manifest)))
+    signed = msgspec.structs.replace(envelope, signatures=[*envelope.signatures, signature])
+    return _assemble(signed, [body])
+
+
+def signed_bytes(statement: Statement, manifest: bytes) -> bytes:
+    """What a signature covers. msgspec writes equal values as equal bytes, and lengths stand before what they
+    measure, so no two pairs share theirs."""
+    return DOMAIN + msgspec.msgpack.encode((statement, manifest))
+
+
+def verify(data: bytes, trust: Trust, *, key: str) -> Artifact:
+    """Open a signed artifact: statement and signature first, then key, then every digest.
+
+    Raises SignatureError when no signature is one that `trust` accepts, ArtifactError when the artifact is damaged
+    or answers another key.
+    """
+    envelope, body = _split(data)
+    statement = _believed(envelope, trust)
+    manifest, members = _open(envelope, body)
+    if manifest.key != key:
+        raise ArtifactError(f"artifact answers {manifest.key}, not {key}")
+    return Artifact(manifest, members, statement)
+
+
+def read_manifest(data: bytes) -> artifact_manifest.Manifest:
+    """The manifest alone, unverified: for listings and logs, never for loading."""
+    return _manifest(_split(data)[0])
+
+
+def statements(data: bytes) -> list[Statement]:
+    """What the signatures say, unverified: for listings and logs. The last is the latest."""
+    return [signature.statement for signature in _split(data)[0].signatures]
+
+
+def _believed(envelope: Envelope, trust: Trust) -> Statement:
+    """The latest acceptable statement. Raises SignatureError, about the latest one."""
+    refusals = []
+    for signature in reversed(envelope.signatures):
+        try:
+            public = trust.key_for(signature.statement)
+            public.verify(signature.value, signed_bytes(signature.statement, envelope.manifest))
+        except SignatureError as error:
+            refusals.append(error)
+        except InvalidSignature:
+            refusals.append(SignatureError("the signature does not match its statement and manifest"))
+        else:
+            return signature.statement
+    raise refusals[0] if refusals else SignatureError("artifact is not signed")
+
+
+def _assemble(envelope: Envelope, parts: Iterable[bytes]) -> bytes:
+    head = msgspec.msgpack.encode(envelope)
+    return b"".join((MAGIC, _LENGTH.pack(len(head)), head, *parts))
+
+
+def _split(data: bytes) -> tuple[Envelope, bytes]:
+    start = len(MAGIC) + _LENGTH.size
+    if len(data) < start or not data.startswith(MAGIC):
+        raise ArtifactError("not an artifact: the first bytes are wrong")
+    (length,) = _LENGTH.unpack_from(data, len(MAGIC))
+    if len(data) < start + length:
+        raise ArtifactError("the artifact is cut short")
+    try:
+        envelope = decoding.from_msgpack(data[start : start + length], type=Envelope)
+    except _UNREADABLE as error:
+        raise ArtifactError(f"the artifact's envelope cannot be read: {error}") from None
+    body = data[start + length :]
+    if any(size < 0 for size in envelope.frames) or sum(envelope.frames) != len(body):
+        raise ArtifactError("the artifact's members are cut short or run over")
+    return envelope, body
+
+
+def _manifest(envelope: Envelope) -> artifact_manifest.Manifest:
+    try:
+        return decoding.from_msgpack(envelope.manifest, type=artifact_manifest.Manifest)
+    except _UNREADABLE as error:
+        raise ArtifactError(f"the artifact's manifest cannot be read: {error}") from None
+
+
+def _open(envelope: Envelope, body: bytes) -> tuple[artifact_manifest.Manifest, dict[str, bytes]]:
+    manifest = _manifest(envelope)
+    if manifest.schema != schema.SCHEMA:
+        raise ArtifactError(f"artifact has schema {manifest.schema}, this side speaks {schema.SCHEMA}")
+    if len(manifest.members) != len(envelope.frames):
+        raise ArtifactError("the artifact's members are not the ones its manifest lists")
+    members: dict[str, bytes] = {}
+    position = 0
+    for entry, size in zip(manifest.members, envelope.frames, strict=True):
+        if not _MEMBER_NAME.fullmatch(entry.name) or len(entry.name) > 255:
+            raise ArtifactError(f"member name {entry.name[:80]!r} is not allowed")
+        if not 0 <= entry.size <= MAX_MEMBER_BYTES:
+            raise ArtifactError(f"member {entry.name!r} has a size out of range")
+        try:
+            data = codec.decompress(body[position : position + size], entry.size)
+        except (MalformedRequest, LimitExceeded):
+            raise ArtifactError(f"member {entry.name!r} is damaged") from None
+        if len(data) != entry.size or hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise ArtifactError(f"member {entry.name!r} does not match its digest")
+        if entry.name in members:
+            raise ArtifactError(f"member {entry.name!r} is listed twice")
+        members[entry.name] = data
+        position += size
+    return manifest, members

@@ -1,0 +1,107 @@
+"""Stages 1 and 7: process state that changes what a graph compiles to; read on the client, applied on the worker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..request import schema
+from ..torch_internals.inductor import config
+from .torch_names import dtype_name
+
+
+def read_ambient(kind: str, values: Sequence[Any]) -> schema.Ambient:
+    autocast = [
+        schema.Autocast(
+            device=device,
+            dtype=dtype_name(torch.get_autocast_dtype(device)),
+            cache=torch.is_autocast_cache_enabled(),
+        )
+        for device in ("cpu", "cuda")
+        if torch.is_autocast_enabled(device)
+    ]
+    # CPU kernels fix their thread count when they are compiled; a graph whose tensors all live on a GPU has none.
+    on_cpu = any(isinstance(v, torch.Tensor) and v.device.type == "cpu" and v.dim() > 0 for v in values)
+    return schema.Ambient(
+        grad=torch.is_grad_enabled(),
+        inference=torch.is_inference_mode_enabled(),
+        autocast=autocast,
+        default_dtype=dtype_name(torch.get_default_dtype()),
+        matmul_precision=torch.get_float32_matmul_precision(),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+        fill_uninitialized=bool(torch.utils.deterministic.fill_uninitialized_memory),  # type: ignore[attr-defined]
+        threads=config.codegen_threads() if kind == "cpu" or on_cpu else 1,
+        flags=current_flags(),
+    )
+
+
+_FLAG_OWNERS: dict[str, tuple[Any, str]] = {
+    "cuda.matmul.allow_fp16_reduced_precision_reduction": (
+        torch.backends.cuda.matmul,
+        "allow_fp16_reduced_precision_reduction",
+    ),
+    "cuda.matmul.allow_bf16_reduced_precision_reduction": (
+        torch.backends.cuda.matmul,
+        "allow_bf16_reduced_precision_reduction",
+    ),
+    "cudnn.allow_tf32": (torch.backends.cudnn, "allow_tf32"),
+    "cudnn.benchmark": (torch.backends.cudnn, "benchmark"),
+    "cudnn.deterministic": (torch.backends.cudnn, "deterministic"),
+    "cudnn.enabled": (torch.backends.cudnn, "enabled"),
+    "mkldnn.enabled": (torch.backends.mkldnn, "enabled"),
+}
+
+
+_SDP_FLAGS: dict[str, tuple[Any, Any]] = {
+    "sdp.cudnn": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    "sdp.flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    "sdp.math": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    "sdp.mem_efficient": (
+        torch.backends.cuda.mem_efficient_sdp_enabled,
+        torch.backends.cuda.enable_mem_efficient_sdp,
+    ),
+}
+
+
+def current_flags() -> list[tuple[str, bool | int | str]]:
+    """This process' values of the flags that reach a graph's kernels, sorted by name."""
+    values: dict[str, bool | int | str] = {
+        name: _plain(getattr(owner, attribute)) for name, (owner, attribute) in _FLAG_OWNERS.items()
+    }
+    values |= {name: bool(read()) for name, (read, _) in _SDP_FLAGS.items()}
+    return sorted(values.items())
+
+
+def _plain(value: Any) -> bool | int | str:
+    return value if isinstance(value, bool | int | str) else bool(value)
+
+
+@contextlib.contextmanager
+def apply_ambient(state: schema.Ambient) -> Iterator[None]:
+    """Run a block in the client's ambient state. The process is the job's own: nothing is put back but modes."""
+    torch.set_float32_matmul_precision(state.matmul_precision)
+    torch.set_default_dtype(getattr(torch, state.default_dtype))
+    torch.use_deterministic_algorithms(state.deterministic, warn_only=state.deterministic_warn_only)
+    torch.utils.deterministic.fill_uninitialized_memory = state.fill_uninitialized  # type: ignore[attr-defined]
+    if torch.get_num_threads() != state.threads:  # to set it starts a thread, which a fork server must not
+        torch.set_num_threads(state.threads)
+    for name, value in state.flags:
+        if name in _FLAG_OWNERS:
+            owner, attribute = _FLAG_OWNERS[name]
+            if _plain(getattr(owner, attribute)) != value:
+                setattr(owner, attribute, value)
+        elif name in _SDP_FLAGS:
+            _SDP_FLAGS[name][1](value)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(state.grad))
+        if state.inference:
+            stack.enter_context(torch.inference_mode())
+        for cast in state.autocast:
+            stack.enter_context(
+                torch.autocast(cast.device, dtype=getattr(torch, cast.dtype), cache_enabled=cast.cache)
+            )
+        yield

@@ -1,0 +1,168 @@
+"""Stage 7: a checked schema.Graph and its constants -> the FX graph.
+
+Names of nodes are made from the targets, so that encode(decode(g)) is g."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import ForbiddenTarget, MalformedRequest, Unsupported
+from ..request import allowed_names, schema, size_expr
+from ..request.operator_table import table
+from ..torch_internals.dynamo import kernel_side_table
+from . import dtensor_calls, triton_kernels
+from .targets import import_name, resolve_target
+from .torch_names import torch_device, torch_value
+
+
+def decode_graph(
+    graph: schema.Graph,
+    constants: list[schema.Constant],
+    *,
+    device_index: Mapping[str, int],
+    symbols: Mapping[str, Any],
+    kernels: Sequence[schema.KernelSource] = (),
+    spread: dtensor_calls.RequestMeshes | None = None,
+) -> torch.fx.GraphModule:
+    """The GraphModule of a checked graph. `device_index`: device kind -> index, for kinds that have one.
+
+    `symbols`: name -> value (int or SymInt) for Sym arguments. RUNS the source of `kernels`, so only a compile child
+    gives any. spread: the request's meshes; a graph with any makes this process one of a pretended world's. Raises
+    ForbiddenTarget, Unsupported or MalformedRequest.
+    """
+    tensors = [decode_constant(item, device_index) for item in constants]
+    known = [kernel_side_table.register_user_kernel(triton_kernels.build(kernel)) for kernel in kernels]
+    return _Decoder(
+        tensors, device_index, symbols, known, spread or dtensor_calls.RequestMeshes([], "cpu")
+    ).graph(graph)
+
+
+def decode_constant(constant: schema.Constant, device_index: Mapping[str, int]) -> torch.Tensor:
+    dtype = torch_value(constant.dtype, allowed_names.DTYPE_BYTES)
+    device = torch_device(constant.device, device_index)
+    if constant.data:
+        flat = torch.frombuffer(bytearray(constant.data), dtype=torch.uint8).view(dtype)
+        tensor = flat.reshape(constant.shape).to(device)
+    else:
+        tensor = torch.empty(constant.shape, dtype=dtype, device=device)
+    return tensor.requires_grad_(constant.requires_grad)
+
+
+class _Decoder:
+    """One request's way back: the tensors and values that its graphs share."""
+
+    def __init__(
+        self,
+        tensors: list[torch.Tensor],
+        device_index: Mapping[str, int],
+        symbols: Mapping[str, Any],
+        kernels: list[int],
+        spread: dtensor_calls.RequestMeshes,
+    ) -> None:
+        self._spread = spread
+        self._tensors = tensors
+        self._device_index = device_index
+        self._symbols = symbols
+        self._kernels = kernels
+
+    def graph(self, encoded: schema.Graph) -> torch.fx.GraphModule:
+        held: dict[str, Any] = {
+            f"subgraph_{index}": self.graph(child) for index, child in enumerate(encoded.subgraphs)
+        }
+        graph = torch.fx.Graph()
+        made: list[torch.fx.Node] = []
+        inputs = 0
+        for node in encoded.nodes:
+            args = tuple(self._arg(value, made) for value in node.args)
+            kwargs = {name: self._arg(value, made) for name, value in node.kwargs}
+            match node.op:
+                case "placeholder":
+                    made.append(graph.placeholder(f"arg{inputs}"))
+                    inputs += 1
+                case "get_attr":
+                    made.append(graph.create_node("get_attr", self._held(node.args[0], held)))
+                case "call_function" if node.target == allowed_names.TRITON_CALL:
+                    made.append(
+                        graph.create_node("call_function", import_name(node.target), (), _kernel_call(kwargs))
+                    )
+                case "call_function" if node.target in allowed_names.DTENSOR_CALLS:
+                    made.append(graph.create_node("call_function", *self._spread.call(node.target, args)))
+                case "call_function":
+                    made.append(graph.create_node("call_function", resolve_target(node.target), args, kwargs))
+                case "call_method":
+                    if node.target not in table.load(torch.__version__).methods:
+                        raise ForbiddenTarget(f"method {node.target[:200]!r} is not in the table")
+                    made.append(graph.create_node("call_method", node.target, args, kwargs))
+                case "output":
+                    made.append(graph.output(args[0]))
+        try:
+            return torch.fx.GraphModule(held, graph)
+        except (AssertionError, IndexError, SyntaxError, RecursionError) as error:
+            # FX writes the graph down as Python, and an operator may have too few operands for its sign.
+            raise MalformedRequest(f"the graph cannot be written as code: {error}") from error
+
+    def _held(self, value: schema.Arg, held: dict[str, Any]) -> str:
+        """The attribute a get_attr node reads; a tensor becomes one where it is first read."""
+        if isinstance(value, schema.Subgraph):
+            return f"subgraph_{value.index}"
+        if isinstance(value, schema.Const):
+            name = f"constant_{value.index}"
+            held[name] = self._tensors[value.index]
+            return name
+        raise Unsupported(f"get_attr of {type(value).__name__}")
+
+    def _arg(self, value: schema.Arg, made: list[torch.fx.Node]) -> Any:
+        def below(item: schema.Arg) -> Any:
+            return self._arg(item, made)
+
+        match value:
+            case None | bool() | int() | float() | str():
+                return value
+            case schema.Ref(index):
+                return made[index]
+            case schema.ListArg(items):
+                return [below(item) for item in items]
+            case schema.TupleArg(items):
+                return tuple(below(item) for item in items)
+            case schema.DictArg(pairs):
+                return {below(key): below(item) for key, item in pairs}
+            case schema.SliceArg(start, stop, step):
+                return slice(below(start), below(stop), below(step))
+            case schema.EllipsisArg():
+                return ...
+            case schema.DTypeArg(name):
+                return torch_value(name, allowed_names.DTYPE_BYTES)
+            case schema.DeviceArg(kind):
+                return torch_device(kind, self._device_index)
+            case schema.MemoryFormatArg(name):
+                return torch_value(name, allowed_names.MEMORY_FORMATS)
+            case schema.LayoutArg(name):
+                return torch_value(name, allowed_names.LAYOUTS)
+            case schema.Complex(re, im):
+                return complex(re, im)
+            case schema.BigInt(text):
+                return int(text)
+            case schema.Sym(text):
+                return size_expr.evaluate(text, self._symbols)
+            case schema.Callee(target):
+                return resolve_target(target)
+            case schema.UserKernel(index):
+                return self._kernels[index]
+            case schema.TritonDType():
+                return triton_kernels.value_of(value)
+            case schema.Const() | schema.Subgraph():
+                return None  # read by _held; get_attr nodes take no arguments
+
+
+def _kernel_call(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of a user-written kernel as Dynamo writes them, from those on the wire."""
+    return {
+        "kernel_idx": given["kernel"],
+        "constant_args_idx": kernel_side_table.register_user_kernel_constants(given["constant_args"]),
+        "grid": given["grid"],
+        "tma_descriptor_metadata": {},
+        "kwargs": given["kwargs"],
+    }

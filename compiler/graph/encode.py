@@ -1,0 +1,268 @@
+"""Stage 2: the FX graph that Dynamo hands over -> schema.Graph and its constants; never pickle.
+
+A node is its op, its target's name in the closed table, and its arguments; it refers to earlier nodes by
+position. Names of nodes, files and devices' indices are left behind. What the wire cannot carry raises Unsupported,
+naming the node at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+
+from ..errors import BadExpression, LimitExceeded, Unsupported
+from ..request import allowed_names, codec, schema, size_expr, triton_source
+from ..request.operator_table import table
+from ..torch_internals.dynamo import kernel_side_table, operators, symbolic_shapes
+from ..torch_internals.dynamo.types import OpOverload
+from . import triton_kernels
+from .targets import target_name
+from .torch_names import DTYPES, LAYOUTS, MEMORY_FORMATS
+
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+_NO_SYMBOLS: Mapping[Any, str] = {}
+
+
+def encode_graph(
+    gm: torch.fx.GraphModule,
+    *,
+    symbols: Mapping[Any, str] = _NO_SYMBOLS,
+    limits: codec.Limits | None = None,
+    kernels: Callable[[Any], int] | None = None,
+) -> tuple[schema.Graph, list[schema.Constant]]:
+    """A graph and the tensors it holds. `symbols`: sympy symbol -> its wire name, for SymInt arguments.
+
+    kernels: a user-written Triton kernel -> its position in the request. Raises Unsupported with the node and the
+    reason; LimitExceeded past `limits`.
+    """
+    encoder = _Encoder(symbols, limits or codec.Limits(), kernels)
+    return encoder.graph(gm, 1), encoder.constants
+
+
+def encode_constant(tensor: torch.Tensor) -> schema.Constant:
+    """A plain dense tensor's dtype, shape and bytes. Raises Unsupported for anything else."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise Unsupported(f"a constant of type {type(tensor).__name__} cannot travel")
+    dtype = DTYPES.get(tensor.dtype)
+    if tensor.layout != torch.strided or dtype is None or tensor.device.type not in ("cpu", "cuda"):
+        raise Unsupported(
+            f"a constant of {tensor.dtype}, {tensor.layout}, on {tensor.device.type} cannot travel"
+        )
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise Unsupported("a constant with a gradient history cannot travel")
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
+    data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    return schema.Constant(
+        dtype=dtype,
+        shape=list(tensor.shape),
+        device=tensor.device.type,
+        data=data,
+        requires_grad=tensor.requires_grad,
+    )
+
+
+class _Encoder:
+    """One request's walk: what the graphs share (constants, devices seen, node count) is kept here."""
+
+    def __init__(
+        self, symbols: Mapping[Any, str], limits: codec.Limits, kernels: Callable[[Any], int] | None
+    ) -> None:
+        self.constants: list[schema.Constant] = []
+        self._symbols = symbols
+        self._limits = limits
+        self._kernels = kernels
+        self._positions: dict[int, int] = {}
+        self._kept: list[torch.Tensor] = []  # keeps ids in _positions from being reused
+        self._bytes = 0
+        self._nodes = 0
+        self._indices: dict[str, int] = {}
+
+    def graph(self, gm: torch.fx.GraphModule, depth: int) -> schema.Graph:
+        if depth > self._limits.depth:
+            raise LimitExceeded(f"subgraphs are nested deeper than {self._limits.depth}")
+        if gm.meta.get("_checkpoint_context_fn") is not None:
+            raise Unsupported(
+                "selective activation checkpointing (context_fn) runs Python code while compiling"
+            )
+        self._nodes += len(gm.graph.nodes)
+        if self._nodes > self._limits.nodes:
+            raise LimitExceeded(f"the graph has more than {self._limits.nodes} nodes")
+        position: dict[torch.fx.Node, int] = {}
+        nodes: list[schema.Node] = []
+        subgraphs: list[schema.Graph] = []
+        subgraph_position: dict[int, int] = {}
+        for node in gm.graph.nodes:
+            if node.target is operators.LOG_API_USAGE and not node.users:
+                continue  # counts uses of an API; computes nothing
+            try:
+                if node.op == "get_attr":
+                    value = _attribute(gm, str(node.target))
+                    if isinstance(value, torch.fx.GraphModule):
+                        if id(value) not in subgraph_position:
+                            subgraph_position[id(value)] = len(subgraphs)
+                            subgraphs.append(self.graph(value, depth + 1))
+                        held: schema.Arg = schema.Subgraph(subgraph_position[id(value)])
+                    else:
+                        held = schema.Const(self._constant(value))
+                    nodes.append(schema.Node(op="get_attr", target="", args=[held]))
+                else:
+                    nodes.append(self._node(node, position))
+            except Unsupported as error:
+                if depth == 1 or "node '" not in error.message:
+                    raise Unsupported(f"node '{node.name}' ({node.op}): {error.message}") from None
+                raise
+            position[node] = len(position)
+        return schema.Graph(nodes=nodes, subgraphs=subgraphs)
+
+    def _node(self, node: torch.fx.Node, position: Mapping[torch.fx.Node, int]) -> schema.Node:
+        def arg(value: Any) -> schema.Arg:
+            return self._arg(value, position, self._limits.depth)
+
+        match node.op:
+            case "placeholder":
+                if node.args:
+                    raise Unsupported("an input with a default value")
+                return schema.Node(op="placeholder", target="", args=[])
+            case "output":
+                return schema.Node(op="output", target="", args=[arg(node.args[0])])
+            case "call_function":
+                target = target_name(node.target)
+                if target == allowed_names.TRITON_CALL:
+                    return self._kernel_call(node, arg)
+            case "call_method":
+                target = str(node.target)
+                if target not in table.load(torch.__version__).methods:
+                    raise Unsupported(
+                        f"method Tensor.{target} is not in the table for torch {torch.__version__}"
+                    )
+            case _:
+                raise Unsupported(f"{node.op} of {type(node.target).__name__} {node.target}")
+        args, kwargs = list(node.args), dict(node.kwargs)
+        if target in ("to", "cuda") and node.op == "call_method" and len(args) > 1 and type(args[1]) is int:
+            args[1] = torch.device("cuda", args[1])
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = torch.device("cuda", int(str(kwargs["device"])))
+        # The order of keyword arguments means nothing to the callee.
+        return schema.Node(
+            op=node.op,
+            target=target,
+            args=[arg(value) for value in args],
+            kwargs=[(name, arg(kwargs[name])) for name in sorted(kwargs)],
+        )
+
+    def _kernel_call(self, node: torch.fx.Node, arg: Callable[[Any], schema.Arg]) -> schema.Node:
+        given = node.kwargs
+        if self._kernels is None:
+            raise Unsupported("a user-written Triton kernel")
+        if given["tma_descriptor_metadata"]:
+            raise Unsupported(
+                "a user-written Triton kernel that takes tensor descriptors (TMA) from the host"
+            )
+        constants = kernel_side_table.user_kernel_constants(cast(int, given["constant_args_idx"]))
+        try:
+            values = [(name, triton_kernels.constant_of(name, value)) for name, value in constants.items()]
+        except triton_source.BadKernelSource as error:
+            raise Unsupported(f"an argument of a user-written Triton kernel: {error}") from None
+        kernel = kernel_side_table.user_kernel(cast(int, given["kernel_idx"]))
+        return schema.Node(
+            op="call_function",
+            target=allowed_names.TRITON_CALL,
+            args=[],
+            kwargs=[
+                ("constant_args", schema.DictArg(cast(Any, values))),
+                ("grid", arg(given["grid"])),
+                ("kernel", schema.UserKernel(self._kernels(kernel))),
+                ("kwargs", arg(given["kwargs"])),
+            ],
+        )
+
+    def _constant(self, value: Any) -> int:
+        if not isinstance(value, torch.Tensor):
+            raise Unsupported(f"an attribute of type {type(value).__name__} cannot travel")
+        if id(value) not in self._positions:
+            self._bytes += value.numel() * value.element_size()
+            if self._bytes > self._limits.constant_bytes:
+                raise LimitExceeded(
+                    f"the graph holds tensors of more than {self._limits.constant_bytes} bytes"
+                )
+            if value.device.index is not None:
+                self._see_device(value.device)
+            self._positions[id(value)] = len(self.constants)
+            self._kept.append(value)
+            self.constants.append(encode_constant(value))
+        return self._positions[id(value)]
+
+    def _see_device(self, device: torch.device) -> schema.DeviceArg:
+        if device.type not in allowed_names.DEVICES:
+            raise Unsupported(f"device {device.type} cannot travel")
+        if device.type != "cpu" and device.index is not None:
+            seen = self._indices.setdefault(device.type, device.index)
+            if seen != device.index:
+                raise Unsupported(f"the graph uses two {device.type} devices, {seen} and {device.index}")
+        return schema.DeviceArg(device.type)
+
+    def _arg(self, value: Any, position: Mapping[torch.fx.Node, int], depth: int) -> schema.Arg:
+        if depth <= 0:
+            raise LimitExceeded(f"arguments are nested deeper than {self._limits.depth}")
+
+        def below(item: Any) -> schema.Arg:
+            return self._arg(item, position, depth - 1)
+
+        match value:
+            case None | bool():
+                return value
+            case float():
+                return float(value)  # numpy.float64 is a float too
+            case int():
+                return int(value) if value in _INT64 else schema.BigInt(str(int(value)))
+            case str():
+                if allowed_names.DEVICE_TEXT.fullmatch(value):
+                    return self._see_device(torch.device(value))
+                if len(value) > allowed_names.MAX_TEXT or not allowed_names.TEXT.fullmatch(value):
+                    raise Unsupported(
+                        f"a text with quotes, backslashes or control characters: {value[:40]!r}"
+                    )
+                return str(value)
+            case torch.fx.Node():
+                return schema.Ref(position[value])
+            case slice():
+                return schema.SliceArg(below(value.start), below(value.stop), below(value.step))
+            case dict():
+                return schema.DictArg([(below(key), below(item)) for key, item in value.items()])
+            case list():
+                return schema.ListArg([below(item) for item in value])
+            case tuple() if type(value) is tuple or isinstance(value, torch.Size):
+                return schema.TupleArg([below(item) for item in value])
+            case complex():
+                return schema.Complex(value.real, value.imag)
+            case torch.dtype() if value in DTYPES:
+                return schema.DTypeArg(DTYPES[value])
+            case torch.device():
+                return self._see_device(value)
+            case torch.memory_format() if value in MEMORY_FORMATS:
+                return schema.MemoryFormatArg(MEMORY_FORMATS[value])
+            case torch.layout() if value in LAYOUTS:
+                return schema.LayoutArg(LAYOUTS[value])
+            case torch.SymInt() | torch.SymFloat() | torch.SymBool():
+                return self._symbolic(value)
+        if value is ...:
+            return schema.EllipsisArg()
+        if isinstance(value, OpOverload):
+            return schema.Callee(target_name(value))
+        raise Unsupported(f"an argument of type {type(value).__module__}.{type(value).__qualname__}")
+
+    def _symbolic(self, value: Any) -> schema.Arg:
+        try:
+            return schema.Sym(size_expr.render(symbolic_shapes.sym_expr(value), self._symbols))
+        except BadExpression as error:
+            raise Unsupported(f"symbolic argument {value}: {error.message}") from None
+
+
+def _attribute(gm: torch.fx.GraphModule, path: str) -> Any:
+    value: Any = gm
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value

@@ -1,0 +1,42 @@
+"""Inductor's configuration for a request, or for searches apart from any request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..request import schema
+from ..request.operator_table import table
+from ..torch_internals.inductor import config
+
+
+def options_of(request: schema.GraphRequest, threads: int) -> dict[str, Any]:
+    """Inductor's configuration for a request: its mode, its options, and what the target fixes."""
+    options = {**config.mode_options(request.mode), **dict(request.options)}
+    return _options(request.toolchain.torch, options, request.ambient.threads, threads)
+
+
+def search_options(torch_version: str, kernel_threads: int, threads: int) -> dict[str, Any]:
+    """Inductor's configuration where problems are searched apart from any request."""
+    options = config.mode_options("max-autotune-no-cudagraphs")
+    return _options(torch_version, options, kernel_threads, threads)
+
+
+def _options(
+    torch_version: str, options: Mapping[str, Any], kernel_threads: int, threads: int
+) -> dict[str, Any]:
+    defaults = table.load(torch_version).options
+    return {
+        **{name: option.default for name, option in defaults.items()},
+        **options,
+        "cpp.threads": kernel_threads,
+        "compile_threads": threads,
+        "fx_graph_cache": True,
+        "fx_graph_remote_cache": False,
+        "autotune_local_cache": True,
+        "autotune_remote_cache": False,
+        "bundle_triton_into_fx_graph_cache": True,
+        "use_static_triton_launcher": True,
+        **config.STATIC_USER_KERNELS,
+        "force_disable_caches": False,
+    }

@@ -1,0 +1,80 @@
+"""Numerical comparison: tolerances by dtype, random values, and how far two results differ."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..errors import VerifyFailed
+
+TOLERANCE: dict[torch.dtype, float] = {
+    torch.float64: 1e-6,
+    torch.complex128: 1e-6,
+    torch.float32: 5e-3,
+    torch.complex64: 5e-3,
+    torch.float16: 3e-2,
+    torch.bfloat16: 6e-2,
+}
+"""Largest relative difference allowed when this is the lowest precision in the graph."""
+
+
+def fill(value: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
+    """Floats around zero with spread 0.5 (positive where a scale or variance may be); integers 0 or 1."""
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        wide = torch.float32 if not value.dtype.is_complex else torch.complex64
+        noise = torch.randn(value.shape, generator=draw, device=value.device, dtype=wide)
+        if value.dim() <= 1 and not value.dtype.is_complex:
+            noise = noise.abs()
+        return value.copy_(noise * 0.5)
+    return value.copy_(torch.randint(0, 2, value.shape, generator=draw, device=value.device))
+
+
+def difference(
+    name: str, want: Any, have: Any, floor: float = 1e-3, tolerance: float = 0.0
+) -> tuple[float, float]:
+    """(largest difference relative to the largest magnitude, largest difference). Of integers and booleans, a part may
+    differ, by the tolerance: a comparison falls out either way where a value is within rounding of its threshold."""
+    if not isinstance(want, torch.Tensor) or not isinstance(have, torch.Tensor):
+        if want is None or have is None or isinstance(want, torch.Tensor) != isinstance(have, torch.Tensor):
+            same = want is have or (want is None and _is_zero(have)) or (have is None and _is_zero(want))
+        else:
+            same = want == have or (isinstance(want, float) and math.isclose(want, have, rel_tol=1e-3))
+        return (0.0, 0.0) if same else (math.inf, math.inf)
+    if want.shape != have.shape or want.dtype != have.dtype:
+        raise VerifyFailed(
+            f"{name} has {tuple(have.shape)} {have.dtype}, eager {tuple(want.shape)} {want.dtype}"
+        )
+    if want.numel() == 0:
+        return 0.0, 0.0
+    if not (want.dtype.is_floating_point or want.dtype.is_complex):
+        wrong = (want != have).sum().item() / want.numel()
+        return (0.0, 0.0) if wrong <= max(1e-3, tolerance / 4) else (math.inf, math.inf)
+    wide = torch.complex128 if want.dtype.is_complex else torch.float64
+    a, b = want.to(wide), have.to(wide)
+    gap, magnitude = float((a - b).abs().max()), float(a.abs().max())
+    if math.isfinite(gap) and math.isfinite(magnitude):  # every value is, on both sides
+        return gap / max(magnitude, floor), gap
+    finite = torch.isfinite(a.abs()) & torch.isfinite(b.abs())
+    if not _same_non_finite(a, b, half=want.dtype in (torch.float16, torch.bfloat16)):
+        return math.inf, math.inf
+    if not bool(finite.any()):
+        return 0.0, 0.0
+    gap = float((a - b)[finite].abs().max())
+    return gap / max(float(a[finite].abs().max()), floor), gap
+
+
+def _same_non_finite(want: torch.Tensor, have: torch.Tensor, *, half: bool) -> bool:
+    """Whether NaN and infinities stand at the same places. A half-precision value may overflow in eager alone,
+    because compiled code keeps more digits on the way; never in the compiled code alone."""
+    outside = ~torch.isfinite(want.abs())
+    if half:
+        return not bool((~torch.isfinite(have.abs()) & ~outside).any())
+    return torch.equal(torch.isnan(want), torch.isnan(have)) and torch.equal(
+        outside, ~torch.isfinite(have.abs())
+    )
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not bool(value.count_nonzero())

@@ -1,0 +1,67 @@
+"""Operators by their names in the closed table, and the names of operators."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import types
+from typing import Any
+
+import torch
+
+from ..errors import ForbiddenTarget, Unsupported
+from ..request import allowed_names
+from ..request.operator_table import table
+from ..torch_internals.dynamo.types import HigherOrderOperator, OpOverload, OpOverloadPacket
+from . import dtensor_calls
+
+
+def target_name(fn: Any) -> str:
+    """A callable's name in the closed table for this torch. Raises Unsupported when it has none."""
+    if isinstance(fn, dtensor_calls.DTensorCall):
+        return fn.target
+    ops = table.load(torch.__version__)
+    if isinstance(fn, HigherOrderOperator):
+        name = f"torch.ops.higher_order.{fn}"
+        if name in ops.hops or name == allowed_names.TRITON_CALL:
+            return name
+    elif isinstance(fn, (OpOverload, OpOverloadPacket)):
+        name = f"torch.ops.{fn}"
+        if name in ops.functions:
+            return name
+    else:
+        try:
+            found = _function_names().get(fn)
+        except TypeError:
+            found = None  # unhashable callables are nobody's operators
+        if found is not None:
+            return found
+        name = f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
+    raise Unsupported(f"operator {name} is not in the table for torch {ops.torch}")
+
+
+def resolve_target(name: str) -> Any:
+    """The callable that a name of the closed table stands for. Raises ForbiddenTarget outside the table."""
+    ops = table.load(torch.__version__)
+    if name not in ops.functions and name not in ops.hops:
+        raise ForbiddenTarget(f"operator {name[:200]!r} is not in the table for torch {ops.torch}")
+    return import_name(name)
+
+
+def import_name(name: str) -> Any:
+    root, *rest = name.split(".")
+    value: Any = importlib.import_module(root)
+    path = root
+    for part in rest:
+        path = f"{path}.{part}"
+        if isinstance(value, types.ModuleType) and not hasattr(value, part):
+            importlib.import_module(path)
+        value = getattr(value, part)
+    return value
+
+
+@functools.lru_cache(maxsize=1)
+def _function_names() -> dict[Any, str]:
+    # Higher-order operators and overloads name themselves; the rest is found by identity.
+    ops = table.load(torch.__version__)
+    return {import_name(name): name for name in sorted(ops.functions) if not name.startswith("torch.ops.")}

@@ -1,0 +1,54 @@
+"""What this process builds with and for: nothing in; wire.Toolchain and wire.Target out. Imports torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from ..request import cpu_isa, schema
+
+
+def local_toolchain() -> schema.Toolchain:
+    """The toolchain of this process; an artifact loads only where all of it is equal."""
+    try:
+        triton = importlib.metadata.version("triton") if torch.version.cuda else ""
+    except importlib.metadata.PackageNotFoundError:
+        triton = ""
+    return schema.Toolchain(
+        python=f"cp{sys.version_info.major}{sys.version_info.minor}{getattr(sys, 'abiflags', '')}",
+        torch=str(torch.__version__),
+        triton=triton,
+        cuda=torch.version.cuda or "",
+        platform=f"{sys.platform}-{platform.machine()}",
+    )
+
+
+def local_target(kind: Literal["cpu", "cuda"], index: int | None = None) -> schema.Target:
+    """This process' target: its CPU's instruction sets and, for `cuda`, the GPU `index` (default: current)."""
+    cpu = cpu_isa.instruction_sets(_cpuinfo_flags())
+    if kind == "cpu":
+        return schema.Target(kind="cpu", name="", capability="", units=0, cpu=cpu)
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
+    return schema.Target(
+        kind="cuda",
+        name=properties.name,
+        capability=f"{properties.major}.{properties.minor}",
+        units=properties.multi_processor_count,
+        cpu=cpu,
+    )
+
+
+def _cpuinfo_flags(path: Path = Path("/proc/cpuinfo")) -> list[str]:
+    try:
+        text = path.read_text()
+    except OSError:
+        return []
+    for line in text.splitlines():
+        if line.startswith("flags"):
+            return line.partition(":")[2].split()
+    return []

@@ -1,0 +1,210 @@
+"""Stage 8: a rebuilt program in; a serialized callable, its libraries and the guards it rests on out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Protocol
+
+import msgspec
+import sympy
+import torch
+from msgspec import Struct
+
+from ..api import compiles
+from ..errors import CompileFailed, CompileKilled, RelayError, SpecializeInputs, Unsupported
+from ..graph.ambient import apply_ambient
+from ..graph.inductor_options import options_of
+from ..request import cpu_isa as targets
+from ..request import schema, size_expr
+from ..torch_internals.algorithm_selection import padding_candidates, selector_cache
+from ..torch_internals.cpp import instruction_set, kernel_libraries
+from ..torch_internals.dynamo import backend_interface, symbolic_shapes, tracing
+from ..torch_internals.inductor import compile_fx, config, dry_run, forked_backward, lowering_speed, naming
+from ..tuning.candidates import Candidates
+from . import gcc_output
+from .program import Program
+
+
+class CompileGuide(
+    selector_cache.CandidatePolicy, dry_run.DryRunControl, forked_backward.ForkableSearch, Protocol
+):
+    """What a lowering asks before it makes candidates, and whether it stops before code is generated."""
+
+    @property
+    def may_be_copied(self) -> bool:
+        """Whether a copy of this process chooses as this one does, and measures nothing."""
+
+
+Choose = Callable[[Candidates, Callable[[], None]], int]
+"""Given an operator's candidates, and what waits until nothing is being built here: the one to take."""
+
+
+class BuiltLibrary(Struct, frozen=True):
+    """A built C++ kernel: how generated code asks for it, and its bytes."""
+
+    argtypes: list[str]
+    source: str
+    binary: bytes
+
+
+class CompiledProgram(Struct, frozen=True):
+    """What one compile gives. `run` is the live callable (for verification); the rest goes into the artifact."""
+
+    run: Callable[..., Any]
+    bundle: bytes
+    building: kernel_libraries.CppLibraries
+    """The C++ kernels, some of which may still be at the C++ compiler: see `libraries`."""
+    guards: list[str]
+    halves: dict[int, torch.fx.GraphModule]
+    """The graphs that AOTAutograd gave to Inductor, by the id of their compiled form; kept when asked for."""
+
+
+def compile_program(
+    program: Program,
+    request: schema.GraphRequest,
+    *,
+    threads: int,
+    progress: Callable[[compiles.Stage, str], None],
+    choose: Choose | None = None,
+    guide: CompileGuide | None = None,
+    keep_halves: bool = False,
+) -> CompiledProgram:
+    """Compile forward and backward and collect everything built.
+
+    threads: parallel g++ and Triton compilers. choose: says which of an operator's candidates implements it; None
+    leaves that to Inductor. Raises CompileFailed with the compiler's own message, CompileKilled where the C++ compiler
+    could not do its work, what `choose` raises, and torch_internals.Scouted where `guide` only wants to know what must
+    be searched.
+    """
+    cpu = request.target.cpu
+    halves: dict[int, torch.fx.GraphModule] = {}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(config.aot_config(config.AOT_SERIALIZABLE))
+        stack.enter_context(config.aot_config(dict(request.aot_options)))
+        stack.enter_context(
+            instruction_set.cpu_target(
+                targets.vector_sets(cpu), targets.compiler_flags(cpu), "avx512_bf16" in cpu
+            )
+        )
+        stack.enter_context(naming.content_addressed_kernel_names())
+        stack.enter_context(lowering_speed.faster_lowering())
+        building = stack.enter_context(kernel_libraries.recording_cpp_libraries())
+        if choose is not None:
+            chosen = choose
+            stack.enter_context(
+                selector_cache.choosing_algorithms(
+                    lambda selection: chosen(selection, building.settle), guide=guide
+                )
+            )
+            stack.enter_context(
+                padding_candidates.choosing_padding(lambda padding: chosen(padding, building.settle))
+            )
+        stack.enter_context(tracing.tracing_context(program.fake_mode))
+        stack.enter_context(apply_ambient(request.ambient))
+        options = options_of(request, threads)
+        try:
+            run = compile_fx.compile_graph(
+                program.gm,
+                program.inputs,
+                options,
+                on_lowering=lambda backward: progress("inductor", "backward" if backward else "forward"),
+                kept=halves if keep_halves else None,
+                ahead=guide if threads > 1 and _may_go_ahead(program, request, guide) else None,
+                scout=guide,
+            )
+            bundle = compile_fx.serialize(run)
+        except TypeError as error:
+            raise Unsupported(f"the compiled graph cannot be saved: {error}") from error
+        except Exception as error:
+            specialized = backend_interface.symbols_to_specialize(error)
+            if specialized is not None:
+                raise SpecializeInputs.at(
+                    position
+                    for position, number in program.numbers.items()
+                    if symbolic_shapes.symfloat_name(number) in specialized
+                ) from None
+            raise _failure(error) from error
+    return CompiledProgram(run, bundle, building, guards_of(program, request.relations), halves)
+
+
+def _failure(error: Exception) -> RelayError:
+    """What a request is told of it: what we raised ourselves, else whose fault it was."""
+    for cause in _causes(error):
+        if isinstance(cause, RelayError):
+            return cause
+        output = kernel_libraries.cpp_compiler_output(cause)
+        if output is not None and not gcc_output.refuses_source(output):
+            return CompileKilled(
+                f"the worker's C++ compiler could not do its work: {gcc_output.complaint(output)}",
+                hint="It was tried twice. Compile any file with g++ on the worker: is it whole, and is there room?",
+            )
+    return CompileFailed(f"{type(error).__name__}: {error}")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and what it was raised for, though Inductor says `from None`."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def _may_go_ahead(program: Program, request: schema.GraphRequest, guide: CompileGuide | None) -> bool:
+    """Whether lowering the backward depends on nothing that lowering the forward leaves behind: no sizes that either
+    could make assumptions about, no kernels that either measures, no GPU (it cannot be used in two processes)."""
+    symbolic = program.symbols or program.numbers or symbolic_shapes.has_symbols(program.fake_mode)
+    measured = request.mode not in _COPIED or (
+        request.mode != "default" and (guide is None or not guide.may_be_copied)
+    )
+    return request.target.kind == "cpu" and not measured and not request.options and not symbolic
+
+
+_COPIED = frozenset({"default", "max-autotune", "max-autotune-no-cudagraphs"})
+
+
+def libraries(compiled: CompiledProgram) -> list[BuiltLibrary]:
+    """What was built, once all of it is. Raises CompileFailed with the C++ compiler's message; CompileKilled."""
+    try:
+        return [
+            BuiltLibrary(argtypes, source, path.read_bytes())
+            for argtypes, source, path in compiled.building.files()
+        ]
+    except Exception as error:
+        raise _failure(error) from error
+
+
+def guards_of(program: Program, known: Collection[str]) -> list[str]:
+    """The assumptions on symbolic sizes beyond those `known`, as expressions over the request's symbols.
+
+    A guard over a symbol that the compile itself made (data-dependent) concerns no input and is left out.
+    """
+    env = program.fake_mode.shape_env
+    if env is None or not (program.symbols or program.numbers):
+        return []
+    symbols: dict[sympy.Symbol, str] = {
+        symbol: name
+        for name, value in program.symbols.items()
+        if (symbol := symbolic_shapes.sym_symbol(value)) is not None
+    }
+    found: list[str] = []
+    numbers = {symbolic_shapes.symfloat_name(number) for number in program.numbers.values()}
+    for guard in symbolic_shapes.guard_expressions(env):
+        if numbers & {symbol.name for symbol in guard.free_symbols}:
+            raise Unsupported(f"the compile assumes {guard} of a symbolic Python number")
+        if guard.free_symbols <= symbols.keys():
+            text = size_expr.render(guard, symbols)
+            if text not in found and text not in known:
+                found.append(text)
+    return found
+
+
+def encode_libraries(libraries: list[BuiltLibrary]) -> tuple[bytes, dict[str, bytes]]:
+    """The libraries' index member, and one member for each distinct binary."""
+    members: dict[str, bytes] = {}
+    index: list[tuple[list[str], str, str]] = []
+    for library in libraries:
+        name = f"cpp/{len(members)}.so"
+        members[name] = library.binary
+        index.append((library.argtypes, library.source, name))
+    return msgspec.msgpack.encode(index), members

@@ -1,0 +1,290 @@
+"""Stages 7 to 9, as one function that reads like the list: a checked request in; an unsigned artifact out.
+
+Runs in a fresh process of its own (workers/fork_server/compile_engine.py): it changes the process' ambient state and
+Inductor's configuration and leaves them so.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from ..api import compiles
+from ..artifact import container, member_names
+from ..artifact import manifest as artifact_manifest
+from ..errors import CompileFailed
+from ..graph.toolchain import local_target
+from ..kernel_store import triton_cache
+from ..kernel_store.libraries import KernelExchange
+from ..request import cpu_isa as targets
+from ..request import schema
+from ..search import in_compile, ranking, user_kernels
+from ..search.user_kernels import UserKernelSearch
+from ..torch_internals import counters, patching
+from ..torch_internals.cpp import kernel_libraries
+from ..torch_internals.distributed import fake_process_group
+from ..torch_internals.inductor import dry_run, naming
+from ..torch_internals.inductor import preload as inductor_preload
+from ..torch_internals.triton import caches as triton_caches
+from ..torch_internals.triton import compile_workers
+from ..torch_internals.triton import kernels as triton_kernels
+from ..tuning import queries
+from . import inductor, keep_winners, verify, warm_up
+from . import program as pipeline_program
+
+log = logging.getLogger(__name__)
+
+
+class PipelineSettings(Struct, frozen=True, kw_only=True):
+    threads: int = 0
+    """Parallel C++ and Triton compilers; 0: as many as the process may use cores."""
+    verify: verify.VerifySettings = verify.VerifySettings()
+    search: ranking.RankingSettings = ranking.DEFAULTS
+
+
+DEFAULTS = PipelineSettings()
+
+
+def preload() -> None:
+    """Import all that a compile needs, and compile once; never touches a GPU. A fork server does it before it forks."""
+    inductor_preload.preload_compiler()
+    try:
+        warm_up.warm_up()
+    except Exception:  # jobs do without: each works it out for itself, and says what is wrong
+        traceback.print_exc()
+
+
+def compile_request(
+    request: schema.GraphRequest,
+    *,
+    key: str,
+    worker: str,
+    workdir: Path,
+    progress: Callable[[compiles.Stage, str], None],
+    kernels: KernelExchange | None = None,
+    ask: queries.SendQuery | None = None,
+    settings: PipelineSettings = DEFAULTS,
+) -> bytes:
+    """Compile a request that validate.check_request has passed; returns an unsigned artifact file (artifact.pack).
+
+    workdir: a folder of this job alone. progress: told each stage as it begins, with a detail. kernels: where
+    what earlier compiles built and measured is found, and what is new laid. ask: the team's tuning database.
+    Raises CompileFailed, Unsupported, VerifyFailed.
+    """
+    clock = _StageClock(progress)
+    benchmarks = counters.benchmarks_run()
+    threads = settings.threads or len(os.sched_getaffinity(0))
+    caches = {
+        "TORCHINDUCTOR_CACHE_DIR": str(workdir / "inductor"),
+        "TRITON_CACHE_DIR": str(workdir / "triton"),
+    }
+    with (
+        patching.patched_environment(**caches),
+        triton_cache.sharing_binaries(kernels),
+        triton_caches.without_autotune_cache(),  # before there are Triton's compilers
+        user_kernels.fork_server_for(request) as nursery,  # before there are threads, and a GPU in use
+        _kernel_processes(request, threads),
+        kernel_libraries.sharing_cpp_libraries(kernels) as builds,
+        triton_kernels.recording_triton_kernels(kernels) as triton,
+    ):
+        clock.enter("aot", "")
+        own_kernels = UserKernelSearch(
+            request,
+            ask=ask,
+            nursery=nursery,
+            settings=settings.search,
+            during=lambda problem: clock.during("autotune", problem),
+        )
+        winners = in_compile.CompileSearch(
+            request,
+            ask=ask,
+            settings=settings.search,
+            unable=_why_not_runnable(request),
+            beside=None if kernels is None else kernels.store,
+            clock=clock,
+        )
+        compiled = _compiled(request, own_kernels, winners, threads, clock)
+        if any(kernel.configs for kernel in request.kernels):
+            # Measuring runs a kernel many times on the memory that it may change: not while results are compared.
+            clock.enter("autotune", "")
+            verify.exercise(request, compiled.run, settings.verify)
+        clock.enter("verify", "")
+        with triton.descending_together() as descents:
+            verification = _verified(request, compiled, settings.verify, clock)
+            if triton.undecided() and verification.status == "skipped":
+                verify.exercise(request, compiled.run, settings.verify)
+            descended = descents is not None and descents.waiting
+            if descents is not None and descended:
+                clock.enter("autotune", "coordinate descents")
+                descents.settle(lambda: verify.exercise(request, compiled.run, settings.verify))
+        if descended:  # other code than was verified
+            clock.enter("verify", "")
+            verification = _verified(request, compiled, settings.verify, clock)
+        clock.enter("autotune", "")
+        bundle, measured = keep_winners.fix_winners(compiled.bundle, triton)
+        clock.enter("publish", "")
+        waited = compiled.building.waited
+        modules = {
+            f"{member_names.TRITON}{name}": path.read_bytes() for name, path in sorted(triton.modules.items())
+        }
+        index, binaries = inductor.encode_libraries(inductor.libraries(compiled))
+        clock.move(compiled.building.waited - waited, "publish", "inductor")
+    files = {member_names.BUNDLE: bundle, member_names.LIBRARIES: index, **binaries, **modules}
+    manifest = artifact_manifest.Manifest(
+        schema=schema.SCHEMA,
+        key=key,
+        toolchain=request.toolchain,
+        target=request.target,
+        members=[container.member(name, data) for name, data in files.items()],
+        guards=compiled.guards,
+        stages=clock.seconds(),
+        verification=verification,
+        tuning=winners.measurements() + own_kernels.measurements() + measured,
+        kernels=len(binaries) + len(triton.live),
+        kernels_built=builds.built + len(triton.live) - triton.reused,
+        kernels_reused=builds.reused + triton.reused,
+        searched=winners.searched + own_kernels.searched,
+        recalled=winners.recalled + own_kernels.recalled,
+        benchmarks=counters.benchmarks_run() - benchmarks,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        worker=worker,
+    )
+    return container.pack(manifest, files)
+
+
+def _verified(
+    request: schema.GraphRequest,
+    compiled: inductor.CompiledProgram,
+    settings: verify.VerifySettings,
+    clock: _StageClock,
+) -> artifact_manifest.Verification:
+    """The C++ compiler's time is the inductor stage's, whoever had to wait for it."""
+    before = compiled.building.waited
+    found = verify.verify(
+        request,
+        compiled.run,
+        settings,
+        runnable=_why_not_runnable(request) or _why_not_pretended(request, compiled.bundle),
+        halves=compiled.halves,
+    )
+    waited = compiled.building.waited - before
+    clock.move(waited, "verify", "inductor")
+    return msgspec.structs.replace(found, seconds=found.seconds - waited)
+
+
+def _compiled(
+    request: schema.GraphRequest,
+    own_kernels: UserKernelSearch,
+    winners: in_compile.CompileSearch,
+    threads: int,
+    clock: _StageClock,
+) -> inductor.CompiledProgram:
+    """Compile; once more when all is known that the first time had others search; where Inductor cannot generate a
+    template that won, once more with PyTorch's own kernels."""
+    while True:
+        program = pipeline_program.rebuild(request)
+        own_kernels.settle(program.gm)
+        winners.begin()
+        again = ""
+        try:
+            with naming.restoring_graph_counters():
+                return inductor.compile_program(
+                    program,
+                    request,
+                    threads=threads,
+                    progress=clock.enter,
+                    choose=winners.choose,
+                    guide=winners,
+                    keep_halves=verify.draws_random_numbers(program.gm),
+                )
+        except dry_run.DryRunFinished:
+            winners.hand_over()
+        except CompileFailed as error:
+            if winners.scouting:
+                winners.give_up_scouting()
+                log.warning("compiled without others' searches: %s", error)
+            elif type(error) is CompileFailed and winners.do_without_templates():
+                log.warning("compiled once more without templates: %s", error)
+                again = "without templates"
+            else:
+                raise
+        clock.enter("aot", again)
+
+
+@contextmanager
+def _kernel_processes(request: schema.GraphRequest, threads: int) -> Iterator[None]:
+    """For GPU targets, Triton's compilers: forked before the GPU is touched, gone with the job."""
+    if request.target.kind != "cuda" or threads <= 1:
+        yield
+        return
+    compile_workers.start_compile_workers(threads)
+    try:
+        yield
+    finally:
+        compile_workers.stop_compile_workers()
+
+
+def _why_not_runnable(request: schema.GraphRequest) -> str:
+    """'' if this host can run code for the request's CPU, else what it lacks."""
+    missing = sorted(set(request.target.cpu) - set(local_target("cpu").cpu))
+    vectors = targets.vector_sets(request.target.cpu)
+    return f"this worker's CPU lacks {', '.join(missing)} ({vectors})" if missing else ""
+
+
+def _why_not_pretended(request: schema.GraphRequest, bundle: bytes) -> str:
+    """'' if what other ranks would bring can be pretended, so that two runs can be compared."""
+    if not request.meshes:
+        return ""
+    name = fake_process_group.unfilled_collective(bundle)
+    return f"this torch cannot pretend {name}" if name else ""
+
+
+class _StageClock:
+    """Tells progress and keeps each stage's seconds; a stage entered again adds up."""
+
+    def __init__(self, progress: Callable[[compiles.Stage, str], None]) -> None:
+        self._progress = progress
+        self._seconds: dict[str, float] = {}
+        self._stage: compiles.Stage | None = None
+        self._detail = ""
+        self._since = 0.0
+
+    def enter(self, stage: compiles.Stage, detail: str) -> None:
+        self._leave()
+        self._stage, self._detail, self._since = stage, detail, time.perf_counter()
+        self._progress(stage, detail)
+
+    @contextmanager
+    def during(self, stage: compiles.Stage, detail: str) -> Iterator[None]:
+        """A stage inside another one, which goes on afterwards."""
+        around = self._stage, self._detail
+        self.enter(stage, detail)
+        try:
+            yield
+        finally:
+            if around[0] is not None:
+                self.enter(around[0], around[1])
+
+    def move(self, seconds: float, source: compiles.Stage, target: compiles.Stage) -> None:
+        """Count seconds of one stage as another's."""
+        self._seconds[source] = self._seconds.get(source, 0.0) - seconds
+        self._seconds[target] = self._seconds.get(target, 0.0) + seconds
+
+    def seconds(self) -> list[tuple[str, float]]:
+        self._leave()
+        return [(stage, round(seconds, 6)) for stage, seconds in self._seconds.items()]
+
+    def _leave(self) -> None:
+        if self._stage:
+            spent = time.perf_counter() - self._since
+            self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + spent
+            self._stage = None

@@ -1,0 +1,75 @@
+"""Inductor's precompiled C++ headers: a request's target in; headers that every job of a machine reads out.
+
+One costs g++ ten seconds and 150 MB. Who makes a header decides what is compiled into all that include it, so they are
+made by the worker itself, from PyTorch's sources and the target alone, and a job only reads them. A job whose own
+options want another header makes it in its own folder, for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..api.tuning.search_order import SearchJobSpec
+from ..graph import inductor_options
+from ..request import cpu_isa as targets
+from ..request import schema
+from ..torch_internals.cpp import instruction_set, precompiled_header
+
+KEPT = 8
+"""Headers of so many targets stay on a machine."""
+
+
+def name_for(target: schema.Target) -> str:
+    """What distinguishes the header that jobs for `target` share; '' if they need none."""
+    return " ".join(target.cpu) or "any" if target.kind == "cpu" else ""
+
+
+def build(request: schema.GraphRequest, folder: Path) -> None:
+    """Have the header for the request's target in `folder`. Raises what g++'s failure is to Inductor."""
+    plain = msgspec.structs.replace(request, mode="default", options=[])
+    _build(request.target, inductor_options.options_of(plain, threads=1), folder)
+
+
+def build_for_searches(order: SearchJobSpec, folder: Path) -> None:
+    """The same for what is searched as `order` says."""
+    options = inductor_options.search_options(order.toolchain.torch, order.threads, threads=1)
+    _build(order.target, options, folder)
+
+
+def _build(target: schema.Target, options: Mapping[str, Any], folder: Path) -> None:
+    cpu = target.cpu
+    with (
+        precompiled_header.header_directory(folder),
+        instruction_set.cpu_target(
+            targets.vector_sets(cpu), targets.compiler_flags(cpu), "avx512_bf16" in cpu
+        ),
+    ):
+        os.utime(precompiled_header.precompile_header(options))
+    _trim(folder)
+
+
+@contextlib.contextmanager
+def borrowed(shared: Path | None, own: Path) -> Iterator[None]:
+    """Inside the block, Inductor looks for headers in `own`, where those of `shared` are linked."""
+    own.mkdir()
+    for path in [] if shared is None else sorted(shared.glob("c*.h*")):
+        (own / path.name).symlink_to(path)
+    with precompiled_header.header_directory(own):
+        yield
+
+
+def _trim(folder: Path) -> None:
+    def used(path: Path) -> float:
+        with contextlib.suppress(FileNotFoundError):
+            return path.stat().st_mtime
+        return 0.0
+
+    for path in sorted(folder.glob("c*.gch"), key=used, reverse=True)[KEPT:]:
+        path.unlink(missing_ok=True)
+        path.with_suffix("").unlink(missing_ok=True)

@@ -1,0 +1,159 @@
+"""Stage 7: a decoded request in; the same graph with the same (fake) inputs as the client's out.
+
+AOTAutograd traces whatever it is given, so this stage's task is to give it what Dynamo would have: placeholders
+with sources and static-address marks, fake tensors whose sizes, strides, storages and leaf-ness are the
+client's, and one ShapeEnv with the client's symbols. The joint graph, the partition and both halves are then
+AOTAutograd's own work, inside compile_fx (inductor.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from msgspec import Struct
+
+from ..errors import MalformedRequest
+from ..graph import decode, dtensor_calls
+from ..graph.ambient import apply_ambient
+from ..request import schema, size_expr
+from ..torch_internals.dynamo import fake_tensors, symbolic_shapes, tracing
+from ..torch_internals.dynamo.types import FakeTensorMode, ShapeEnv
+
+
+class Program(Struct, frozen=True):
+    """A graph ready to be compiled. `symbols`: canonical name -> torch.SymInt of `fake_mode`'s shape environment."""
+
+    gm: torch.fx.GraphModule
+    inputs: list[Any]
+    fake_mode: FakeTensorMode
+    symbols: dict[str, Any]
+    numbers: dict[int, Any]
+    """Input position -> torch.SymFloat, for inputs that stand for a Python float."""
+
+
+def rebuild(request: schema.GraphRequest) -> Program:
+    """Rebuild the client's program on fake tensors. Raises MalformedRequest where inputs contradict themselves."""
+    env = symbolic_shapes.new_shape_env()
+    fake_mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    symbols: dict[str, Any] = {
+        s.name: symbolic_shapes.new_symint(env, s.name, s.hint, s.lower, s.upper) for s in request.symbols
+    }
+    for relation in request.relations:
+        if not bool(size_expr.evaluate(relation, symbols)):
+            raise MalformedRequest(f"relation {relation} does not hold for the symbols' own hints")
+    gm = decode.decode_graph(
+        request.graph,
+        request.constants,
+        device_index={"cuda": 0},
+        symbols=symbols,
+        kernels=request.kernels,
+        spread=dtensor_calls.RequestMeshes(request.meshes, request.target.kind),
+    )
+    numbers = {
+        position: symbolic_shapes.new_symfloat(env, f"input_{position}", spec.number)
+        for position, spec in enumerate(request.inputs)
+        if isinstance(spec, schema.TensorInput) and spec.number is not None
+    }
+    inputs = fake_inputs(request, fake_mode, symbols, numbers)
+    _describe(gm, request, inputs)
+    with apply_ambient(request.ambient):
+        _propagate(gm, fake_inputs(request, fake_mode, symbols, numbers), fake_mode, env)
+    return Program(gm, inputs, fake_mode, symbols, numbers)
+
+
+def fake_inputs(
+    request: schema.GraphRequest,
+    fake_mode: FakeTensorMode,
+    symbols: Mapping[str, Any],
+    numbers: Mapping[int, Any],
+) -> list[Any]:
+    """Fresh fake inputs; inputs that shared memory on the client share it here."""
+    with fake_mode:
+        inputs = make_inputs(request, symbols, _empty)
+    for position, number in numbers.items():
+        fake_tensors.set_item_memo(inputs[position], number)
+    return inputs
+
+
+def make_inputs(request: schema.GraphRequest, symbols: Mapping[str, Any], make: Any) -> list[Any]:
+    """One value for each input; `make(spec, shape, stride)` gives the memory of a tensor that stands alone."""
+    storages: dict[int, torch.Tensor] = {}
+    return [_input(spec, symbols, storages, make) for spec in request.inputs]
+
+
+def size_value(value: schema.Size, symbols: Mapping[str, Any]) -> Any:
+    """An integer, or the value of a size expression."""
+    return value if isinstance(value, int) else size_expr.evaluate(value, symbols)
+
+
+def _input(
+    spec: schema.Input, symbols: Mapping[str, Any], storages: dict[int, torch.Tensor], make: Any
+) -> Any:
+    if isinstance(spec, schema.ScalarInput):
+        return spec.value
+    if isinstance(spec, schema.SymIntInput):
+        return size_value(spec.expr, symbols)
+    shape = [size_value(s, symbols) for s in spec.shape]
+    stride = [size_value(s, symbols) for s in spec.stride]
+    if len(shape) != len(stride):
+        raise MalformedRequest(f"an input has {len(shape)} sizes and {len(stride)} strides")
+    offset = size_value(spec.offset, symbols)
+    dtype = getattr(torch, spec.dtype)
+    if spec.storage < 0 and isinstance(offset, int) and offset == 0:
+        value = make(spec, shape, stride)
+    else:
+        base = storages.get(spec.storage) if spec.storage >= 0 else None
+        if base is None:
+            length = size_value(spec.storage_bytes, symbols)
+            base = torch.zeros(length, dtype=torch.uint8, device=spec.device)
+            if spec.storage >= 0:
+                storages[spec.storage] = base
+        value = torch.empty(0, dtype=dtype, device=spec.device)
+        value.set_(base.untyped_storage(), offset, shape, stride)
+    return _with_autograd(spec, value)
+
+
+def _empty(spec: schema.TensorInput, shape: list[Any], stride: list[Any]) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=getattr(torch, spec.dtype), device=spec.device)
+
+
+def _with_autograd(spec: schema.TensorInput, value: torch.Tensor) -> torch.Tensor:
+    if spec.is_parameter:
+        return torch.nn.Parameter(value, requires_grad=spec.requires_grad)
+    if not spec.requires_grad:
+        return value
+    if spec.is_leaf:
+        return value.requires_grad_()
+    # An activation: in-place arithmetic with a leaf keeps strides and storage and gives it a grad_fn.
+    with torch.enable_grad():
+        return value.mul_(torch.ones((), dtype=value.dtype, device=value.device, requires_grad=True))
+
+
+def _describe(gm: torch.fx.GraphModule, request: schema.GraphRequest, inputs: list[Any]) -> None:
+    """What Dynamo attaches to a graph and its placeholders."""
+    nodes = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    marks = [getattr(spec, "static_address", "") for spec in request.inputs]
+    tracing.attach_dynamo_metadata(gm, list(zip(nodes, inputs, marks, strict=True)))
+
+
+def _propagate(gm: torch.fx.GraphModule, inputs: list[Any], fake_mode: FakeTensorMode, env: ShapeEnv) -> None:
+    """Set `example_value` on every node, as Dynamo does: Inductor's pre-grad passes read it.
+
+    Runs on inputs of its own, because graphs may change theirs in place.
+    """
+
+    class Recorder(torch.fx.Interpreter):
+        def run_node(self, node: torch.fx.Node) -> Any:
+            result = super().run_node(node)
+            if node.op not in ("placeholder", "output"):
+                node.meta["example_value"] = result
+            return result
+
+    with (
+        fake_mode,
+        tracing.python_dispatcher(),
+        env.ignore_fresh_unbacked_symbols(),
+        torch.random.fork_rng(devices=[]),
+    ):
+        Recorder(gm).run(*inputs)

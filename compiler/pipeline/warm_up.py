@@ -1,0 +1,103 @@
+"""One small compile in a server that will fork: nothing in; the process, with all that every compile works out, out.
+
+PyTorch works out much at its first compile: two hundred modules to import, pattern tables, dispatch tables, what sympy
+knows of small expressions. A fork server does it once, and its children inherit it. Nothing is built or run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+
+from ..graph import ambient
+from ..graph.toolchain import local_target, local_toolchain
+from ..request import schema
+from ..torch_internals import devices, patching
+from ..torch_internals.dynamo import symbolic_shapes, tracing
+from ..torch_internals.dynamo.types import FakeTensorMode
+from ..torch_internals.inductor import forked_backward, naming
+from . import inductor
+from . import program as pipeline_program
+
+
+def warm_up() -> None:
+    """Compile a small training step for this machine's processor as far as its generated code.
+
+    Does nothing where a GPU is: autograd would start a thread for it, and neither may be there before a fork.
+    """
+    if torch.cuda.device_count():
+        return
+    with devices.without_fake_gpus():
+        _compile()
+
+
+def _compile() -> None:
+    fake_mode = FakeTensorMode(shape_env=symbolic_shapes.new_shape_env(), allow_non_fake_inputs=True)
+    with fake_mode:
+        inputs = [
+            torch.randint(16, (2, 8)),
+            *(
+                torch.nn.Parameter(torch.empty(size))
+                for size in ((16, 32), (32,), (32,), (96, 32), (96,), (16, 32))
+            ),
+        ]
+    gm = torch.fx.symbolic_trace(_step)
+    tracing.attach_dynamo_metadata(
+        gm,
+        list(
+            zip((node for node in gm.graph.nodes if node.op == "placeholder"), inputs, [""] * 7, strict=True)
+        ),
+    )
+    program = pipeline_program.Program(gm, inputs, fake_mode, {}, {})
+    with (
+        tempfile.TemporaryDirectory(prefix="relay-") as folder,
+        patching.patched_environment(TORCHINDUCTOR_CACHE_DIR=str(Path(folder))),
+        forked_backward.without_cpp_builds(),
+        naming.restoring_graph_counters(),
+        torch.random.fork_rng(devices=[]),
+    ):
+        inductor.compile_program(program, _request(), threads=1, progress=lambda stage, detail: None)
+
+
+def _step(tokens: Any, table: Any, scale: Any, shift: Any, weight: Any, bias: Any, head: Any) -> Any:
+    x = F.embedding(tokens, table)
+    x = F.layer_norm(x, (32,), scale, shift)
+    parts = F.linear(x, weight, bias).chunk(3, dim=2)
+    q, k, v = (parts[i].view(2, 8, 4, 8).transpose(1, 2) for i in range(3))
+    attention = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=True)
+    x = F.dropout(F.gelu(attention.transpose(1, 2).reshape(2, 8, 32)), 0.1) + x
+    logits = F.linear(x, head)
+    return F.cross_entropy(logits.view(-1, 16), tokens.view(-1)), logits.softmax(-1)
+
+
+def _request() -> schema.GraphRequest:
+    """What compile_program asks of a request besides its graph: this machine, and every default."""
+    return schema.GraphRequest(
+        schema=schema.SCHEMA,
+        graph=schema.Graph(nodes=[]),
+        inputs=[],
+        symbols=[],
+        relations=[],
+        constants=[],
+        ambient=schema.Ambient(
+            grad=True,
+            inference=False,
+            autocast=[],
+            default_dtype="float32",
+            matmul_precision="highest",
+            deterministic=False,
+            deterministic_warn_only=False,
+            fill_uninitialized=True,
+            threads=torch.get_num_threads(),
+            flags=ambient.current_flags(),
+        ),
+        mode="default",
+        options=[],
+        aot_options=[],
+        toolchain=local_toolchain(),
+        target=local_target("cpu"),
+    )

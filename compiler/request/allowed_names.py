@@ -1,0 +1,121 @@
+"""Stage 2: small closed sets of names that a request may hold besides operators; torch-free data.
+
+Values of torch's own enumerations change with its versions; a name that a version lacks fails when the worker
+decodes it, as an Unsupported request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "bool": 1,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+}
+"""dtype name (torch.<name>) -> bytes of an element."""
+
+DIFFERENTIABLE = frozenset(
+    name
+    for name in DTYPE_BYTES
+    if name.startswith(("float", "bfloat", "complex")) and name != "float8_e8m0fnu"
+)
+"""dtypes whose tensors may require gradients."""
+
+DEVICES = frozenset({"cpu", "cuda", "meta"})
+MEMORY_FORMATS = frozenset({"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"})
+LAYOUTS = frozenset({"strided"})
+
+ATTRIBUTES = frozenset(
+    _words(
+        "H T data device dtype grad imag is_cpu is_cuda is_leaf is_sparse itemsize layout mH mT nbytes "
+        "ndim real requires_grad shape"
+    )
+)
+"""What `builtins.getattr` in a graph may read of a node's value: no dunder, no method."""
+
+SDPA_BACKENDS = frozenset(
+    _words("CUDNN_ATTENTION EFFICIENT_ATTENTION ERROR FLASH_ATTENTION MATH OVERRIDEABLE")
+)
+
+TEXT_ARGUMENTS: Mapping[str, tuple[int, frozenset[str]]] = {
+    "builtins.getattr": (1, ATTRIBUTES),
+    "torch.nn.attention._backend_from_string": (0, SDPA_BACKENDS),
+}
+"""Functions that look up a name: the argument's position (it is the last) and the names allowed."""
+
+DTENSOR_CALLS = frozenset({"torchrelay.from_local", "torchrelay.redistribute", "torchrelay.to_local"})
+"""Methods of DTensor that a graph with meshes may call; compiler/request/meshes.py has their arguments."""
+
+PLACEMENT = re.compile(r"R|S-?[0-9]{1,2}|P(sum|avg|product|max|min)", re.ASCII)
+"""How a tensor lies in one dimension of a mesh: replicated, sharded along a dimension, or partial (to be reduced)."""
+
+TRITON_CALL = "torch.ops.higher_order.triton_kernel_wrapper_mutation"
+"""A call of a user-written Triton kernel: in no table, for its callers need a permission of their own."""
+
+TRITON_DTYPES = frozenset(
+    _words(
+        "bfloat16 float16 float32 float64 float8e4b15 float8e4b8 float8e4nv float8e5 float8e5b16 int1 int16 int32 "
+        "int64 int8 uint16 uint32 uint64 uint8 void"
+    )
+)
+"""Names of triton.language that are dtypes."""
+
+MATMUL_PRECISIONS = frozenset({"highest", "high", "medium"})
+
+AMBIENT_FLAGS = frozenset(
+    {
+        "cuda.matmul.allow_bf16_reduced_precision_reduction",
+        "cuda.matmul.allow_fp16_reduced_precision_reduction",
+        "cuda.matmul.allow_tf32",
+        "cudnn.allow_tf32",
+        "cudnn.benchmark",
+        "cudnn.deterministic",
+        "cudnn.enabled",
+        "mkldnn.enabled",
+        "sdp.cudnn",
+        "sdp.flash",
+        "sdp.math",
+        "sdp.mem_efficient",
+    }
+)
+"""Names of `Ambient.flags`; the values are bools."""
+
+MAX_TEXT = 1024
+"""Characters of one string argument."""
+
+TEXT = re.compile(r'[^"\\\x00-\x1f\x7f]*')
+"""What a string argument may hold: Inductor writes assertion messages into C++ between quotes, unescaped."""
+
+OPTION_TEXT = re.compile(r"[A-Za-z0-9_.' -]{0,64}", re.ASCII)
+"""What a higher-order operator's string may hold: flex_attention's kernel options become kernel code."""
+
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
+INSTRUCTION_SET = re.compile(r"[a-z0-9_.]{1,40}", re.ASCII)
+
+DEVICE_TEXT = re.compile(r"(cpu|cuda|meta):([0-9]{1,4})", re.ASCII)
+"""A device with an index, as text: never on the wire, where a device is a DeviceArg without an index."""

@@ -1,0 +1,156 @@
+"""Stage 2: a GraphRequest into canonical bytes and an HTTP body, and back within limits; and zstd for all who need it.
+
+Decoding checks types and bounds. What a request names is checked by validate.py."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from .. import decoding
+from ..errors import LimitExceeded, MalformedRequest, SchemaMismatch
+from .schema import SCHEMA, GraphRequest
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+
+GRAPH_MEDIA_TYPE = "application/vnd.torchrelay.graph+msgpack"
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """Bounds checked before and while a request is decoded."""
+
+    body_bytes: Annotated[int, Meta(gt=0)] = 32 << 20
+    """Compressed request, bytes."""
+    request_bytes: Annotated[int, Meta(gt=0)] = 128 << 20
+    """Decompressed request, bytes."""
+    nodes: int = 100_000
+    """Nodes of all graphs together."""
+    depth: int = 32
+    """Nesting of arguments and of subgraphs."""
+    constant_bytes: int = 16 << 20
+    """All constants together, bytes."""
+    inputs: int = 20_000
+    kernels: int = 64
+    """User-written Triton kernels."""
+    source_bytes: int = 1 << 20
+    """Their sources together, bytes."""
+
+
+_PIECE = 1 << 20
+
+
+_request_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_request(request: GraphRequest) -> bytes:
+    """Canonical bytes of a request, before compression: the key's input."""
+    return _request_encoder.encode(request)
+
+
+def compress(data: bytes, level: int = 3) -> bytes:
+    return zstd.compress(data, level)
+
+
+def unpacked_size(data: bytes, limit: int) -> int:
+    """Bytes that a zstd frame holds, counted without keeping them where the frame does not say.
+
+    Raises LimitExceeded past `limit`, MalformedRequest on garbage.
+    """
+    try:
+        size = zstd.get_frame_info(data).decompressed_size
+        if size is None:
+            decompressor, size = zstd.ZstdDecompressor(), 0
+            while not decompressor.eof and size <= limit:
+                part = decompressor.decompress(data, max_length=_PIECE)
+                data = b""
+                size += len(part)
+                if not part and decompressor.needs_input:
+                    raise MalformedRequest("body ends inside its zstd frame")
+    except zstd.ZstdError as error:
+        raise MalformedRequest(f"body is not a zstd frame: {error}") from None
+    if size > limit:
+        raise LimitExceeded(f"body holds more than {limit} bytes after decompression")
+    return size
+
+
+def decompress(data: bytes, limit: int) -> bytes:
+    """Decompress at most `limit` bytes; raises LimitExceeded past it and MalformedRequest on garbage."""
+    decompressor = zstd.ZstdDecompressor()
+    try:
+        out = decompressor.decompress(data, max_length=limit + 1)
+    except zstd.ZstdError as error:
+        raise MalformedRequest(f"body is not a zstd frame: {error}") from None
+    if len(out) > limit:
+        raise LimitExceeded(f"body holds more than {limit} bytes after decompression")
+    if not decompressor.eof:
+        raise MalformedRequest("body ends inside its zstd frame")
+    if decompressor.unused_data:
+        raise MalformedRequest("bytes follow the body's zstd frame")
+    return out
+
+
+def pack_request(request: GraphRequest) -> bytes:
+    """The HTTP body: zstd-compressed canonical bytes."""
+    return compress(encode_request(request))
+
+
+def unpack_request(body: bytes, limits: Limits = Limits()) -> GraphRequest:  # noqa: B008 (frozen)
+    """The HTTP body back into a request, bounded by `limits`; types checked, targets not yet (graph.check).
+
+    Raises LimitExceeded, MalformedRequest, SchemaMismatch.
+    """
+    if len(body) > limits.body_bytes:
+        raise LimitExceeded(f"body has {len(body)} bytes, limit {limits.body_bytes}")
+    data = decompress(body, limits.request_bytes)
+    try:
+        request = decoding.from_msgpack(data, type=GraphRequest)
+    except RecursionError:
+        raise LimitExceeded("arguments are nested too deep") from None
+    except UnicodeDecodeError as error:
+        raise MalformedRequest(f"request holds text that is not UTF-8: {error}") from None
+    except msgspec.ValidationError as error:
+        _raise_if_other_schema(data)
+        raise MalformedRequest(f"request does not match schema {SCHEMA}: {error}") from None
+    except msgspec.DecodeError as error:
+        raise MalformedRequest(f"request is not MessagePack: {error}") from None
+    if request.schema != SCHEMA:
+        raise SchemaMismatch(f"request has schema {request.schema}, this side speaks {SCHEMA}")
+    return request
+
+
+class _KernelsOnly(Struct):
+    kernels: list[msgspec.Raw] = []
+
+
+def holds_source(canonical: bytes) -> bool:
+    """Whether a request's canonical bytes hold source of user-written kernels."""
+    try:
+        return bool(decoding.from_msgpack(canonical, type=_KernelsOnly).kernels)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False  # not a request: nothing of it will be run
+
+
+class _SchemaOnly(Struct):
+    schema: int
+
+
+def _raise_if_other_schema(data: bytes) -> None:
+    try:
+        found = decoding.from_msgpack(data, type=_SchemaOnly).schema
+    except RecursionError:  # in what is skipped on the way to the schema
+        raise LimitExceeded("the request is nested too deep") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return
+    if found != SCHEMA:
+        raise SchemaMismatch(f"request has schema {found}, this side speaks {SCHEMA}")
+
+
+def to_json(message: Any) -> bytes:
+    return msgspec.json.encode(message)

@@ -1,0 +1,166 @@
+"""Stage 3: canonical request -> cache key; and the digests of its parts, to explain why two keys differ.
+
+A request holds nothing that differs between two ranks, users or checkouts that ask for the same thing, and
+its encoding has one form, so the key is a digest of the bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from . import codec, schema
+
+DOMAIN = b"torchrelay request v1\0"
+
+DETAIL_BYTES = 16 << 10
+"""The most that one component holds, as JSON."""
+_TEXT = 600
+_KINDS = 512
+_NODES = 1500
+_INPUTS = 5000
+
+
+def key_of(request: schema.GraphRequest) -> str:
+    """64 hex digits: SHA-256 over a domain prefix and the request's canonical bytes."""
+    return key_of_bytes(codec.encode_request(request))
+
+
+def key_of_bytes(data: bytes) -> str:
+    """The key of `codec.encode_request`'s bytes."""
+    return hashlib.sha256(DOMAIN + data).hexdigest()
+
+
+def components(request: schema.GraphRequest) -> dict[str, str]:
+    """Each part that the key covers, by name, as text; what compiler/request/key_diff.py compares.
+
+    Long parts are a digest of 16 hex digits, and beside it as much of what they hold as DETAIL_BYTES allows:
+    a request with 12 layers of a transformer has about 10 KB, and none has more than 200 KB.
+    """
+    parts = {
+        "schema": str(request.schema),
+        "graph": _digest(request.graph),
+        "inputs": _digest(request.inputs),
+        "inputs.count": str(len(request.inputs)),
+        "symbols": _digest(request.symbols),
+        "symbols.list": _list(request.symbols),
+        "relations": _digest(request.relations),
+        "relations.list": _list(request.relations),
+        "constants": _digest(request.constants),
+        "constants.list": _list(
+            [item.dtype, item.shape, item.device, item.requires_grad, _digest(item.data)]
+            for item in request.constants
+        ),
+        "mode": request.mode,
+    }
+    if request.kernels:
+        parts["kernels"] = _digest(request.kernels)
+        parts["kernels.list"] = _list(
+            {"name": item.name, "source": _digest(item.source), "configurations": _digest(item.configs)}
+            for item in request.kernels
+        )
+    if request.meshes:
+        parts["meshes"] = ", ".join(
+            f"{'x'.join(map(str, mesh.shape))} at {' '.join(map(str, mesh.coordinate))}"
+            for mesh in request.meshes
+        )
+    if request.tuning_lock is not None:
+        parts |= _lock_details(request.tuning_lock)
+    parts |= _graph_details(request.graph) | _input_details(request.inputs)
+    for prefix, struct in (
+        ("ambient", request.ambient),
+        ("toolchain", request.toolchain),
+        ("target", request.target),
+    ):
+        for field in struct.__struct_fields__:
+            if field != "flags":
+                parts[f"{prefix}.{field}"] = _text(getattr(struct, field))
+    parts |= {f"ambient.flags.{name}": _text(value) for name, value in request.ambient.flags}
+    parts |= {f"options.{name}": _text(value) for name, value in request.options}
+    parts |= {f"aot_options.{name}": _text(value) for name, value in request.aot_options}
+    return parts
+
+
+def _graph_details(graph: schema.Graph) -> dict[str, str]:
+    """`kinds`: [operator, count] of all subgraphs together, by falling count. `order`: the outer graph's
+    nodes, each the position of its operator in `kinds` ('' if it was cut off) and 4 digits of its digest."""
+    counts: Counter[str] = Counter()
+    todo = [graph]
+    while todo:
+        last = todo.pop()
+        counts.update(map(_kind, last.nodes))
+        todo += last.subgraphs
+    ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    position = {kind: index for index, (kind, _) in enumerate(ranked[:_KINDS])}
+    return {
+        "graph.nodes": str(counts.total()),
+        "graph.kinds": _list(ranked[:_KINDS]),
+        "graph.order": " ".join(
+            f"{position.get(_kind(node), '')}:{_digest(node)[:4]}" for node in graph.nodes[:_NODES]
+        ),
+    }
+
+
+def _kind(node: schema.Node) -> str:
+    if node.op == "call_method":
+        return f"Tensor.{node.target}"
+    return node.target or node.op
+
+
+def _input_details(inputs: list[schema.Input]) -> dict[str, str]:
+    """`kinds`: the distinct inputs. `order`: for each input its position there, -1 if it was cut off."""
+    position: dict[bytes, int] = {}
+    order = []
+    for item in inputs[:_INPUTS]:
+        order.append(position.setdefault(msgspec.json.encode(item), len(position)))
+    kinds, size = [], 0
+    for text in position:
+        size += len(text)
+        if size > DETAIL_BYTES:
+            break
+        kinds.append(msgspec.Raw(text))
+    return {
+        "inputs.kinds": msgspec.json.encode(kinds).decode(),
+        "inputs.order": _list(index if index < len(kinds) else -1 for index in order),
+    }
+
+
+def _lock_details(lock: schema.TuningLock) -> dict[str, str]:
+    return {
+        "tuning_lock": _digest(lock),
+        "tuning_lock.strict": "strict" if lock.strict else "loose",
+        "tuning_lock.count": str(len(lock.entries)),
+        "tuning_lock.list": _list(
+            {
+                "name": entry.problem.text(),
+                "place": entry.place.digest(),
+                "winner": entry.winner.candidate,
+                "entry": _digest(entry),
+            }
+            for entry in lock.entries
+        ),
+    }
+
+
+def _list(items: Iterable[object]) -> str:
+    """A JSON array of the first items, at most DETAIL_BYTES of them."""
+    kept, size = [], 0
+    for item in items:
+        text = msgspec.json.encode(item)
+        size += len(text) + 1
+        if size > DETAIL_BYTES:
+            break
+        kept.append(msgspec.Raw(text))
+    return msgspec.json.encode(kept).decode()
+
+
+def _text(value: object) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _TEXT else _digest(value)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(msgspec.msgpack.encode(value)).hexdigest()[:16]

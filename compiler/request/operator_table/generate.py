@@ -1,0 +1,204 @@
+"""Stage 2, offline: PyTorch's own lists of operators in, the closed table data/ops-X.Y.json out.
+
+    python -m torchrelay.compiler.request.operator_table.generate OUT
+
+makes the table for the installed torch by rules.py; a reviewer reads the diff of the data file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import types
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import rules
+from .table import ConfigOption, OperatorTable
+
+# --- the rules ---------------------------------------------------------------------------------------------
+
+
+def dispatcher_operators(namespace: str) -> dict[str, list[str]]:
+    """Base name -> overloads of every dispatcher operator of a namespace that the rules keep."""
+    kept: dict[str, list[str]] = {}
+    for full in sorted(torch._C._dispatch_get_all_op_names()):
+        space, _, rest = full.partition("::")
+        base, _, overload = rest.partition(".")
+        if space != namespace or rules.DROPPED_OPERATORS.fullmatch(base):
+            continue
+        packet = getattr(getattr(torch.ops, namespace), base, None)
+        found = getattr(packet, overload or "default", None)
+        if found is None or rules.DROPPED_TYPES.search(str(found._schema)):
+            continue
+        kept.setdefault(base, []).append(overload or "default")
+    return kept
+
+
+def resolve(name: str) -> Any:
+    """The object a dotted name stands for, or None."""
+    root, *rest = name.split(".")
+    value: Any = importlib.import_module(root)
+    path = root
+    for part in rest:
+        path = f"{path}.{part}"
+        if not hasattr(value, part) and isinstance(value, types.ModuleType):
+            try:
+                importlib.import_module(path)
+            except ImportError:
+                return None
+        value = getattr(value, part, None)
+    return value
+
+
+def functions(aten: dict[str, list[str]]) -> list[str]:
+    from torch._dynamo import trace_rules
+
+    listed = {
+        *trace_rules.torch_c_binding_in_graph_functions,
+        *trace_rules.torch_non_c_binding_in_graph_functions,
+    }
+    names: set[str] = {f"_operator.{name}" for name in rules.OPERATOR_FUNCTIONS}
+    names |= {f"math.{name}" for name in rules.MATH_FUNCTIONS}
+    names |= {f"builtins.{name}" for name in rules.BUILTIN_FUNCTIONS}
+    names |= set(rules.OTHER_FUNCTIONS)
+    for name in listed:
+        owner, _, base = name.rpartition(".")
+        if (owner in rules.BINDING_MODULES and base in aten) or (
+            owner in rules.FUNCTIONAL_MODULES
+            and not base.startswith("_")
+            and base not in ("sqrt", "merge_dicts", "parse_kwargs")
+        ):
+            names.add(name)
+    names |= {f"torch.nn.functional.{base}" for base in vars(torch.nn.functional) if base in aten}
+    names |= {f"torch.{base}" for base in aten if hasattr(torch, base)}
+    found = {name: resolve(name) for name in names}
+    return _canonical(
+        name
+        for name, value in found.items()
+        if callable(value) and (name in rules.OTHER_FUNCTIONS or not isinstance(value, type))
+    )
+
+
+def _canonical(names: Iterable[str]) -> list[str]:
+    """One name for each function: the one with the fewest dots, then the shortest, then the first."""
+    best: dict[Any, str] = {}
+    for name in sorted(names, key=lambda text: (text.count("."), len(text), text)):
+        best.setdefault(resolve(name), name)
+    return list(best.values())
+
+
+def methods(aten: dict[str, list[str]]) -> list[str]:
+    return [
+        name
+        for name in dir(torch.Tensor)
+        if (name in aten or name in rules.OTHER_METHODS) and callable(getattr(torch.Tensor, name))
+    ]
+
+
+def higher_order() -> list[str]:
+    import torch._functorch.autograd_function
+    import torch._higher_order_ops
+
+    return [
+        f"torch.ops.higher_order.{name}"
+        for name in rules.HIGHER_ORDER
+        if hasattr(torch.ops.higher_order, name)
+    ]
+
+
+def _tag(value: object) -> str:
+    return type(value).__name__ if isinstance(value, (bool, int, float, str)) else ""
+
+
+def inductor_options() -> dict[str, ConfigOption]:
+    from torch._inductor import config
+
+    table: dict[str, ConfigOption] = {}
+    for name, default in config.get_config_copy().items():
+        tag = _tag(default) or rules.OPTIONAL.get(name, "")
+        if rules.drops_option(name) or tag not in ("bool", "int", "float", "str"):
+            continue
+        values = rules.CHOICES.get(name, ())
+        if tag == "str" and not values:
+            continue
+        table[name] = ConfigOption(type=tag, optional=name in rules.OPTIONAL, values=values, default=default)  # type: ignore[arg-type]
+    return table
+
+
+def aot_options() -> dict[str, ConfigOption]:
+    from torch._functorch import config
+
+    current = config.get_config_copy()
+    return {
+        name: ConfigOption(type=_tag(current[name]), values=values, default=current[name])  # type: ignore[arg-type]
+        for name, values in rules.AOT_OPTIONS.items()
+        if _tag(current.get(name))
+    }
+
+
+def generate() -> OperatorTable:
+    """The table for the installed torch."""
+    aten, prims = dispatcher_operators("aten"), dispatcher_operators("prims")
+    names = functions(aten)
+    for space, operators in (("aten", aten), ("prims", prims)):
+        for base, overloads in operators.items():
+            names += [
+                f"torch.ops.{space}.{base}",
+                *(f"torch.ops.{space}.{base}.{item}" for item in overloads),
+            ]
+    version = ".".join(torch.__version__.split(".")[:2])
+    return OperatorTable(
+        torch=version,
+        functions=frozenset(names),
+        hops=frozenset(higher_order()),
+        methods=frozenset(methods(aten)),
+        options=inductor_options(),
+        aot_options=aot_options(),
+    )
+
+
+def encode(table: OperatorTable) -> str:
+    """JSON with one sorted name a line, so that a review sees what changed."""
+
+    def options(entries: Any) -> dict[str, Any]:
+        return {
+            name: {
+                key: value
+                for key, value in (
+                    ("type", entry.type),
+                    ("optional", entry.optional),
+                    ("values", entry.values),
+                    ("default", entry.default),
+                )
+                if value or (key == "default" and value is not None)
+            }
+            for name, entry in sorted(entries.items())
+        }
+
+    def lines(entries: dict[str, Any]) -> str:
+        return "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in entries.items()) + "\n }"
+
+    parts = [f' "torch": {json.dumps(table.torch)}']
+    for field in ("functions", "hops", "methods"):
+        parts.append(
+            f' "{field}": ' + json.dumps(sorted(getattr(table, field)), indent=2).replace("\n]", "\n ]")
+        )
+    parts += [f' "{field}": {lines(options(getattr(table, field)))}' for field in ("options", "aot_options")]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def main(arguments: list[str], write: Callable[[str], object] = sys.stdout.write) -> int:
+    if len(arguments) != 1:
+        write("usage: python -m torchrelay.compiler.request.operator_table.generate OUT\n")
+        return 2
+    Path(arguments[0]).write_text(encode(generate()))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

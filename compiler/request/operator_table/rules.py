@@ -1,0 +1,277 @@
+"""Stage 2, offline: what generate.py lets in and keeps out, as data; read by people before a release.
+
+A name gets in by a rule that says what it is (a binding of a dispatcher operator, a functional that Dynamo
+puts in graphs, a member of a short list), never for want of a reason to keep it out. Operators that read
+files, keep process-wide state, trust pointers or opaque bytes inside tensors, or only serve tests are
+dropped from the rules' results.
+"""
+
+from __future__ import annotations
+
+import re
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+# --- what is dropped from the rules' results ---------------------------------------------------------------
+
+# Matched against an ATen operator's base name (before the overload), whole.
+DROPPED_OPERATORS = re.compile(
+    "|".join(
+        (
+            # reads files; points tensors at other storage or changes it under its views
+            "from_file|set_?|set_data|_set_.*|data|_?resize_?|resize_as.*|_resize_.*",
+            # process-wide caches, streams, pinned memory, printing, other processes
+            "record_stream|_?is_pinned|_?pin_memory|_cudnn_init_dropout_state.*|_cufft_.*|_?print|get_gradients",
+            # tests
+            "_foobar|_test_.*|_debug_.*|_thnn_fused.*|_thnn_differentiable.*|_linalg_check_errors|_async_error",
+            # packed weights hold pointers or bytes that nothing checks
+            ".*fbgemm.*|.*mkldnn.*|.*miopen.*|(.*_)?mps(_.*)?|.*vulkan.*|.*xnnpack.*|.*nnpack.*|_cslt_.*",
+            "_dyn_quant_.*|.*int[48]pack.*|_mixed_dtypes_linear|_saturate_weight.*|_rowwise_prune|.*xla.*",
+            # quantized, nested, sparse and named tensors: subclasses and layouts that the wire does not carry
+            ".*quantize.*|q_.*|int_repr|qscheme|.*qparams.*|.*_affine.*quantized.*|.*per_(tensor|channel)_affine.*",
+            "_make_per_.*|_?fused_moving_avg.*|.*nested.*|.*jagged.*|.*padded_.*|.*sparse.*|rename_?|refine_names",
+            "align_.*|_?coalesced?_?|_spdiags|_spsolve|_?indices(_copy)?|_?values(_copy)?|c?(row|col)_indices.*",
+            "ccol_indices.*|is_coalesced|_nnz|_dim[IV]|dense_dim|hspmm|sspaddmm|smm|_mask_indices.*",
+            "_convert_indices_.*",
+            # unchecked indices and offsets
+            "_unsafe_index.*|_unsafe_masked_.*|_index_put_impl.*|_(flash|efficient|cudnn)_attention_.*|_segment_reduce.*",
+            # autograd's, functorch's and the tracer's own state
+            "_backward|retain_grad|retains_grad|requires_grad_|is_leaf|output_nr|_version|_lazy_clone|_use_.*",
+            "_make_dual.*|_unpack_dual|_fw_primal.*|_add_batch_dim|_remove_batch_dim|_new_zeros_with_same.*",
+            "_has_.*|_make_dep_token|_copy_from.*|_reshape_from_tensor|_functional_sym_constrain.*",
+            "sym_constrain_range.*|_sobol_.*|_triton_.*|_cast_.*|_autocast_to_.*|_wrapped_.*|.*_overrideable.*",
+            "_fill_mem_eff_dropout_mask_|_histogramdd_.*|_make_token|_sink_tokens",
+        )
+    )
+)
+
+# Dispatcher argument types that no wire value can be, or that name storage.
+DROPPED_TYPES = re.compile(r"Storage|Stream|__torch__|QScheme|Any\b|PyObject")
+
+# --- short lists -------------------------------------------------------------------------------------------
+
+OPERATOR_FUNCTIONS = _words(
+    "abs add and_ contains eq floordiv ge getitem gt iadd iand ifloordiv ilshift imatmul imod imul "
+    "index inv invert ior ipow irshift is_ is_not isub itruediv ixor le lshift lt matmul mod mul ne neg "
+    "not_ or_ pos pow rshift setitem sub truediv truth xor"
+)
+
+MATH_FUNCTIONS = _words(
+    "acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh degrees erf erfc exp expm1 fabs "
+    "floor fmod hypot isfinite isinf isnan log log10 log1p log2 pow radians remainder sin sinh sqrt tan "
+    "tanh trunc"
+)
+
+BUILTIN_FUNCTIONS = _words("abs getattr max min round")
+
+# Functions of torch that bind no dispatcher operator. Those that set state (grad mode, autocast, SDPA
+# back ends, functorch levels) are what Dynamo itself puts in a graph for the context managers and
+# transforms of those names.
+OTHER_FUNCTIONS = (
+    "torch._C._autograd._get_data_attr",
+    "torch._C._autograd._saved_tensors_hooks_disable",
+    "torch._C._autograd._saved_tensors_hooks_enable",
+    "torch._C._set_fwd_grad_enabled",
+    "torch._C._set_grad_enabled",
+    "torch.amp.autocast_mode._enter_autocast",
+    "torch.amp.autocast_mode._exit_autocast",
+    "torch.autograd.grad_mode._enter_inference_mode",
+    "torch.autograd.grad_mode._exit_inference_mode",
+    "torch.nn.attention._backend_from_string",
+    "torch.nn.attention._sdpa_kernel",
+    "torch._make_dual",
+    "torch._unpack_dual",
+    "torch._check",
+    "torch._check_is_size",
+    "torch._check_index",
+    "torch._check_value",
+    "torch._check_type",
+    "torch._check_tensor_all",
+    "torch._assert",
+    "torch.Size",
+    "torch.as_tensor",
+    "torch.asarray",
+    "torch.tensor",
+    "torch.sym_float",
+    "torch.sym_fresh_size",
+    "torch.sym_int",
+    "torch.sym_ite",
+    "torch.sym_max",
+    "torch.sym_min",
+    "torch.sym_not",
+    "torch.sym_sqrt",
+    "torch.sym_sum",
+    "torch._sym_sqrt",
+    "torch.einsum",
+    "torch.functional.einsum",
+    "torch.broadcast_shapes",
+    "torch.cdist",
+    "torch.norm",
+    "torch.split",
+    "torch.meshgrid",
+    "torch.unique",
+    "torch.unique_consecutive",
+    "torch.stft",
+    "torch.tensordot",
+    "torch.block_diag",
+    "torch.cartesian_prod",
+    "torch.atleast_1d",
+    "torch.atleast_2d",
+    "torch.atleast_3d",
+    "torch.broadcast_tensors",
+    "torch._functorch.predispatch._add_batch_dim",
+    "torch._functorch.predispatch._remove_batch_dim",
+    "torch._functorch.predispatch._vmap_increment_nesting",
+    "torch._functorch.predispatch._vmap_decrement_nesting",
+    "torch._functorch.predispatch._enter_dual_level",
+    "torch._functorch.predispatch._exit_dual_level",
+    "torch._functorch.predispatch._jvp_decrement_nesting",
+    "torch._functorch.predispatch._jvp_increment_nesting",
+    "torch._functorch.predispatch._make_dual",
+    "torch._functorch.predispatch._unpack_dual",
+    "torch._functorch.predispatch.lazy_load_decompositions",
+    "torch._functorch.predispatch._unwrap_for_grad",
+    "torch._C._enter_dual_level",
+    "torch._C._exit_dual_level",
+    "torch._C._functorch._jvp_decrement_nesting",
+    "torch._C._functorch._jvp_increment_nesting",
+    "torch._C._functorch._unwrap_for_grad",
+    "torch._C._functorch._wrap_for_grad",
+    "torch._C._functorch._grad_increment_nesting",
+    "torch._C._functorch._grad_decrement_nesting",
+    "torch._C._functorch.set_inplace_requires_grad_allowed",
+    "torch.autograd.forward_ad._maybe_load_decompositions",
+    "torch._functorch.eager_transforms._autograd_grad",
+    "torch._functorch.eager_transforms._set_tensor_requires_grad",
+    "torch._functorch.vmap.lazy_load_decompositions",
+)
+
+# Modules whose Python functions Dynamo puts in a graph whole, and which do nothing but call operators.
+FUNCTIONAL_MODULES = ("torch.nn.functional", "torch.functional", "torch.signal.windows.windows")
+
+# Modules of C bindings: a name is taken if it binds a dispatcher operator (with the module's prefix).
+BINDING_MODULES = {
+    "torch": "",
+    "torch._C._nn": "",
+    "torch._C._linalg": "",
+    "torch._C._fft": "",
+    "torch._C._special": "",
+}
+
+HIGHER_ORDER = _words(
+    "associative_scan autograd_function_apply cond flex_attention flex_attention_backward foreach_map "
+    "hints_wrapper invoke_subgraph map_impl out_dtype scan tag_activation_checkpoint while_loop "
+    "while_loop_stack_output wrap wrap_activation_checkpoint wrap_with_autocast "
+    "wrap_with_set_grad_enabled"
+)
+
+# Tensor methods that bind no dispatcher operator. Dunders are arithmetic and indexing alone.
+OTHER_METHODS = _words(
+    "__abs__ __add__ __and__ __eq__ __floordiv__ __ge__ __getitem__ __gt__ __iadd__ __iand__ "
+    "__ifloordiv__ __ilshift__ __imod__ __imul__ __invert__ __ior__ __ipow__ __irshift__ __isub__ "
+    "__itruediv__ __ixor__ __le__ __lshift__ __lt__ __matmul__ __mod__ __mul__ __ne__ __neg__ __or__ "
+    "__pos__ __pow__ __radd__ __rand__ __rfloordiv__ __rlshift__ __rmatmul__ __rmod__ __rmul__ __ror__ "
+    "__rpow__ __rrshift__ __rshift__ __rsub__ __rtruediv__ __rxor__ __setitem__ __sub__ __truediv__ "
+    "__xor__ bfloat16 bool byte cdouble cfloat char cpu cuda dim dim_order double element_size expand "
+    "float get_device half int is_contiguous item long ndimension nelement new_tensor norm numel "
+    "reshape short size split stride storage_offset tile to type unflatten unique view requires_grad_"
+)
+
+# --- options -----------------------------------------------------------------------------------------------
+
+# Texts that an option may hold; a text option that is not listed here is dropped.
+BACKENDS = ("ATEN", "ATEN,TRITON", "ATEN,TRITON,CPP", "TRITON", "ATEN,CPP", "CPP", "TRITON,ATEN", "CPP,ATEN")
+CHOICES: dict[str, tuple[str, ...]] = {
+    "cpp.enable_floating_point_contract_flag": ("off", "on", "fast"),
+    "layout_opt_default": ("0", "1"),
+    "max_autotune_conv_backends": BACKENDS,
+    "max_autotune_conv_bwd_input_backends": BACKENDS,
+    "max_autotune_conv_bwd_weight_backends": BACKENDS,
+    "max_autotune_gemm_backends": BACKENDS,
+    "max_autotune_flex_search_space": ("DEFAULT", "EXHAUSTIVE"),
+    "max_autotune_gemm_search_space": ("DEFAULT", "EXHAUSTIVE"),
+    "memory_pool": ("none", "intermediates", "outputs", "combined"),
+    "mixed_mm_choice": ("default", "triton", "aten", "heuristic"),
+    "pre_grad_pass_timing": ("early", "late", "default"),
+    "triton_kernel_default_layout_constraint": ("needs_fixed_stride_order", "flexible_layout"),
+}
+# Options whose default is None: the type of their other values.
+OPTIONAL: dict[str, str] = {
+    "realize_acc_reads_size_threshold": "int",
+    "realize_acc_reads_threshold": "int",
+    "realize_opcount_threshold": "int",
+    "reorder_prefetch_limit": "int",
+    "triton.max_tiles": "int",
+    "triton.mix_order_reduction_split_size": "int",
+    "combo_kernel_peak_memory_increase_gb": "float",
+    "max_fusion_unique_io_buffers": "int",
+}
+
+# Options that name programs, files, hosts or callables; dump or profile; drive caches and processes;
+# replace the pipeline (another wrapper, freezing); drop a bound check; or that the service sets for the
+# client's machine.
+DROPPED_SECTIONS = frozenset(
+    _words(
+        "aot_inductor aot_inductor_mode aten_distributed_optimizations auto_chunker autoheuristic_collect "
+        "autoheuristic_use cuda cutlass halide lookup_table mtia rocm test_configs trace xpu"
+    )
+)
+DROPPED_WORDS = frozenset(
+    _words(
+        "CHECKING TESTING annotate autoheuristic backend benchmarker bucket bundle bundled collective "
+        "collectives comm comms custom cutedsl cxx ddp debug developer dir disabled distributed dump file "
+        "freezing global history hook hooks host inject launcher lock log logpath march metadata metric "
+        "nightly node nvgemm objgraph path profile profiler profiling progress proton regex remote report "
+        "save scatters simdlen subproc threads timeout tlparse upload verbose warn warnings worker wrapper"
+    )
+)
+DROPPED_OPTIONS = re.compile(
+    r"_.*|.*_cache|cache_.*|cpp_cache_.*|compile_.*|fx_graph.*|fx_passes.*|unsafe_.*|use_static.*|strict_static.*|static_launch.*"
+    r"|autotune_(in_subproc|multi_device|num_choices_displayed|lookup_table|local_cache|remote_cache)|quiesce_.*"
+    r"|cpp\.(vec_isa_ok|dynamic_threads|enable_kernel_profile)|.*descriptive_names|.*unique_(user_)?kernel_names"
+    r"|assert_indirect_indexing|benchmark_harness|benchmark_kernel|disable_cpp_codegen|triton_disable_.*|implicit_fallbacks|fallback_by_default|is_predispatch|kernel_name_max_ops"
+    r"|comment_origin|inductor_choices_class|enable_autograd_for_aot|runtime_estimations.*|estimate_op_runtime"
+    r"|generate_.*|wrap_.*|write_.*|save_args|run_jit.*|use_torch_profiler.*|use_launch_metadata.*|keep_static.*"
+    r"|enable_auto_functionalized_v2|cudagraph_unsafe.*|precompilation.*|pipeline_max.*|incremental_autotune"
+    r"|add_pre_grad_passes|remove_pre_grad_passes|c?pu_gpu_bw|triton\.(store_cubin|cudagraph_or_error)|.*_fusion_options"
+    r"|triton\.(autotune_at_compile_time|autotune_with_sample_inputs|slow_path.*|fast_path.*|disallow.*)|external_matmul"
+)
+
+
+def drops_option(option: str) -> bool:
+    section, _, _ = option.rpartition(".")
+    words = re.split(r"[._]", option)
+    return bool(
+        section in DROPPED_SECTIONS
+        or not DROPPED_WORDS.isdisjoint(words)
+        or DROPPED_OPTIONS.fullmatch(option)
+    )
+
+
+# torch._functorch.config entries that steer the partitioner and AOTAutograd's wrappers.
+AOT_OPTIONS: dict[str, tuple[str, ...]] = {
+    "activation_memory_budget": (),
+    "activation_memory_budget_runtime_estimator": ("flops", "profile"),
+    "activation_memory_budget_solver": ("dp", "greedy", "ilp", "dp_knapsack_sliding_hirschberg"),
+    "aggressive_recomputation": (),
+    "backward_pass_autocast": ("same_as_forward", "off"),
+    "ban_recompute_long_fusible_chains": (),
+    "ban_recompute_materialized_backward": (),
+    "ban_recompute_not_in_allowlist": (),
+    "ban_recompute_reductions": (),
+    "ban_recompute_used_far_apart": (),
+    "cse": (),
+    "disable_guess_zero_tangent_for_mutated_input_subclass": (),
+    "donated_buffer": (),
+    "functionalize_rng_ops": (),
+    "graphsafe_rng_functionalization": (),
+    "guess_tangent_strides_as_outputs": (),
+    "max_dist_from_bw": (),
+    "recompute_views": (),
+    "static_weight_shapes": (),
+    "treat_parameters_as_free_to_save": (),
+    "view_replay_for_aliased_outputs": (),
+}

@@ -1,0 +1,80 @@
+"""Stage 2: torch's version in, the closed table of names that a request may use out.
+
+The data are made by generate.py from PyTorch's own lists, reviewed, and shipped in compiler/data.
+Nothing outside the table is ever resolved, so a request cannot reach a file, a process, a library or global
+state.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import math
+import re
+from typing import Literal
+
+import msgspec
+
+from ... import decoding
+from ...errors import Unsupported
+
+TypeTag = Literal["bool", "int", "float", "str"]
+
+
+class ConfigOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A configuration entry a request may set: its value's type, and whether None is one too."""
+
+    type: TypeTag
+    optional: bool = False
+    values: tuple[str, ...] = ()
+    """For a str: the values allowed. Free text is never an option's value."""
+    default: bool | int | float | str | None = None
+    """PyTorch's own, in a process whose environment says nothing about it. A request holds what differs."""
+
+    def accepts(self, value: object) -> bool:
+        """Whether `value` has the option's type and lies in its set or range."""
+        match value:
+            case None:
+                return self.optional
+            case bool():
+                return self.type == "bool"
+            case int():
+                return self.type in ("int", "float") and abs(value) < 1 << 40
+            case float():
+                return self.type == "float" and math.isfinite(value)
+            case str():
+                return self.type == "str" and value in self.values
+        return False
+
+
+class OperatorTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    torch: str
+    functions: frozenset[str]
+    """Names of call_function targets, each the one canonical name of its function."""
+    hops: frozenset[str]
+    """Names of higher-order operators, torch.ops.higher_order.<name>."""
+    methods: frozenset[str]
+    """Names of torch.Tensor methods a call_method may use."""
+    options: dict[str, ConfigOption]
+    """torch._inductor.config entries."""
+    aot_options: dict[str, ConfigOption]
+    """torch._functorch.config entries."""
+
+
+VERSIONS = ("2.11", "2.12", "2.13")
+
+
+def load(torch_version: str) -> OperatorTable:
+    """The table for a torch version such as '2.13.0+cpu'. Raises Unsupported where none is shipped."""
+    found = re.match(r"(\d+\.\d+)(?:\D|$)", torch_version[:64])
+    if found is None or found[1] not in VERSIONS:
+        raise Unsupported(
+            f"no operator table for torch {torch_version[:64]!r}; there is one for {', '.join(VERSIONS)}"
+        )
+    return _read(found[1])
+
+
+@functools.lru_cache(maxsize=len(VERSIONS))
+def _read(version: str) -> OperatorTable:
+    data = importlib.resources.files(__package__).joinpath("data", f"ops-{version}.json").read_bytes()
+    return decoding.from_json(data, type=OperatorTable)

@@ -1,0 +1,412 @@
+"""Stage 8, apart from any compile: a problem in; what a compile that has it would choose from out.
+
+The operator comes from a closed table, its arguments are literals, and the settings are those that a Selection names:
+no code comes with a problem. It is lowered as a graph of its own, with nothing around it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from msgspec import Struct
+
+from ..torch_internals.algorithm_selection import lower_operator, operator_candidates, padding_candidates
+from ..torch_internals.dynamo import fake_tensors
+from ..torch_internals.dynamo.types import OpOverload
+from ..torch_internals.inductor import config
+from ..tuning import records
+from ..tuning.candidates import Candidates
+from ..tuning.queries import TuningTask
+from ..tuning.records import Operand, Problem
+from ..tuning.tile_config import TileConfig
+from .function_candidates import CopyCandidates
+
+aten = torch.ops.aten
+
+
+class UnsupportedProblem(Exception):
+    """A problem that cannot be rebuilt, and why."""
+
+
+SPACES = operator_candidates.SEARCH_SPACE_OPTIONS
+EXHAUSTIVE = {"max_autotune_gemm_search_space": "EXHAUSTIVE", "max_autotune_flex_search_space": "EXHAUSTIVE"}
+_MODES = frozenset({"precision", "cudnn.allow_tf32", "reduced_precision"})
+_SHAPES = frozenset({"constants", "offsets", "sources"})
+_PRECISIONS = frozenset({"highest", "high", "medium"})
+_DTYPES = {
+    f"torch.{name}": getattr(torch, name)
+    for name in ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32", "int8")
+}
+_BOOLS = {"True": True, "False": False}
+
+Nodes = Sequence[Any]
+Arguments = Mapping[str, Any]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class _Operator(Struct, frozen=True):
+    """target(arguments): which operator it is. operands: how many it takes. names: its arguments beside operands."""
+
+    target: Callable[[Arguments], Callable[..., Any]]
+    operands: frozenset[int]
+    names: frozenset[str]
+    call: Callable[[Nodes, Arguments], Call]
+
+
+def _product(plain: OpOverload, widened: OpOverload | None = None) -> _Operator:
+    def target(given: Arguments) -> OpOverload:
+        return plain if widened is None or given.get("out_dtype") is None else widened
+
+    def call(nodes: Nodes, given: Arguments) -> Call:
+        widens = widened is not None and given.get("out_dtype") is not None
+        return (*nodes, *([given["out_dtype"]] if widens else [])), {}
+
+    return _Operator(target, frozenset({2}), frozenset({"out_dtype"} if widened is not None else ()), call)
+
+
+def _with_bias(operator: OpOverload) -> _Operator:
+    def call(nodes: Nodes, given: Arguments) -> Call:
+        return tuple(nodes), {name: given.get(name, 1) for name in ("alpha", "beta")}
+
+    return _Operator(lambda given: operator, frozenset({3}), frozenset({"alpha", "beta"}), call)
+
+
+def _convolution(nodes: Nodes, given: Arguments) -> Call:
+    x, weight, *bias = nodes
+    ndim = given["ndim"]
+    usual = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
+    lists = {name: list(given.get(name) or [value] * ndim) for name, value in usual.items()}
+    return (
+        x,
+        weight,
+        bias[0] if bias else None,
+        lists["stride"],
+        lists["padding"],
+        lists["dilation"],
+        bool(given.get("transposed", False)),
+        lists["output_padding"],
+        int(given.get("groups", 1)),
+    ), {}
+
+
+def _scaled(nodes: Nodes, given: Arguments) -> Call:
+    a, b, scale_a, scale_b, *bias = nodes
+    named = {"out_dtype": given.get("out_dtype"), "use_fast_accum": bool(given.get("use_fast_accum", False))}
+    return (a, b, scale_a, scale_b), {"bias": bias[0] if bias else None, **named}
+
+
+def _grouped(nodes: Nodes, given: Arguments) -> Call:
+    a, b, *offsets = nodes
+    return (a, b), {"offs": offsets[0] if offsets else None, "out_dtype": given.get("out_dtype")}
+
+
+def _scaled_grouped(nodes: Nodes, given: Arguments) -> Call:
+    a, b, scale_a, scale_b, *offsets = nodes
+    named = {"out_dtype": given.get("out_dtype"), "use_fast_accum": bool(given.get("use_fast_accum", False))}
+    return (a, b, scale_a, scale_b), {"offs": offsets[0] if offsets else None, **named}
+
+
+def _operators() -> dict[str, _Operator]:
+    shape = {"stride", "padding", "dilation", "transposed", "output_padding", "groups", "bias"}
+    return {
+        "mm": _product(aten.mm.default, aten.mm.dtype),
+        "bmm": _product(aten.bmm.default, aten.bmm.dtype),
+        "int_mm": _product(aten._int_mm.default),
+        "addmm": _with_bias(aten.addmm.default),
+        "baddbmm": _with_bias(aten.baddbmm.default),
+        "mm_plus_mm": _Operator(
+            lambda given: lower_operator.mm_plus_mm,
+            frozenset({4}),
+            frozenset(),
+            lambda nodes, given: (tuple(nodes), {}),
+        ),
+        "convolution": _Operator(
+            lambda given: aten.convolution.default, frozenset({2, 3}), frozenset(shape), _convolution
+        ),
+        "scaled_mm": _Operator(
+            lambda given: aten._scaled_mm.default,
+            frozenset({4, 5}),
+            frozenset({"out_dtype", "use_fast_accum"}),
+            _scaled,
+        ),
+        "grouped_mm": _Operator(
+            lambda given: aten._grouped_mm.default, frozenset({2, 3}), frozenset({"out_dtype"}), _grouped
+        ),
+        "scaled_grouped_mm": _Operator(
+            lambda given: aten._scaled_grouped_mm.default,
+            frozenset({4, 5}),
+            frozenset({"out_dtype", "use_fast_accum"}),
+            _scaled_grouped,
+        ),
+    }
+
+
+OPERATORS = _operators()
+COPY = "copy"
+
+
+class NeighbourGuide(Struct, frozen=True):
+    """A Guide for whom there are these configurations alone, beside PyTorch's own kernels."""
+
+    configurations: Sequence[TileConfig]
+
+    def expects(self, problem: Problem, device: str) -> str | None:
+        return None
+
+    def more(self, problem: Problem) -> Sequence[TileConfig]:
+        return self.configurations
+
+    @property
+    def only_more(self) -> bool:
+        return True
+
+
+def lower_problem(task: TuningTask, device: str, around: NeighbourGuide | None = None) -> Candidates:
+    """What a compile for `device` (`cpu` or `cuda`) chooses from for the task's problem; or what it could, `around`
+    what was good. To be called, as whatever is then done with the candidates, inside `in_force`. Raises
+    UnsupportedProblem."""
+    problem = task.problem
+    if problem.op == COPY:
+        if len(problem.operands) != 1:
+            raise UnsupportedProblem("a copy has one operand")
+        return CopyCandidates(problem, device)
+    if problem.op.startswith(padding_candidates.PADDING_PREFIX):
+        return _padding(task, device)
+    if problem.op == FLEX:
+        return _flex_attention(task, device)
+    operator = OPERATORS.get(problem.op)
+    if operator is None:
+        raise UnsupportedProblem(f"{problem.op} cannot be rebuilt from its operands")
+    settings = dict(problem.settings)
+    given = _arguments(problem, operator, settings)
+    operands, offsets, constants = _operands(problem, settings)
+    found: list[Candidates] = []
+    for channels_last in (False, True) if task.exact and problem.op == "convolution" else (None,):
+        try:
+            selections = lower_operator.candidates_of_operator(
+                operator.target(given),
+                lambda nodes: operator.call(nodes, given),
+                operands,
+                offsets,
+                constants,
+                torch.device(device, 0) if device == "cuda" else torch.device(device),
+                channels_last=channels_last,
+                guide=around,
+            )
+        except Exception as error:  # whatever PyTorch says of operands that do not suit
+            raise UnsupportedProblem(f"{type(error).__name__}: {_first_line(error)}") from error
+        if task.exact:
+            for selection in selections:
+                if selection.problem == problem:
+                    return selection
+        found += selections
+    if not found:
+        raise UnsupportedProblem("Inductor has no candidates for it here")
+    if task.exact:
+        raise UnsupportedProblem(f"it is {found[-1].problem.text()} alone")
+    return found[-1]
+
+
+FLEX = "flex_attention"
+_MASK = re.compile(r"none|causal|(?:window|prefix):([1-9][0-9]{0,8})")
+
+
+def _flex_attention(task: TuningTask, device: str) -> Candidates:
+    """Attention in inference, with a mask from a closed table. A compile's own has a mask that nobody could name."""
+    problem, settings = task.problem, dict(task.problem.settings)
+    mask = _MASK.fullmatch(settings.get("mask", "none"))
+    if task.exact or mask is None or settings.keys() - {"mask"} - _MODES - SPACES:
+        raise UnsupportedProblem(f"{problem.text()[:500]} has no mask of none, causal, window:N and prefix:N")
+    operands, _, _ = _operands(problem, {})
+    if len(operands) != 3 or any(len(operand.size) != 4 for operand in operands):
+        raise UnsupportedProblem("flex_attention takes query, key and value of four dimensions")
+    if device == "cpu":
+        raise UnsupportedProblem(
+            "for a CPU Inductor has one candidate for flex_attention, which cannot be run by itself"
+        )
+    allows = _mask_of(mask[0].partition(":")[0], int(mask[1] or 0))
+    query, key, value = (
+        torch.empty_strided(x.size, x.stride, dtype=getattr(torch, x.dtype), device=device) for x in operands
+    )
+    graphs: list[tuple[torch.fx.GraphModule, list[Any]]] = []
+
+    def traced(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        graphs.append((gm, inputs))
+        raise _Traced
+
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    grouped = operands[0].size[1] != operands[1].size[1]
+    try:
+        lengths = operands[0].size[2], operands[1].size[2]
+        blocks = None if allows is None else create_block_mask(allows, None, None, *lengths, device=device)
+        torch.compiler.reset()
+        with contextlib.suppress(_Traced):
+            torch.compile(
+                lambda q, k, v: flex_attention(q, k, v, block_mask=blocks, enable_gqa=grouped),
+                backend=traced,
+                fullgraph=True,
+            )(query, key, value)
+        selections = lower_operator.candidates_of_graph(*graphs[0]) if graphs else []
+    except Exception as error:
+        raise UnsupportedProblem(f"{type(error).__name__}: {_first_line(error)}") from error
+    if not selections:
+        raise UnsupportedProblem("Inductor has no candidates for it here")
+    return selections[-1]
+
+
+class _Traced(BaseException):
+    """Dynamo has traced what it was to trace."""
+
+
+def _mask_of(name: str, width: int) -> Callable[[Any, Any, Any, Any], Any] | None:
+    if name == "causal":
+        return lambda batch, head, query, key: query >= key
+    if name == "window":
+        return lambda batch, head, query, key: (query >= key) & (query - key <= width)
+    if name == "prefix":
+        return lambda batch, head, query, key: (query >= key) | (key < width)
+    return None
+
+
+_PADDED = {"mm": 2, "addmm": 3, "bmm": 2}
+
+
+def _padding(task: TuningTask, device: str) -> Candidates:
+    problem, settings = task.problem, dict(task.problem.settings)
+    op = problem.op.removeprefix(padding_candidates.PADDING_PREFIX)
+    excluded = settings.get("excluded", "").split()
+    if len(problem.operands) != _PADDED.get(op) or not {"mat1", "mat2"}.issuperset(excluded):
+        raise UnsupportedProblem(f"{problem.op} of {len(problem.operands)} operands cannot be rebuilt")
+    operands, _, _ = _operands(problem, {})
+    found = padding_candidates.PaddingCandidates(op, fake_tensors.fake_operands(operands, device), excluded)
+    if task.exact and found.problem != problem:
+        raise UnsupportedProblem(f"it is {found.problem.text()} alone")
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:500]
+
+
+def _arguments(problem: Problem, operator: _Operator, settings: Mapping[str, str]) -> dict[str, Any]:
+    if len(problem.operands) not in operator.operands:
+        raise UnsupportedProblem(f"{problem.op} takes {sorted(operator.operands)} operands")
+    given: dict[str, Any] = {}
+    for name, text in settings.items():
+        kind, _, rest = name.partition(".")
+        if kind == "arg":
+            if rest not in operator.names:
+                raise UnsupportedProblem(f"{problem.op} has no argument {rest}")
+            given[rest] = _literal(text)
+        elif kind != "given" and name not in _MODES | _SHAPES | SPACES:
+            raise UnsupportedProblem(f"{name}={text} cannot be put in force")
+    dtypes = {problem.operands[i].dtype for i in (0, 1) if i < len(problem.operands)}
+    if "out_dtype" in operator.names and "out_dtype" not in given and problem.result.dtype not in dtypes:
+        given["out_dtype"] = _DTYPES.get(f"torch.{problem.result.dtype}")
+    if problem.op == "convolution":
+        given["ndim"] = len(problem.operands[1].size) - 2
+    return given
+
+
+def _literal(text: str) -> Any:
+    """`(1, 1)`, `False`, `torch.bfloat16`: as `repr` writes them."""
+    if text in _DTYPES:
+        return _DTYPES[text]
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise UnsupportedProblem(f"{text[:80]} is no literal") from None
+    if isinstance(value, list | tuple):
+        if len(value) <= 8 and all(type(item) is int for item in value):
+            return value
+    elif value is None or type(value) in (bool, int, float):
+        return value
+    raise UnsupportedProblem(f"{text[:80]} is no argument of an operator")
+
+
+def _operands(
+    problem: Problem, settings: Mapping[str, str]
+) -> tuple[list[Operand], list[int], frozenset[int]]:
+    operands = list(problem.operands)
+    for name, text in settings.items():
+        kind, _, position = name.partition(".")
+        if kind == "given":
+            try:
+                operands[int(position)] = records.parse_operand(text)
+            except (ValueError, IndexError):
+                raise UnsupportedProblem(f"{name}={text} is no operand") from None
+    for operand in (*operands, problem.result):
+        if f"torch.{operand.dtype}" not in _DTYPES or len(operand.size) != len(operand.stride):
+            raise UnsupportedProblem(f"{operand.text()} is no operand of a product")
+    offsets = _numbers(settings.get("offsets", ""), 1 << 53) or [0] * len(operands)
+    constants = frozenset(_numbers(settings.get("constants", ""), len(operands)))
+    if len(offsets) != len(operands) or any(offsets[i] for i in constants):
+        raise UnsupportedProblem("its offsets are not its operands'")
+    return operands, offsets, constants
+
+
+def _numbers(text: str, limit: int) -> list[int]:
+    numbers = text.split()
+    if not all(re.fullmatch(r"[0-9]{1,18}", number) and int(number) < limit for number in numbers):
+        raise UnsupportedProblem(f"{text[:80]!r} are no numbers below {limit}")
+    return [int(number) for number in numbers]
+
+
+@contextlib.contextmanager
+def in_force(task: TuningTask) -> Iterator[None]:
+    """Inside the block the process is as the task's settings say; it can be inside one such block at a time. Raises
+    UnsupportedProblem."""
+    settings = dict(task.problem.settings)
+    options = {name: settings[name] for name in SPACES & settings.keys()}
+    if not all(re.fullmatch(r"[A-Za-z0-9_,]{1,64}", value) for value in options.values()):
+        raise UnsupportedProblem(f"{options} is no search space")
+    if task.space == "exhaustive":
+        options |= EXHAUSTIVE
+    precision = settings.get("precision", "highest")
+    if precision not in _PRECISIONS:
+        raise UnsupportedProblem(f"precision={precision[:80]} is none of {', '.join(sorted(_PRECISIONS))}")
+    matmul = torch.backends.cuda.matmul
+    reduced = {"fp16": True, "bf16": True, **_reduced(settings.get("reduced_precision", ""))}
+    tf32 = _bool(settings.get("cudnn.allow_tf32", "True"))
+    flags: list[tuple[Any, str, Any]] = [
+        (matmul, "allow_fp16_reduced_precision_reduction", reduced["fp16"]),
+        (matmul, "allow_bf16_reduced_precision_reduction", reduced["bf16"]),
+        (torch.backends.cudnn, "allow_tf32", tf32),
+    ]
+    before = [getattr(owner, name) for owner, name, _ in flags]
+    precise = torch.get_float32_matmul_precision()
+    try:
+        _set(flags, [value for _, _, value in flags])
+        if precise != precision:
+            torch.set_float32_matmul_precision(precision)
+        with config.inductor_config(options), torch.no_grad():
+            yield
+    finally:
+        if precise != precision:
+            torch.set_float32_matmul_precision(precise)
+        _set(flags, before)
+
+
+def _set(flags: Sequence[tuple[Any, str, Any]], values: Sequence[Any]) -> None:
+    for (owner, name, _), value in zip(flags, values, strict=True):
+        if getattr(owner, name) != value:
+            setattr(owner, name, value)
+
+
+def _bool(text: str) -> bool:
+    if text not in _BOOLS:
+        raise UnsupportedProblem(f"{text[:80]!r} is neither True nor False")
+    return _BOOLS[text]
+
+
+def _reduced(text: str) -> dict[str, bool]:
+    pairs = [part.partition("=") for part in text.split()]
+    if any(name not in ("fp16", "bf16") for name, _, _ in pairs):
+        raise UnsupportedProblem(f"reduced_precision={text[:80]} cannot be put in force")
+    return {name: _bool(value) for name, _, value in pairs}

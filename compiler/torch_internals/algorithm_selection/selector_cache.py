@@ -1,0 +1,142 @@
+"""Choose an operator's implementation instead of Inductor (AlgorithmSelectorCache)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from ...tuning import records
+from ...tuning.tile_config import TileConfig, parse_tile_config
+from ..patching import patched
+from .deferred_templates import (
+    DeferredCandidate,
+    DeferredTemplate,
+    deferring_choices_handler,
+    deferring_cpp_templates,
+    render_candidate,
+)
+from .operator_candidates import DESCRIBED_BY_OPERANDS, OperatorCandidates, candidate_text
+
+
+class CandidatePolicy(Protocol):
+    """What `choosing` asks before it renders templates, which takes 5 to 20 ms each."""
+
+    def expects(self, problem: records.Problem, device: str) -> str | None:
+        """The candidate that will be taken, by its text; ATEN: PyTorch's own kernel; None: not known, render all."""
+
+    def more(self, problem: records.Problem) -> Sequence[TileConfig]:
+        """Configurations that are to be candidates too, though Inductor does not offer them."""
+
+    @property
+    def only_more(self) -> bool:
+        """Whether these are to be the only ones, beside PyTorch's own kernels."""
+
+
+ATEN = "aten"
+
+
+@contextlib.contextmanager
+def choosing_algorithms(
+    choose: Callable[[OperatorCandidates], int], *, least: int = 2, guide: CandidatePolicy | None = None
+) -> Iterator[None]:
+    """Inside the block, `choose` says which candidate implements an operator; Inductor measures none. least: so many
+    candidates make a choice. With a guide, only candidates that may be taken are rendered, and there can be more.
+
+    Wraps torch._inductor.select_algorithm.AlgorithmSelectorCache.__call__, which takes a single choice as it is and
+    puts off nothing (no MultiTemplateBuffer): what a choice was made for does not show in the code. Left to Inductor:
+    operators that all ranks must measure together, CUTLASS (it finds out its workspace while it measures), and whatever
+    is to be decided otherwise than by time.
+    """
+    from torch._inductor import config
+    from torch._inductor.codegen.common import KernelTemplate
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+    from torch._inductor.virtualized import V
+
+    original = AlgorithmSelectorCache.__call__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(self, *args, **kwargs).arguments
+        ours = not config.deterministic and not _left_to_inductor(given)
+        problem = None
+        if guide is not None and ours:
+            given["choices"], problem = _permitted_candidates(self, given, guide)
+        given["choices"] = [
+            choice for made in given["choices"] if (choice := render_candidate(made)) is not None
+        ]
+        for preprocess in self.preprocessing_fns:
+            given["choices"] = preprocess(given["choices"])
+        if len(given["choices"]) >= least and ours:
+            given["choices"] = [given["choices"][choose(OperatorCandidates(self, given, problem))]]
+        del given["self"]
+        return original(self, **given)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patched(AlgorithmSelectorCache, "__call__", call))
+        if guide is not None:
+            stack.enter_context(V.set_choices_handler(deferring_choices_handler()))
+            append = deferring_cpp_templates(KernelTemplate.maybe_append_choice)
+            stack.enter_context(patched(KernelTemplate, "maybe_append_choice", append))
+        yield
+
+
+def _permitted_candidates(
+    cache: Any, given: Mapping[str, Any], guide: CandidatePolicy
+) -> tuple[list[Any], records.Problem | None]:
+    """An operator's candidates without those that will not be taken, and with the guide's own; and the problem, if it
+    can be told before any is rendered. To render a template fixes its operands' strides, often to others."""
+    choices = list(given["choices"])
+    templates = [choice for choice in choices if isinstance(choice, DeferredCandidate)]
+    ready = [choice for choice in choices if not isinstance(choice, DeferredCandidate)]
+    if not templates or given["name"] not in DESCRIBED_BY_OPERANDS or given.get("input_gen_fns"):
+        return choices, None
+    selection = OperatorCandidates(cache, {**given, "choices": ready})
+    if not selection.aten:
+        return choices, None
+    expected = guide.expects(selection.problem, selection.device)
+    tunable = [template for template in templates if isinstance(template, DeferredTemplate)]
+    if expected is None:
+        tried = {str(template.made.params.to_kwargs()) for template in tunable}
+        first = {template.template.uid: template for template in tunable}
+        more = [
+            other for template in first.values() for other in template.others(guide.more(selection.problem))
+        ]
+        if guide.only_more:
+            return [*ready, *more], selection.problem
+        return [
+            *choices,
+            *(other for other in more if str(other.made.params.to_kwargs()) not in tried),
+        ], selection.problem
+    if expected == ATEN or expected in selection.candidates:
+        return ready, selection.problem
+    configuration = parse_tile_config(expected)
+    offered = [template for template in templates if template.may_be(expected)]
+    if not offered and configuration is not None:
+        first = {template.template.uid: template for template in tunable}
+        offered = [other for template in first.values() for other in template.others([configuration])]
+    for template in offered:
+        rendered = render_candidate(template)
+        if rendered is not None and candidate_text(rendered) == expected:
+            return [*ready, template], selection.problem
+    return choices, selection.problem
+
+
+def _left_to_inductor(given: Mapping[str, Any]) -> bool:
+    from torch._inductor import ir
+
+    return (
+        bool(given.get("is_collective"))
+        or given.get("best_config_future") is not None
+        or given.get("min_speedup_threshold", 1.0) != 1.0
+        or bool(given.get("benchmark_with_cudagraphs"))
+        or not isinstance(given["layout"], ir.Layout)
+        or given["layout"].device.type not in ("cpu", "cuda")
+        or any(
+            type(choice).__name__.startswith("CUTLASS") or getattr(choice, "hint_override", None) is not None
+            for choice in given["choices"]
+        )
+    )

@@ -1,0 +1,134 @@
+"""The shared libraries of C++ kernels: record what a compile builds, reuse what was built before."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...kernel_store.libraries import KernelExchange
+from ..patching import patched
+
+
+def cpp_compiler_output(error: BaseException) -> str | None:
+    """What the C++ compiler printed, if `error` says that it failed; else None. torch._inductor.exc.CppCompileError."""
+    from torch._inductor.exc import CppCompileError
+
+    return str(error.output) if isinstance(error, CppCompileError) else None
+
+
+class CppLibraries:
+    """The C++ kernel libraries of a compile. `waited`: seconds that it had to wait for g++ so far."""
+
+    def __init__(self) -> None:
+        self.waited = 0.0
+        self._kernels: dict[tuple[tuple[str, ...], str], Callable[[], Any]] = {}
+
+    def files(self) -> list[tuple[list[str], str, Path]]:
+        """(argument types, source, file) of each, all of them built. Raises what the build of one raised."""
+        return [
+            (list(argtypes), source, Path(kernel().__self__.__file__))
+            for (argtypes, source), kernel in self._kernels.items()
+        ]
+
+    def settle(self) -> None:
+        """Wait until nothing is being built, so that something can be measured; errors come with `files`."""
+        waited = self.waited
+        for kernel in self._kernels.values():
+            with contextlib.suppress(Exception):
+                kernel()
+        self.waited = waited
+
+    def later(self, argtypes: Sequence[str], source: str, kernel: Any) -> Any:
+        """The kernel, or in place of its future a callable whose first call waits for it."""
+        if not hasattr(kernel, "result"):
+            self._kernels[tuple(argtypes), source] = lambda: kernel
+            return kernel
+
+        def built() -> Any:
+            start = time.perf_counter()
+            try:
+                return kernel.result()
+            finally:
+                self.waited += time.perf_counter() - start
+
+        self._kernels[tuple(argtypes), source] = built
+        return lambda *args: built()(*args)
+
+
+@contextlib.contextmanager
+def recording_cpp_libraries() -> Iterator[CppLibraries]:
+    """Record every C++ kernel library built inside the block.
+
+    Wraps torch._inductor.async_compile.AsyncCompile.cpp_pybinding, whose futures AsyncCompile.wait waits for at the
+    end of each graph: here the backward is lowered, and the forward's reference run, while g++ works. Its errors come
+    when the library is asked for.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+
+    libraries = CppLibraries()
+    original = AsyncCompile.cpp_pybinding
+
+    def cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
+        return libraries.later(argtypes, source_code, original(self, argtypes, source_code))
+
+    with patched(AsyncCompile, "cpp_pybinding", cpp_pybinding):
+        yield libraries
+
+
+@dataclasses.dataclass
+class CppBuildCounts:
+    """How many C++ libraries a compile built, and how many it found built."""
+
+    built: int = 0
+    reused: int = 0
+
+
+@contextlib.contextmanager
+def sharing_cpp_libraries(exchange: KernelExchange | None) -> Iterator[CppBuildCounts]:
+    """Take C++ libraries from earlier compiles instead of building them, and offer those that are built.
+
+    Wraps torch._inductor.codecache._worker_compile_cpp, which is given builders whose last target is the library.
+    """
+    from torch._inductor import codecache
+
+    builds, lock = CppBuildCounts(), threading.Lock()
+    original = codecache._worker_compile_cpp
+
+    @functools.wraps(original)
+    def worker_compile_cpp(lock_path: str, cpp_builders: Sequence[Any]) -> None:
+        target = Path(cpp_builders[-1].get_target_file_path())
+        if target.suffix != ".so" or target.exists():  # a precompiled header, or done by another thread
+            original(lock_path, cpp_builders)
+            return
+        found = exchange is not None and exchange.borrow(target.name, target)
+        if not found:
+            original(lock_path, cpp_builders)
+            if exchange is not None:
+                exchange.offer(target)
+        if _building_candidate.get():
+            return
+        with lock:
+            builds.reused += found
+            builds.built += not found
+
+    with patched(codecache, "_worker_compile_cpp", worker_compile_cpp):
+        yield builds
+
+
+_building_candidate: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "torchrelay_on_trial", default=False
+)
+
+
+def candidate_context() -> contextvars.Context:
+    """This thread's context, options included, for a thread that builds a candidate: no kernel of the artifact yet."""
+    context = contextvars.copy_context()
+    context.run(_building_candidate.set, True)
+    return context

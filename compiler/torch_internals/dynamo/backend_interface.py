@@ -1,0 +1,58 @@
+"""What a back end tells Dynamo besides code: errors for the user, to trace again, the default back end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from ...errors import Unsupported
+
+
+def symbols_to_specialize(error: BaseException) -> frozenset[str] | None:
+    """Names of the symbolic floats that cannot stay symbolic, if that is what `error` says; else None.
+
+    torch._dynamo.exc.TensorifyScalarRestartAnalysis and torch._dynamo.symbolic_convert.TensorifyState.
+    """
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    if not isinstance(error, TensorifyScalarRestartAnalysis):
+        return None
+    return frozenset(TensorifyState.force_specializations)
+
+
+def restart_analysis(specialized: Iterable[str]) -> BaseException:
+    """The exception that makes Dynamo trace its frame again, with these symbolic floats as constants."""
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    for name in specialized:
+        TensorifyState.specialize(name)
+    return TensorifyScalarRestartAnalysis()
+
+
+def set_default_backend(name: str | None) -> None:
+    """torch.compiler.set_default_backend, from torch 2.13 on. Raises Unsupported before."""
+    if not hasattr(torch.compiler, "set_default_backend"):
+        raise Unsupported(
+            f"torch {torch.__version__} has no default back end to set",
+            hint='Name it: torch.compile(model, backend="torchrelay")',
+        )
+    torch.compiler.set_default_backend(name)
+
+
+def user_error(error: Exception) -> Exception:
+    """The same error, made so that Dynamo hands it to the user as it is (torch._dynamo.exc.ShortenTraceback).
+
+    The result is an instance of the error's own class, so `except` clauses see the typed error.
+    """
+    from torch._dynamo.exc import ShortenTraceback
+
+    kind = type(error)
+    both = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__})
+    result: Exception = both.__new__(both)  # type: ignore[call-overload]
+    result.args = error.args
+    result.__dict__.update(error.__dict__)
+    result.first_useful_frame = None  # type: ignore[attr-defined]
+    return result

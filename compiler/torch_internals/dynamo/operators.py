@@ -1,0 +1,24 @@
+"""What an operator's schema says of its arguments, and an operator that computes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+LOG_API_USAGE: Any = torch._C._log_api_usage_once
+"""Counts API usage and computes nothing; some libraries' graphs hold calls of it."""
+
+
+def mutates_inputs(target: Any) -> bool:
+    """Whether an operator's schema says that it writes to an argument."""
+    return isinstance(target, OpOverload) and bool(target._schema.is_mutable)
+
+
+def schema_argument(node: torch.fx.Node, name: str) -> Any:
+    """An operator call's argument by its name in the schema, its default where the call has none."""
+    for position, declared in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if declared.name == name:
+            return node.args[position] if position < len(node.args) else declared.default_value
+    return None

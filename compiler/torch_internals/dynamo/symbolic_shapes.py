@@ -1,0 +1,111 @@
+"""Symbolic sizes and numbers: read them from a graph's shape environment, and make new ones (SymNode, ShapeEnv)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+
+def sym_expr(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Expr:
+    """The expression that a symbolic value is (SymNode.expr)."""
+    expression: sympy.Expr = value.node.expr
+    return expression
+
+
+def sym_symbol(value: Any) -> sympy.Symbol | None:
+    """The symbol that a symbolic integer was made for (SymNode._expr), before replacements; else None."""
+    symbol = value.node._expr if isinstance(value, torch.SymInt) else None
+    return symbol if isinstance(symbol, sympy.Symbol) else None
+
+
+def sym_env(value: torch.SymInt) -> ShapeEnv:
+    """The shape environment a symbolic integer belongs to (SymNode.shape_env)."""
+    env: ShapeEnv = value.node.shape_env
+    return env
+
+
+def symfloat_hint(value: torch.SymFloat) -> float:
+    """The example value of a symbolic float (SymNode.hint)."""
+    return float(value.node.hint)
+
+
+def new_shape_env() -> ShapeEnv:
+    """torch.fx.experimental.symbolic_shapes.ShapeEnv without duck shaping: the client did it already."""
+    return ShapeEnv(duck_shape=False)
+
+
+def new_symint(env: ShapeEnv, name: str, hint: int, lower: int, upper: int | None) -> torch.SymInt:
+    """A backed symbolic integer of `env` with that hint and range (ShapeEnv.create_symbol, create_symintnode)."""
+    from torch._dynamo.source import LocalSource
+    from torch.utils._sympy.numbers import int_oo
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    source = LocalSource(name)
+    symbol = env.create_symbol(
+        hint,
+        source,
+        dynamic_dim=DimDynamic.DYNAMIC,
+        positive=True if lower > 0 else None,
+        do_not_specialize_zero_one=True,
+    )
+    if isinstance(symbol, sympy.Symbol):
+        env.var_to_range[symbol] = ValueRanges(lower, int_oo if upper is None else upper)
+    node = env.create_symintnode(symbol, hint=hint, source=source)
+    assert isinstance(node, torch.SymInt)
+    return node
+
+
+def new_symfloat(env: ShapeEnv, name: str, hint: float) -> torch.SymFloat:
+    """A backed symbolic float (ShapeEnv.create_unspecified_symbol, create_symfloatnode)."""
+    from torch._dynamo.source import LocalSource
+
+    source = LocalSource(name)
+    symbol = env.create_unspecified_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
+    node = env.create_symfloatnode(symbol, hint=hint, source=source)
+    assert isinstance(node, torch.SymFloat)
+    return node
+
+
+def symfloat_name(value: torch.SymFloat) -> str | None:
+    """The symbol a symbolic float is, by name; None for an expression."""
+    symbol = value.node._expr
+    return symbol.name if isinstance(symbol, sympy.Symbol) else None
+
+
+def symint_of(env: ShapeEnv, symbol: sympy.Symbol) -> torch.SymInt:
+    """The symbolic integer that stands for a symbol `env` already has (ShapeEnv.create_symintnode)."""
+    node = env.create_symintnode(symbol, hint=symbol_hint(env, symbol))
+    assert isinstance(node, torch.SymInt)
+    return node
+
+
+def symbol_hint(env: ShapeEnv, symbol: sympy.Symbol) -> int | None:
+    """The example value of a backed symbol, None for an unbacked one (ShapeEnv.backed_var_to_val, var_to_val)."""
+    table = getattr(env, "backed_var_to_val", None)
+    if table is None:
+        table = env.var_to_val
+    value = table.get(symbol)
+    return None if value is None else int(value)
+
+
+def symbol_range(env: ShapeEnv, symbol: sympy.Symbol) -> tuple[int, int | None]:
+    """(lower, upper) of a symbol; upper None means unbounded (ShapeEnv.var_to_range)."""
+    bounds = env.var_to_range[symbol]
+    limit = 1 << 62
+    lower = int(bounds.lower) if bounds.lower.is_finite and abs(bounds.lower) < limit else -limit
+    upper = int(bounds.upper) if bounds.upper.is_finite and bounds.upper < limit else None
+    return lower, upper
+
+
+def guard_expressions(env: ShapeEnv) -> list[sympy.Expr]:
+    """What a shape environment has assumed so far, in order (ShapeEnv.guards)."""
+    return [guard.expr for guard in env.guards]
+
+
+def has_symbols(mode: FakeTensorMode) -> bool:
+    """Whether a mode's shape environment has any symbol (ShapeEnv.var_to_range), made from data or given."""
+    return mode.shape_env is not None and bool(mode.shape_env.var_to_range)

@@ -1,0 +1,84 @@
+"""Lower a graph without generating code, to learn what must be searched before a compile."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from ..patching import patched
+
+
+class DryRunControl(Protocol):
+    """Says of a compile whether it only finds out what must be searched."""
+
+    @property
+    def scouting(self) -> bool: ...
+
+    def tell(self) -> None:
+        """The forward was lowered, and the backward will be."""
+
+
+class DryRunFinished(BaseException):
+    """A graph was lowered and no code generated. No Exception, so that nobody takes it for a failure."""
+
+
+class _LoweringStopped(BaseException):
+    """What was lowered (GraphLowering), where its code would have been generated."""
+
+    def __init__(self, lowering: Any) -> None:
+        self.lowering = lowering
+
+
+@contextlib.contextmanager
+def stop_after_lowering(lower: Callable[..., Any], scout: DryRunControl) -> Iterator[Callable[..., Any]]:
+    """compile_fx_inner that stops before torch._inductor.graph.GraphLowering.compile_to_module if `scout` is scouting
+    by then. A forward's place is taken by what cannot run; its outputs' strides decide the backward's inputs."""
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.utils import set_tracing_context_output_strides
+
+    original = GraphLowering.compile_to_module
+
+    def compile_to_module(self: Any) -> Any:
+        if scout.scouting:
+            raise _LoweringStopped(self)
+        return original(self)
+
+    @functools.wraps(lower)
+    def lower_only(gm: Any, inputs: Any, **kwargs: Any) -> Any:
+        try:
+            return lower(gm, inputs, **kwargs)
+        except _LoweringStopped as stopped:
+            if kwargs.get("is_backward") or kwargs.get("is_inference"):
+                raise DryRunFinished from None
+            scout.tell()
+            strides: Any = types.SimpleNamespace(output_strides=_output_strides(stopped.lowering))
+            set_tracing_context_output_strides(inputs, strides)
+            return forward_not_compiled
+
+    with patched(GraphLowering, "compile_to_module", compile_to_module):
+        yield lower_only
+
+
+def _output_strides(lowering: Any) -> list[tuple[str, ...] | None]:
+    """Of a graph's outputs, as codegen_and_compile in torch._inductor.compile_fx writes them down."""
+    from torch._inductor.ir import IRNode
+    from torch.fx.experimental.symbolic_shapes import SymExprPrinter, free_unbacked_symbols
+
+    printer = SymExprPrinter()
+    return [
+        tuple(printer.doprint(stride) for stride in out.get_layout().stride)
+        if isinstance(out, IRNode) and out.has_tensor_output() and not free_unbacked_symbols(out.get_stride())
+        else None
+        for out in lowering.graph_outputs or ()
+    ]
+
+
+def forward_not_compiled(inputs: Any) -> Any:
+    """What a copy that lowers the backward has in the forward's place."""
+    raise AssertionError("the forward was not compiled in this process")
+
+
+forward_not_compiled._boxed_call = True  # type: ignore[attr-defined]

@@ -1,0 +1,115 @@
+"""Patches that make lowering faster and change no generated code."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sympy
+import torch
+
+from ..patching import patched
+
+
+@contextlib.contextmanager
+def faster_lowering() -> Iterator[None]:
+    """Spare what Inductor works out again and again for a large graph, and what only its logs would show.
+
+    For each of ten thousand small graphs, torch.fx.interpreter makes a progress bar that it does not show
+    (torch.fx.config.disable_progress), and torch._inductor.dtype_propagation fills its one handler again from tables
+    that stay the same. For each kernel, CppVecOverrides wraps all of its methods anew, and has no state. Where there
+    are no symbols, get_scheduler_node_symbol_uses looks for them all the same. stride_at_vec_range simplifies each
+    index, though that of a sum of integers times symbols can be read off. Graphs are printed, and turned into scripts
+    with the worker's environment (print_readable, save_graph_repro), which made up half of an artifact. A key for a
+    cache that is always empty digests every source file of PyTorch (autograd_cache_key); a nonce finds nothing in any.
+    Each time that a C++ template is rendered, Jinja compiles its parts anew (KernelTemplate._template_from_string), and
+    sympy its indices (parse_expr_with_index_symbols), which are a few texts.
+    """
+    from torch._dynamo.repro import after_aot
+    from torch._functorch._aot_autograd import autograd_cache
+    from torch._inductor import scheduler
+    from torch._inductor.codegen import common, cpp, cpp_template_kernel
+    from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
+    from torch._inductor.virtualized import V
+    from torch.fx import interpreter
+
+    fill = DtypePropagationOpsHandler.__init__
+    sizes: tuple[int, ...] = ()
+
+    @functools.wraps(fill)
+    def fill_once(self: Any) -> None:
+        nonlocal sizes
+        tables = torch._inductor.utils.op_dtype_propagation_rules, common.pointwise_overrides_data
+        if sizes != (now := (len(tables[0]), len(tables[1]))):
+            fill(self)
+            sizes = now
+
+    wrap: Any = cpp.CppVecOverrides.__new__
+    wrapped: dict[type, Any] = {}
+
+    def wrap_once(cls: type) -> Any:
+        if cls not in wrapped:
+            wrapped[cls] = wrap(cls)
+        return wrapped[cls]
+
+    uses = scheduler.get_scheduler_node_symbol_uses
+
+    def symbol_uses(node: Any) -> Any:
+        return (
+            uses(node) if V.graph.sizevars.shape_env.var_to_range else torch.utils._ordered_set.OrderedSet()
+        )
+
+    template = functools.cache(common.KernelTemplate._template_from_string)
+    parse_anew: Callable[[Any], Any] = cpp_template_kernel.parse_expr_with_index_symbols
+    parse_text = functools.cache(parse_anew)
+
+    def parse(given: Any) -> Any:
+        if isinstance(given, (list, tuple)):
+            return [parse(each) for each in given]
+        return parse_anew(given) if isinstance(given, sympy.Expr) else parse_text(str(given))
+
+    stride = vars(cpp)["stride_at_vec_range"]  # defined there until 2.12, in sizevars from 2.13 on
+
+    @functools.cache
+    def stride_at_vec_range(index: Any, var: Any, vec_length: int | None = None) -> Any:
+        found = linear_stride(index, var)
+        return stride(index, var, vec_length) if found is None else found
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in (
+            (DtypePropagationOpsHandler, "__init__", fill_once),
+            (cpp.CppVecOverrides, "__new__", wrap_once),
+            (scheduler, "get_scheduler_node_symbol_uses", symbol_uses),
+            (cpp, "stride_at_vec_range", stride_at_vec_range),
+            (common.KernelTemplate, "_template_from_string", staticmethod(template)),
+            (cpp_template_kernel, "parse_expr_with_index_symbols", parse),
+            (torch.fx.GraphModule, "print_readable", lambda self, *args, **kwargs: ""),
+            (after_aot, "save_graph_repro", lambda *args, **kwargs: None),
+            (autograd_cache, "autograd_cache_key", lambda *args, **kwargs: (secrets.token_hex(16), [])),
+        ):
+            stack.enter_context(patched(owner, name, value))
+        if torch.fx.config.disable_progress:
+            stack.enter_context(patched(interpreter, "tqdm", _NoProgressBar))
+        yield
+
+
+def linear_stride(index: sympy.Expr, var: sympy.Symbol) -> sympy.Integer | None:
+    """How far a sum of integers times symbols moves with `var`; None of any other expression."""
+    stride = 0
+    for term in sympy.Add.make_args(index):
+        factor, symbol = term.as_coeff_Mul()
+        if not (factor.is_Integer and (symbol.is_Symbol or symbol is sympy.S.One)):
+            return None
+        stride += int(factor) if symbol == var else 0
+    return sympy.Integer(stride)
+
+
+class _NoProgressBar:
+    def __init__(self, **kwargs: Any) -> None: ...
+
+    def update(self, count: int) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,108 @@
+"""Load and run generated code without importing all of Inductor's lowering."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+
+
+@contextlib.contextmanager
+def without_lowering_import() -> Iterator[None]:
+    """Answer FxGraphCache.cache_hit_post_compile's `from .graph import GraphLowering` without importing all of
+    Inductor's lowering: it only looks whether a test asked to see the generated code."""
+    if _LOWERING in sys.modules:
+        yield
+        return
+    import torch._inductor as package
+
+    stub = _LoweringStub(_LOWERING)
+    sys.modules[_LOWERING] = stub
+    package.graph = stub
+    try:
+        yield
+    finally:
+        if sys.modules.get(_LOWERING) is stub:
+            del sys.modules[_LOWERING]
+        if getattr(package, "graph", None) is stub:
+            del package.graph
+
+
+_LOWERING = "torch._inductor.graph"
+
+
+class _LoweringStub(ModuleType):
+    """Stands for torch._inductor.graph while an artifact loads. Only codecache is answered by the stub itself:
+    whoever else asks meanwhile, in any thread, gets the real module's attribute."""
+
+    def __getattr__(self, name: str) -> Any:
+        asker = sys._getframe(1).f_globals.get("__name__")
+        if name == "GraphLowering" and asker == "torch._inductor.codecache":
+            return _NoGraphLowering
+        if name.startswith("__"):  # the import system's own questions
+            raise AttributeError(name)
+        if sys.modules.get(_LOWERING) is self:
+            del sys.modules[_LOWERING]
+        return getattr(importlib.import_module(_LOWERING), name)
+
+
+class _NoGraphLowering:
+    save_output_code = None
+
+
+class _ExternKernels:
+    """torch._inductor.select_algorithm.extern_kernels for generated code that runs where nothing is compiled.
+
+    That module imports all of Inductor's lowering, 0.4 s of every start, to hold what are mostly torch's own
+    functions: those are answered directly, and the module is imported when another one is asked for.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _TORCH_KERNELS and hasattr(torch, name):
+            value = getattr(torch, name)
+        else:
+            from torch._inductor.select_algorithm import extern_kernels as upstream
+
+            value = getattr(upstream, name)
+        setattr(self, name, value)
+        return value
+
+
+_TORCH_KERNELS = frozenset(
+    {"mm", "bmm", "addmm", "baddbmm", "convolution", "_int_mm", "_scaled_mm", "_grouped_mm"}
+)
+
+
+_OPERATOR = re.compile(
+    r"extern_kernels\.(?P<kernel>\w+)|torch\.ops\.(?P<space>\w+)\b(?P<rest>(?:\.\w+)*)|inductor_ops\.(?P<inductor>\w+)"
+)
+
+
+def needs_no_lowering(source: str) -> bool:
+    """Whether generated Python calls nothing that Inductor's lowering modules define when they are imported."""
+    for found in _OPERATOR.finditer(source):
+        name = found["kernel"] or found["inductor"] or f"{found['space']}{found['rest']}"
+        plain = (
+            name in _TORCH_KERNELS
+            if found["kernel"]
+            else found["space"] in ("aten", "prims", "_quantized")
+            or name in ("inductor", "inductor._alloc_from_pool")
+        )
+        if not plain:
+            return False
+    return True
+
+
+HEAVY_IMPORT = "from torch._inductor.select_algorithm import extern_kernels\n"
+
+
+LIGHT_IMPORT = f"from {__name__} import extern_kernels\n"
+
+
+extern_kernels = _ExternKernels()

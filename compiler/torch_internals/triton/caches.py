@@ -1,0 +1,30 @@
+"""Triton's and Inductor's caches on disk."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from ..patching import patched
+
+
+@contextlib.contextmanager
+def without_autotune_cache() -> Iterator[None]:
+    """Inside the block no kernel looks for its winner in a file or leaves it in one (torch._inductor.runtime.
+    autotune_cache.AutotuneCache): winners go into the artifact, and into a node's store. Files would be read and
+    written for each of a graph's kernels."""
+    from torch._inductor.runtime.autotune_cache import AutotuneCache
+
+    with patched(AutotuneCache, "create", staticmethod(lambda *args, **kwargs: None)):
+        yield
+
+
+def triton_cache_folders() -> list[Path]:
+    """torch._inductor.runtime.cache_dir_utils.triton_cache_dir: the folders in which Triton keeps what it compiled
+    for this process, each kernel in one of its own."""
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+
+    return [Path(triton_cache_dir(number)) for number in range(torch.cuda.device_count())]

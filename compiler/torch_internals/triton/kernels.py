@@ -1,0 +1,202 @@
+"""The Triton kernels that a compile made: record them, and measure none that an earlier compile measured."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...kernel_store import triton_cache
+from ...kernel_store.libraries import KernelExchange
+from ...kernel_store.triton_cache import TritonWinner
+from ...tuning.batched_descent import BatchedDescents, DescentDeferred
+from ..patching import patched
+from .compile_workers import build_configuration
+from .coordinate_descent import decode_configuration, descends, encode_configuration
+from .extensions import recording_extensions
+from .keys import kernel_key
+
+
+class TritonKernels:
+    """The Triton kernels that a compile made: live autotuners by bundle key, late candidates, timings.
+
+    modules: C extensions that Triton built or used on the way (its driver's, launchers'), by triton_module_id.
+    reused: kernels whose binaries all came from earlier compiles, once the winners are kept.
+    """
+
+    def __init__(self) -> None:
+        self.modules: dict[str, Path] = {}
+        self.reused = 0
+        self.live: dict[str, Any] = {}
+        """Bundle key -> CachingAutotuner."""
+        self.sources: dict[str, str] = {}
+        """By bundle key."""
+        self.descents: BatchedDescents | None = None
+        """While coordinate descents take turns."""
+        self.late: dict[int, list[Any]] = {}
+        self.timings: dict[int, TritonWinner] = {}
+
+    def undecided(self) -> bool:
+        """Whether any kernel has several candidates left, or its descent before it: it has not run yet."""
+        return any(
+            len(kernel.launchers) > 1 or (kernel.launchers and descends(kernel, kernel.launchers[0].config))
+            for kernel in self.live.values()
+        )
+
+    def descending(self) -> bool:
+        """Whether any kernel's coordinate descent is still to come."""
+        return any(
+            kernel.launchers and descends(kernel, kernel.launchers[0].config) for kernel in self.live.values()
+        )
+
+    @contextlib.contextmanager
+    def descending_together(self) -> Iterator[BatchedDescents | None]:
+        """Inside the block coordinate descents take turns (batched_descent.py); None: there are none, or
+        nobody who builds."""
+        from torch._inductor.async_compile import AsyncCompile
+        from torch._inductor.runtime.runtime_utils import triton_config_to_hashable
+
+        compilers: Any = AsyncCompile
+        if not self.descending() or not compilers.use_process_pool():
+            yield None
+            return
+        pool = compilers.process_pool()
+        caches = {name: os.environ[name] for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+
+        def build(key: str, config: Any) -> Future[Any]:
+            name = self.live[key].fn.__name__
+            return pool.submit(build_configuration, name, self.sources[key], config, caches)  # type: ignore[no-any-return]
+
+        self.descents = BatchedDescents(build, triton_config_to_hashable)
+        try:
+            yield self.descents
+        finally:
+            self.descents = None
+
+
+@contextlib.contextmanager
+def recording_triton_kernels(exchange: KernelExchange | None = None) -> Iterator[TritonKernels]:
+    """Record every statically launchable Triton kernel compiled inside the block; those that an earlier compile
+    measured are not measured again.
+
+    Wraps torch._inductor.triton_bundler.TritonBundler.put_static_autotuner, and CachingAutotuner's
+    _precompile_config (candidates added after the bundle was made: scaled reductions, coordinate descent),
+    benchmark_all_configs and _coordinate_descent_tuning, which ends where it ended the last time.
+    """
+    from torch._inductor.async_compile import CompiledTritonKernels
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    from torch._inductor.triton_bundler import TritonBundler
+
+    kernels = TritonKernels()
+    keys: dict[int, str] = {}
+    put = TritonBundler.put_static_autotuner
+    precompile = CachingAutotuner._precompile_config
+    benchmark = CachingAutotuner.benchmark_all_configs
+
+    def key_of(source: str) -> str:
+        key = kernel_key(source)
+        kernels.sources[key] = source
+        return key
+
+    def put_static_autotuner(cls: Any, key: str, kernel: Any) -> None:
+        kernels.live[key] = kernel
+        keys[id(kernel)] = key
+        put(key, kernel)
+
+    def precompile_config(self: Any, cfg: Any) -> Any:
+        result = precompile(self, cfg)
+        kernels.late.setdefault(id(self), []).append(_unloaded_copy(result))
+        return result
+
+    def benchmark_all_configs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        source = keys.get(id(self))
+        problem = None if source is None else _measurement_key(source, self.launchers, args)
+        known = None if problem is None else triton_cache.find_winner(exchange, problem)
+        for launcher in self.launchers:
+            if known is not None and str(launcher.config) == known.configuration:
+                kernels.timings[id(self)] = known
+                return {launcher: known.milliseconds}
+        timings = benchmark(self, *args, **kwargs)  # type: ignore[no-untyped-call]
+        best = min(timings, key=timings.get)
+        winner = triton_cache.TritonWinner(str(best.config), float(timings[best]), len(timings))
+        kernels.timings[id(self)] = winner
+        if problem is not None and math.isfinite(winner.milliseconds):
+            triton_cache.keep_winner(exchange, problem, winner)
+        return timings
+
+    descend: Any = CachingAutotuner._coordinate_descent_tuning
+
+    def coordinate_descent_tuning(self: Any, launcher: Any, *args: Any, **kwargs: Any) -> Any:
+        source = keys.get(id(self))
+        if source is None:
+            return descend(self, launcher, *args, **kwargs)
+        problem = _measurement_key(source, [launcher], args, "coordinate descent")
+        known = triton_cache.find_winner(exchange, problem)
+        config = None if known is None else decode_configuration(launcher.config, known.configuration)
+        if config is not None:
+            with patched(self.coordesc_tuner, "autotune", lambda *given, **named: config):
+                return descend(self, launcher, *args, **kwargs)
+        if kernels.descents is None:
+            winner = descend(self, launcher, *args, **kwargs)
+        else:
+            tune = kernels.descents.of(source, self.coordesc_tuner.autotune)
+            try:
+                with patched(self.coordesc_tuner, "autotune", tune):
+                    winner = descend(self, launcher, *args, **kwargs)
+            except DescentDeferred:
+                return launcher
+        timed = kernels.timings.get(id(self))
+        triton_cache.keep_winner(
+            exchange,
+            problem,
+            triton_cache.TritonWinner(
+                encode_configuration(winner.config), 0.0 if timed is None else timed.milliseconds, 1
+            ),
+        )
+        return winner
+
+    with (
+        recording_extensions(kernels.modules),
+        patched(CachingAutotuner, "_coordinate_descent_tuning", coordinate_descent_tuning),
+        patched(CompiledTritonKernels, "key", staticmethod(key_of)),
+        patched(TritonBundler, "put_static_autotuner", classmethod(put_static_autotuner)),
+        patched(CachingAutotuner, "_precompile_config", precompile_config),
+        patched(CachingAutotuner, "benchmark_all_configs", benchmark_all_configs),
+    ):
+        yield kernels
+
+
+def _measurement_key(source: str, launchers: Sequence[Any], args: Sequence[Any], *about: str) -> bytes:
+    """What a measurement of a kernel's candidates is good for."""
+    import triton
+
+    made_by = [torch.cuda.get_device_name(), str(torch.__version__), triton.__version__]
+    sizes = [value for value in args if isinstance(value, int)]
+    return triton_cache.winner_key(
+        source, sizes, [*(str(each.config) for each in launchers), *about], made_by
+    )
+
+
+def _unloaded_copy(result: Any) -> Any:
+    """A compile result as it was before it is loaded into the device (StaticTritonCompileResult)."""
+    if not hasattr(getattr(result, "kernel", None), "cubin_raw"):
+        return result
+    copied = copy.copy(result)
+    copied.kernel = copy.copy(result.kernel)
+    return copied
+
+
+def kernel_measurements(kernels: TritonKernels) -> list[tuple[str, TritonWinner]]:
+    """(kernel, winner) of each kernel that was measured, in this compile or an earlier one."""
+    return [
+        (str(live.inductor_meta.get("kernel_name", "")), kernels.timings[id(live)])
+        for live in kernels.live.values()
+        if id(live) in kernels.timings
+    ]

@@ -1,0 +1,117 @@
+"""The audit log: who did what and when, in; a Redis stream that is only ever appended to, out.
+
+Entries name tokens by name and public id, never by their secret. What changes Redis in one step takes its entry
+along in that step (MULTI, or the same Lua script), so that neither stands without the other.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
+
+from ...compiler.api.admin import AuditEntry
+from ..storage.redis.keys import Keys
+
+AuditAction = Literal[
+    "compile",
+    "published",
+    "imported",
+    "pinned",
+    "unpinned",
+    "deleted",
+    "token_created",
+    "token_revoked",
+    "quota_changed",
+    "tunings_imported",
+    "tune_begun",
+    "tune_cancelled",
+    "tune_resumed",
+    "train_begun",
+    "train_cancelled",
+    "train_resumed",
+    "quarantined",
+    "key_rotated",
+    "key_revoked",
+    "all_disowned",
+]
+"""compile: `name` caused the compile of `key`. published: the service offers what `worker` built, signed by
+`signer`. imported: `name` brought an artifact that `signer` had signed elsewhere. tunings_imported: `name` brought
+tuning winners, as many as `detail` says. tune_begun, tune_cancelled, tune_resumed: `name` did so to the batch job in
+`detail`; train_begun, train_cancelled, train_resumed: to the training job. quarantined: the service offers an artifact
+no longer, and `detail` says why.
+key_rotated, key_revoked, all_disowned: changes of signing/keyring.py."""
+
+_SERVICE = "service"
+
+
+class AuditEvent(Struct, frozen=True, kw_only=True):
+    """What happened. `name`, `token`: name and public id of the token that did it; the service itself has no id."""
+
+    action: AuditAction
+    name: str = _SERVICE
+    token: str = ""
+    key: str = ""
+    digest: str = ""
+    worker: str = ""
+    signer: str = ""
+    """Id of the key that signed."""
+    detail: str = ""
+
+    def fields(self) -> list[str]:
+        """Name, value, name, value ... of what is not empty, as XADD takes them."""
+        pairs = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        return [part for name, value in pairs if value for part in (name, value)]
+
+
+class AuditLog:
+    """The log of one namespace; keeps about the newest `entries`."""
+
+    def __init__(self, redis: Redis, keys: Keys, *, entries: int) -> None:
+        self._redis = redis
+        self._keys = keys
+        self.stream = keys.audit
+        self.entries = entries
+
+    def of(self, namespace: str) -> AuditLog:
+        """The log of another namespace."""
+        return AuditLog(self._redis, self._keys.of(namespace), entries=self.entries)
+
+    async def append(self, event: AuditEvent, *, within: Pipeline | None = None) -> None:
+        """Log an event now, or when the transaction `within` runs. Raises RedisError."""
+        flat = event.fields()
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        await (within or self._redis).xadd(self.stream, fields, maxlen=self.entries, approximate=True)
+
+    async def page(self, *, before: str, limit: int) -> list[AuditEntry]:
+        """At most `limit` entries, newest first, older than the entry `before` ('': from the newest)."""
+        if before and _order(before) == (0, 0):
+            return []  # Redis takes an interval that ends before its first id for an error
+        found = await self._redis.xrevrange(self.stream, f"({before}" if before else "+", "-", count=limit)
+        return [_entry(name, fields, self._keys.namespace) for name, fields in found]
+
+
+async def page(logs: list[AuditLog], *, before: str, limit: int) -> list[AuditEntry]:
+    """`Audit.page` of several logs as one: about `limit`, for entries of one id are not parted."""
+    found = [entry for log in logs for entry in await log.page(before=before, limit=limit)]
+    found.sort(key=lambda entry: _order(entry.id), reverse=True)
+    end = min(limit, len(found))
+    while end and end < len(found) and found[end].id == found[end - 1].id:
+        end += 1
+    return found[:end]
+
+
+def _order(entry_id: str) -> tuple[int, int]:
+    milliseconds, _, count = entry_id.partition("-")
+    return int(milliseconds), int(count)
+
+
+def _entry(name: bytes, fields: dict[bytes, bytes], namespace: str) -> AuditEntry:
+    known = {
+        field.decode(): value.decode()
+        for field, value in fields.items()
+        if field.decode() in AuditEvent.__struct_fields__
+    }
+    return AuditEntry(id=name.decode(), at=int(name.split(b"-")[0]) / 1000, namespace=namespace, **known)

@@ -1,0 +1,49 @@
+"""Teams: a namespace's name in; whether it exists, out. What lies in Redis for each: storage/redis/keys.py.
+
+A tenant's tokens, artifacts, compiles, counters and audit log are those of its namespace. `default` is always
+there. Others come with the first token that is issued for them, or when an administrator of all sets their quota.
+"""
+
+from __future__ import annotations
+
+import re
+
+from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
+
+from ...compiler.errors import NotFound
+from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
+
+PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
+"""What a namespace may be called."""
+NAMED = "^([a-z0-9][a-z0-9-]{0,62})?$"
+"""In a request: one, or '' for the token's own."""
+EVERY = "*"
+"""In place of a namespace, in a token's record: it administers all of them."""
+_NAME = re.compile(PATTERN.removeprefix("^").removesuffix("$"))
+_NEW = b"{}"
+
+
+def is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
+
+
+class Namespaces:
+    """Which there are, by the hash `namespaces`."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+
+    async def check(self, name: str) -> None:
+        """Raises NotFound for a namespace that does not exist."""
+        if name != DEFAULT_NAMESPACE and not await self._redis.hexists(self._keys.namespaces, name):
+            raise NotFound(f"there is no namespace {name}", hint="`torchrelay namespace ls` lists them")
+
+    async def names(self) -> list[str]:
+        found = await self._redis.hkeys(self._keys.namespaces)
+        return sorted({DEFAULT_NAMESPACE, *(name.decode() for name in found)})
+
+    def add(self, name: str, *, within: Pipeline) -> None:
+        """Have it exist once the transaction has run, with the quota that the settings give everyone."""
+        within.hsetnx(self._keys.namespaces, name, _NEW)

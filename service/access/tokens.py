@@ -1,0 +1,211 @@
+"""Who may do what: a bearer token in, a Grant out. Redis holds digests of tokens, never tokens.
+
+Tokens are 256 random bits, so a plain SHA-256 cannot be searched, and finding a digest by its value tells an
+attacker nothing about a token. The token from the settings is kept as a digest in memory and works without
+Redis.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from ...compiler import decoding
+from ...compiler.api.admin import Role, TokenRecord
+from ...compiler.errors import Forbidden, RateLimited, Unauthenticated
+from ..settings import ServiceSettings
+from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
+from ..storage.redis.scripts import Scripts
+from .audit import AuditEvent, AuditLog
+from .namespaces import EVERY, Namespaces
+
+OWNER_ID = "owner"
+
+
+_DOMAIN = b"torchrelay token v1\0"
+
+
+_TOKEN_LIMIT = 512
+
+
+_ID_BYTES = 6
+
+
+_REMEMBERED_SECONDS = 30 * 86400
+"""A token that expired or was revoked is still listed, and still told so, for this long."""
+
+
+_RENEW = "Ask an administrator for a new token, then run `torchrelay login`"
+
+
+_ELSEWHERE = "Ask an administrator of that namespace for a token"
+
+
+class Grant(Struct, frozen=True):
+    """Whose token it is, by name and public id, and what it opens, and in which namespace.
+
+    `everywhere`: the token is one for all namespaces, and the request has named none; it acts in `namespace`.
+    """
+
+    name: str
+    roles: frozenset[Role]
+    id: str
+    namespace: str = DEFAULT_NAMESPACE
+    everywhere: bool = False
+    source: bool = False
+    """Whether a graph with source that runs at compile time is compiled for it. No role includes this."""
+
+    def within(self, namespace: str) -> Grant:
+        """The same grant in a namespace that the request names. Raises Forbidden."""
+        if self.everywhere or namespace == self.namespace:
+            return msgspec.structs.replace(self, namespace=namespace, everywhere=False)
+        raise Forbidden(f"the token of {self.name!r} is for another namespace", hint=_ELSEWHERE)
+
+    def allows(self, role: Role) -> bool:
+        return role in self.roles or "admin" in self.roles or (role == "read" and bool(self.roles))
+
+
+class IssuedToken(Struct, frozen=True):
+    """A new token: `secret` is what its holder sends, and exists nowhere else."""
+
+    secret: str
+    record: TokenRecord
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def digest(token: str) -> str:
+    return hashlib.sha256(_DOMAIN + token.encode()).hexdigest()
+
+
+class Tokens:
+    def __init__(
+        self, redis: Redis, keys: Keys, scripts: Scripts, audit: AuditLog, settings: ServiceSettings
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._scripts = scripts
+        self._rate = settings.token_requests_per_second
+        self._burst_seconds = settings.token_burst_seconds
+        self._audit = audit
+        self._namespaces = Namespaces(redis, keys)
+        self._owner = digest(settings.token.get_secret_value()) if settings.token else None
+        self._owner_source = bool(settings.token_allow_source)
+
+    async def check(self, token: str) -> Grant:
+        """Raises Unauthenticated, RateLimited, or RedisError for a token that only Redis knows."""
+        if len(token) > _TOKEN_LIMIT:
+            raise Unauthenticated("the token is too long to be one")
+        found = digest(token)
+        if self._owner is not None and hmac.compare_digest(found, self._owner):
+            return Grant("owner", frozenset({"admin"}), OWNER_ID, everywhere=True, source=self._owner_source)
+        admitted = await self._scripts.authenticate(
+            keys=[self._keys.tokens, self._keys.bucket(found)],
+            args=[found, self._rate, self._burst_seconds, self._keys.installation, DEFAULT_NAMESPACE],
+        )
+        if admitted is None:
+            raise Unauthenticated("the token is not known")
+        record = decoding.from_json(admitted[0], type=TokenRecord)
+        now = time.time()
+        if record.revoked is not None and record.revoked <= now:
+            raise Unauthenticated(f"the token {record.id} was revoked on {_day(record.revoked)}", hint=_RENEW)
+        if record.expires is not None and record.expires <= now:
+            raise Unauthenticated(f"the token {record.id} expired on {_day(record.expires)}", hint=_RENEW)
+        if admitted[1]:
+            rate = self._rate if record.rate is None else record.rate
+            raise RateLimited(
+                f"the token {record.id} may ask {rate:g} times a second, and asked more often",
+                retry_after=-(-admitted[1] // 1000),
+            )
+        everywhere = record.namespace == EVERY
+        home = DEFAULT_NAMESPACE if everywhere else record.namespace
+        return Grant(record.name, record.roles, record.id, home, everywhere, record.allow_source)
+
+    async def issue(
+        self,
+        name: str,
+        roles: frozenset[Role],
+        *,
+        by: Grant,
+        namespace: str = DEFAULT_NAMESPACE,
+        rate: float | None = None,
+        lifetime_seconds: int | None = None,
+        allow_source: bool = False,
+    ) -> IssuedToken:
+        """A new token for `name`; it is shown once and cannot be read back. None: it does not expire."""
+        secret, now = new_token(), int(time.time())
+        record = TokenRecord(
+            id=secrets.token_hex(_ID_BYTES),
+            name=name,
+            roles=roles,
+            namespace=namespace,
+            created=now,
+            rate=rate,
+            expires=None if lifetime_seconds is None else now + lifetime_seconds,
+            allow_source=allow_source,
+        )
+        await self._keep(digest(secret), record, "token_created", by)
+        await self._forget(now - _REMEMBERED_SECONDS)
+        return IssuedToken(secret, record)
+
+    async def restore(self, issued: IssuedToken) -> None:
+        """Have a token again that Redis has lost; one that it knows stays as it is."""
+        await self._redis.hsetnx(self._keys.tokens, digest(issued.secret), msgspec.json.encode(issued.record))
+
+    async def records(self, *, by: Grant) -> list[TokenRecord]:
+        """Every issued token that `by` administers, oldest first; the settings' own is not among them."""
+        records = [record for _, record in await self._all() if _administers(by, record)]
+        return sorted(records, key=lambda record: (record.created, record.id))
+
+    async def revoke(self, token_id: str, *, by: Grant) -> TokenRecord | None:
+        """From now on the token opens nothing. Its record as it is then; None for an id that is unknown,
+        or another namespace's."""
+        for field, record in await self._all():
+            if record.id == token_id and _administers(by, record):
+                if record.revoked is None:
+                    record = msgspec.structs.replace(record, revoked=int(time.time()))
+                    await self._keep(field.decode(), record, "token_revoked", by)
+                return record
+        return None
+
+    async def _keep(
+        self, field: str, record: TokenRecord, action: Literal["token_created", "token_revoked"], by: Grant
+    ) -> None:
+        roles = ", ".join([*sorted(record.roles), *(["source"] if record.allow_source else [])])
+        audit = self._audit.of(DEFAULT_NAMESPACE if record.namespace == EVERY else record.namespace)
+        event = AuditEvent(
+            action=action, name=by.name, token=by.id, detail=f"{record.id} for {record.name}: {roles}"
+        )
+        async with self._redis.pipeline(transaction=True) as transaction:
+            transaction.hset(self._keys.tokens, field, msgspec.json.encode(record))
+            if record.namespace != EVERY:
+                self._namespaces.add(record.namespace, within=transaction)
+            await audit.append(event, within=transaction)
+            await transaction.execute()
+
+    async def _all(self) -> list[tuple[bytes, TokenRecord]]:
+        found = await self._redis.hgetall(self._keys.tokens)
+        return [(field, decoding.from_json(data, type=TokenRecord)) for field, data in found.items()]
+
+    async def _forget(self, before: float) -> None:
+        old = [field for field, record in await self._all() if record.over(before) is not None]
+        if old:
+            await self._redis.hdel(self._keys.tokens, *old)
+
+
+def _administers(grant: Grant, record: TokenRecord) -> bool:
+    return grant.everywhere or record.namespace == grant.namespace
+
+
+def _day(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()

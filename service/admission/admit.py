@@ -1,0 +1,137 @@
+"""Stage 4: an HTTP body -> a checked request with its key. Nothing from the wire gets past here unchecked.
+
+Decoding holds the interpreter's lock, 40 ms for each MiB of nodes, so the work is done where it cannot stall
+the event loop: small bodies in place, middling ones in a thread, large ones in a child process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import OrderedDict
+
+import msgspec
+from fastapi import Request
+
+from ...compiler.errors import LimitExceeded, MalformedRequest, Unavailable
+from ...compiler.request import codec
+from ..storage.digests import sha256
+from .compile_request import CompileRequest, ParseInput, decode_result, parse
+
+_INLINE_BYTES = 32 << 10
+
+
+_THREAD_BYTES = 1 << 20
+
+
+_REMEMBERED = 4096
+
+
+_CHILDREN = 2
+
+
+_CHILD_SECONDS = 60.0
+
+
+_DRAIN_SECONDS = 2.0
+
+
+_SLOWEST = 256 << 10
+"""Bytes a second of a large body that is still waited for."""
+
+
+class Admission:
+    """Bodies in, Asks out; remembers which bytes had which key, so that known bodies are not parsed again."""
+
+    def __init__(self, limits: codec.Limits, *, body_timeout_seconds: float) -> None:
+        self._limits = limits
+        self._body_timeout_seconds = body_timeout_seconds
+        self._known: OrderedDict[str, str] = OrderedDict()
+        self._children = asyncio.Semaphore(_CHILDREN)
+
+    async def read(self, request: Request, limit_bytes: int | None = None) -> bytes:
+        """The body, never more than the limit (a graph's if None) in memory. One that says that it is large has longer.
+
+        Raises LimitExceeded, MalformedRequest.
+        """
+        limit = limit_bytes or self._limits.body_bytes
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > limit:
+            await _drain(request, limit)
+            raise LimitExceeded(f"body has {declared} bytes, limit {limit}")
+        parts: list[bytes] = []
+        size = 0
+        seconds = max(self._body_timeout_seconds, int(declared) / _SLOWEST if declared.isdecimal() else 0.0)
+        try:
+            async with asyncio.timeout(seconds):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > limit:
+                        break
+                    parts.append(part)
+        except TimeoutError:
+            raise MalformedRequest(f"the body did not arrive within {seconds:g} s") from None
+        if size > limit:
+            await _drain(request, limit)
+            raise LimitExceeded(f"body has more than {limit} bytes")
+        return b"".join(parts)
+
+    async def key_of(self, body: bytes, *, namespace: str) -> tuple[str, CompileRequest | None]:
+        """The body's key; with the Ask, unless these very bytes were parsed before, for this namespace: how long the
+        answer takes shall not tell one tenant what another has asked."""
+        name = f"{namespace} {await sha256(body)}"
+        known = self._known.get(name)
+        if known is not None:
+            self._known.move_to_end(name)
+            return known, None
+        ask = await self.parse(body)
+        self._known[name] = ask.key
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return ask.key, ask
+
+    async def parse(self, body: bytes) -> CompileRequest:
+        """`parse`, off the event loop where that matters. Raises RequestError's children, Unavailable."""
+        size = await asyncio.to_thread(codec.unpacked_size, body, self._limits.request_bytes)
+        if size <= _INLINE_BYTES:
+            return parse(body, self._limits)
+        if size <= _THREAD_BYTES:
+            return await asyncio.to_thread(parse, body, self._limits)
+        async with self._children:
+            return await _parse_in_child(body, self._limits)
+
+
+async def _parse_in_child(body: bytes, limits: codec.Limits) -> CompileRequest:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",
+        "-m",
+        f"{__package__}.parse_process",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(_CHILD_SECONDS):
+            out, _ = await child.communicate(msgspec.msgpack.encode(ParseInput(body, limits)))
+    except TimeoutError:
+        raise LimitExceeded(f"the request could not be checked within {_CHILD_SECONDS:g} s") from None
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode != 0:
+        raise Unavailable(f"the process that checks large requests ended with {child.returncode}")
+    return decode_result(out)
+
+
+async def _drain(request: Request, limit: int) -> None:
+    """Read on for a little and throw it away: a client that is still sending would miss the answer."""
+    size = 0
+    try:
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    return
+    except TimeoutError:
+        return

@@ -1,0 +1,71 @@
+"""Stage 4, parsing: a request's bytes in; a checked CompileRequest with its key out. Pure: no HTTP, no Redis."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from ...compiler import decoding
+from ...compiler.api import compiles
+from ...compiler.api.tuning import kernels as tuning_kernels
+from ...compiler.errors import RelayError, from_code
+from ...compiler.request import codec, key, schema, tuning_pins, validate
+
+
+class CompileRequest(Struct, frozen=True):
+    """A request that may be compiled. `canonical`: codec.encode_request's bytes; `key`: their digest."""
+
+    key: str
+    canonical: bytes
+    toolchain: schema.Toolchain
+    target: schema.Target
+    components: dict[str, str]
+    kernels: list[str]
+    """Names of the user-written kernels whose source it holds."""
+    sources: list[str] = []
+    """Digests of these sources (kernels.source_digest)."""
+    threads: int | None = None
+    """That what it may want searched runs in, 0 on a GPU; None: it tunes nothing, or takes all from a strict lock."""
+
+
+class ParseInput(Struct, frozen=True):
+    body: bytes
+    limits: codec.Limits
+
+
+def parse(body: bytes, limits: codec.Limits) -> CompileRequest:
+    """Decode, check and name a request. Raises RequestError's children, nothing else."""
+    request = codec.unpack_request(body, limits)
+    validate.check_request(request, limits)
+    canonical = codec.encode_request(request)
+    return CompileRequest(
+        key.key_of_bytes(canonical),
+        canonical,
+        request.toolchain,
+        request.target,
+        key.components(request),
+        [kernel.name for kernel in request.kernels],
+        sorted({tuning_kernels.source_digest(kernel) for kernel in request.kernels}),
+        _search_threads(request),
+    )
+
+
+def _search_threads(request: schema.GraphRequest) -> int | None:
+    lock = request.tuning_lock
+    if not tuning_pins.tunes(request) or (lock is not None and lock.strict):
+        return None
+    return request.ambient.threads if request.target.kind == "cpu" else 0
+
+
+def encode_result(result: CompileRequest | RelayError) -> bytes:
+    """What the child writes: a flag and the Ask, or a flag and the error."""
+    if isinstance(result, RelayError):
+        return b"e" + msgspec.msgpack.encode(compiles.ErrorBody(result.code, result.message, result.advice))
+    return b"a" + msgspec.msgpack.encode(result)
+
+
+def decode_result(data: bytes) -> CompileRequest:
+    if data[:1] == b"a":
+        return decoding.from_msgpack(data[1:], type=CompileRequest)
+    error = decoding.from_msgpack(data[1:], type=compiles.ErrorBody)
+    raise from_code(error.code, error.message, error.hint)

@@ -1,0 +1,37 @@
+"""Stage 4 for large bodies: a ParseInput on standard input, a CompileRequest or error on standard output, then exit.
+
+A few KiB can unpack to 100 MiB of empty lists, which take 4 GiB as objects: hence a limit on this process' memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+
+from ...compiler import decoding
+from ...compiler.errors import LimitExceeded, RelayError
+from .compile_request import CompileRequest, ParseInput, encode_result, parse
+
+_BASE_BYTES = 512 << 20
+_TIMES = 8
+"""Address space of this process: a base, and so many times the largest request; real graphs take less than half."""
+
+
+def main() -> None:
+    gc.disable()  # a request has no cycles, and the process ends soon: collecting costs most of the time
+    job = decoding.from_msgpack(sys.stdin.buffer.read(), type=ParseInput)
+    memory = _BASE_BYTES + _TIMES * job.limits.request_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    result: CompileRequest | RelayError
+    try:
+        result = parse(job.body, job.limits)
+    except RelayError as error:
+        result = error
+    except MemoryError:
+        result = LimitExceeded(f"the request takes more than {memory >> 20} MiB to check")
+    sys.stdout.buffer.write(encode_result(result))
+
+
+if __name__ == "__main__":
+    main()

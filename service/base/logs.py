@@ -1,0 +1,63 @@
+"""Logs: one event a line, on standard error, for people or (log_format=json) for machines."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+
+from ..settings import ServiceSettings
+
+
+def configure(settings: ServiceSettings) -> None:
+    """Set up structlog for this process. Tokens and bodies are never logged; keys and digests are."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _escape,
+    ]
+    # Tracebacks without local variables: those hold tokens and bodies.
+    if settings.log_format == "json":
+        shared += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    else:
+        shared += [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
+    structlog.configure(
+        processors=shared,
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[settings.log_level.upper()]
+        ),
+        logger_factory=structlog.PrintLoggerFactory(_Lossy(sys.stderr)),
+        cache_logger_on_first_use=False,
+    )
+
+
+class _Lossy:
+    """A stream whose failures (a full disk under it, say) cost lines of the log and never an answer."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
+            self._stream.flush()
+
+
+def _escape(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Texts that came with a request cannot steer a terminal or begin a line of their own."""
+    return {
+        name: repr(value)[1:-1] if isinstance(value, str) and not value.isprintable() else value
+        for name, value in event.items()
+    }

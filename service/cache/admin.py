@@ -1,0 +1,141 @@
+"""What the cache holds, for people: list, show, pin and remove entries. artifact_cache.py serves and publishes them.
+
+Nothing here counts as a use. A pinned entry is never evicted, however full the cache is; it goes when somebody
+removes it, or when its blob turns out to be lost or damaged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from redis.asyncio import Redis
+
+from ...compiler import decoding
+from ...compiler.api.admin import CacheEntry
+from ...compiler.artifact import container
+from ...compiler.artifact import manifest as artifact_manifest
+from ...compiler.errors import ArtifactError, NotFound
+from ..access.audit import AuditEvent, AuditLog
+from ..access.tokens import Grant
+from ..storage.blobs import BlobStore
+from ..storage.redis.keys import Keys
+from ..storage.redis.scripts import Scripts
+
+_HINT = "`torchrelay cache ls` lists what there is"
+_AGAIN = "Whoever asks for it next has it compiled again"
+_FIELDS = ("digest", "size", "place", "seconds", "created")
+
+
+class CacheAdmin:
+    def __init__(self, redis: Redis, keys: Keys, scripts: Scripts, blobs: BlobStore, audit: AuditLog) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._scripts = scripts
+        self._blobs = blobs
+        self._audit = audit
+
+    async def page(self, *, cursor: int, limit: int) -> tuple[list[CacheEntry], int]:
+        """About `limit` entries in no order, and the cursor of the next page, 0 after the last.
+
+        What is there from first page to last comes at least once, perhaps twice.
+        """
+        following, found = await self._redis.hscan(self._keys.sizes, cursor, count=limit)
+        entries = await self._entries([key.decode() for key in found])
+        return [entry for entry in entries if entry is not None], int(following)
+
+    async def entry(self, key: str) -> CacheEntry:
+        """Raises NotFound."""
+        (found,) = await self._entries([key])
+        if found is None:
+            raise NotFound(f"there is no artifact {key}", hint=_HINT)
+        return found
+
+    async def components(self, key: str) -> dict[str, str]:
+        """What the key was made of, as key.py names it; empty for an imported artifact. Raises NotFound."""
+        found = await self._redis.hget(self._keys.index(key), "components")
+        if found is None:
+            raise NotFound(f"there is no artifact {key}", hint=_HINT)
+        return decoding.from_json(found, type=dict[str, str])
+
+    async def data(self, entry: CacheEntry) -> bytes:
+        """The bytes, unchecked: to show, not to serve. Raises NotFound, Unavailable."""
+        if entry.place == "redis":
+            data = await self._redis.get(self._keys.blob(entry.digest))
+        else:
+            data = await self._blobs.get(entry.key, entry.digest)
+        if data is None:
+            raise NotFound(f"the bytes of {entry.key} are lost", hint=_AGAIN)
+        return bytes(data)
+
+    async def manifest(self, entry: CacheEntry) -> tuple[artifact_manifest.Manifest, str]:
+        """The manifest, unverified, and the ids of the keys that signed it. Raises NotFound, Unavailable."""
+        data = await self.data(entry)
+        try:
+            manifest = await asyncio.to_thread(container.read_manifest, data)
+            return manifest, ", ".join(statement.key_id for statement in container.statements(data))
+        except ArtifactError as error:
+            raise NotFound(f"the bytes of {entry.key} are damaged: {error.message}", hint=_AGAIN) from None
+
+    async def pin(self, key: str, *, pinned: bool, by: Grant) -> CacheEntry:
+        """Keep the entry from eviction, or no longer. Raises NotFound."""
+        keys, action = self._keys, "pinned" if pinned else "unpinned"
+        event = AuditEvent(action="pinned" if pinned else "unpinned", name=by.name, token=by.id, key=key)
+        if not await self._scripts.pin(
+            keys=[keys.index(key), keys.lru, keys.pinned, self._audit.stream],
+            args=[key, action, self._audit.entries, *event.fields()],
+        ):
+            raise NotFound(f"there is no artifact {key}", hint=_HINT)
+        return await self.entry(key)
+
+    async def remove(self, key: str, *, by: Grant) -> CacheEntry:
+        """Take the entry out, pinned or not, then its bytes. The entry as it was. Raises NotFound, Unavailable."""
+        keys = self._keys
+        was = await self.entry(key)
+        event = AuditEvent(action="deleted", name=by.name, token=by.id, key=key)
+        removed = await self._scripts.remove(
+            keys=[
+                keys.index(key),
+                keys.lru,
+                keys.pinned,
+                keys.sizes,
+                keys.total,
+                keys.inline,
+                self._audit.stream,
+            ],
+            args=[key, keys.blob_prefix, self._audit.entries, *event.fields()],
+        )
+        if removed is None:
+            raise NotFound(f"there is no artifact {key}", hint=_HINT)
+        digest, place = removed
+        if place != b"redis":
+            await self._blobs.discard(key, digest.decode())
+        return was
+
+    async def _entries(self, names: list[str]) -> list[CacheEntry | None]:
+        keys = self._keys
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for key in names:
+                pipe.hmget(keys.index(key), *_FIELDS)
+                pipe.zscore(keys.lru, key)
+                pipe.zscore(keys.pinned, key)
+            answers = await pipe.execute()
+        return [_entry(key, *answers[3 * position : 3 * position + 3]) for position, key in enumerate(names)]
+
+
+def _entry(
+    key: str, fields: list[bytes | None], used: float | None, pinned: float | None
+) -> CacheEntry | None:
+    digest, size, place, seconds, created = fields
+    if digest is None or size is None or place is None or seconds is None or created is None:
+        return None
+    last = pinned if pinned is not None else used
+    return CacheEntry(
+        key=key,
+        digest=digest.decode(),
+        bytes=int(size),
+        place=place.decode(),
+        created=int(created) / 1000,
+        used=(int(created) if last is None else last) / 1000,
+        pinned=pinned is not None,
+        seconds=float(seconds),
+    )

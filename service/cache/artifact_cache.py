@@ -1,0 +1,298 @@
+"""Stage 5: the cache. A key in; a published artifact's bytes out, or None. Index in Redis, bytes in storage/blobs.py.
+
+The blob is written before the index offers it, and leaves after the index has forgotten it, so that whoever
+finds an entry normally finds its bytes; where they are lost or damaged all the same, or signed by nobody we
+trust, the entry is quarantined and the key is a miss again. Publishing is one Lua script: the first artifact of a
+key wins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from typing import Literal
+
+import msgspec
+import structlog
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from ...compiler.artifact import container
+from ...compiler.artifact import manifest as artifact_manifest
+from ...compiler.artifact.signing import Statement
+from ...compiler.errors import ArtifactError, MalformedRequest, SignatureError, Unavailable
+from ..access.audit import AuditEvent, AuditLog
+from ..access.tokens import Grant
+from ..base.metrics import GatewayMetrics
+from ..signing.keyring import Keyring
+from ..storage.blobs import BlobStore, StorageTier
+from ..storage.digests import sha256
+from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
+from ..storage.redis.lease import Lease
+from ..storage.redis.scripts import Scripts
+
+_EVICT_BATCH = 64
+_REMEMBERED = 8192
+_EVIDENCE_MS = 3_600_000
+_KEY = re.compile("[0-9a-f]{64}")
+_IMPORT = "import"
+"""What publish.lua takes in place of a lease."""
+_MOST_PROBLEMS = 1 << 20
+"""Counted of one compile: a worker says how many, and Redis' integers end."""
+_PUTS = 2
+"""A restart of Redis can fall between an artifact's write and its publication, once."""
+
+log = structlog.get_logger(__name__)
+
+LookupUse = Literal["hit", "fetch"]
+"""What a lookup counts as: an answer to a request for a compile, or a plain download."""
+
+
+class Offer(Struct, frozen=True):
+    """A signed artifact on its way into the cache. `seconds`: what its compile took on a worker."""
+
+    key: str
+    digest: str
+    data: bytes
+    seconds: float
+    components: dict[str, str]
+    worker: str = ""
+    signer: str = ""
+    """Id of the key that signed it."""
+    searched: int = 0
+    """Tuning problems that its compile says it measured, and `recalled`: that it knew."""
+    recalled: int = 0
+
+
+class ArtifactCache:
+    def __init__(
+        self,
+        redis: Redis,
+        keys: Keys,
+        scripts: Scripts,
+        blobs: BlobStore,
+        metrics: GatewayMetrics,
+        audit: AuditLog,
+        *,
+        keyring: Keyring,
+        quota_bytes: int,
+        limit_bytes: int,
+        progress_ttl_seconds: float,
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._scripts = scripts
+        self._blobs = blobs
+        self._metrics = metrics
+        self._audit = audit
+        self._keyring = keyring
+        self._verified: OrderedDict[str, tuple[str, Statement]] = OrderedDict()  # by digest: key and signer
+        self._quota_bytes = quota_bytes
+        self._limit_bytes = limit_bytes
+        self._ttl_ms = int(progress_ttl_seconds * 1000)
+
+    async def lookup(self, key: str, use: LookupUse) -> bytes | None:
+        """The artifact of `key`, digest and signature checked, its last use noted; None when there is none."""
+        keys = self._keys
+        found = await self._scripts.lookup(
+            keys=[keys.index(key), keys.lru, keys.stats, keys.pinned], args=[key, keys.blob_prefix, use]
+        )
+        if found is None:
+            return None
+        digest, size, place, blob = found
+        data = blob if place == b"redis" else await self._blobs.get(key, digest.decode())
+        whole = data is not None and len(data) == int(size) and await sha256(data) == digest.decode()
+        if data is None:
+            refusal = "its bytes are gone"
+        elif not whole:
+            refusal = "its bytes are not those of its digest"
+        else:
+            refusal = await self._refusal(key, digest.decode(), data)
+            if not refusal:
+                return data
+        await self._quarantine(key, digest.decode(), use, refusal)
+        return None
+
+    async def _quarantine(self, key: str, digest: str, use: LookupUse, refusal: str) -> None:
+        """Offer the entry no longer; whoever asks next has it compiled again. Its bytes stay for an hour or more,
+        to be looked at: Redis lets them expire, and the store's are swept."""
+        keys = self._keys
+        log.error("artifact_quarantined", key=key, digest=digest, reason=refusal)
+        self._metrics.damaged_blobs.inc()
+        event = AuditEvent(action="quarantined", key=key, digest=digest, detail=refusal)
+        await self._scripts.quarantine(
+            keys=[
+                keys.index(key),
+                keys.lru,
+                keys.sizes,
+                keys.total,
+                keys.stats,
+                keys.inline,
+                keys.pinned,
+                self._audit.stream,
+            ],
+            args=[key, digest, use, keys.blob_prefix, _EVIDENCE_MS, self._audit.entries, *event.fields()],
+        )
+
+    async def _refusal(self, key: str, digest: str, data: bytes) -> str:
+        """Why these bytes are not to be served for `key`, or '': Redis and the store are not believed. What was
+        verified once is not read again; whether its signer still counts is asked each time."""
+        trust = self._keyring.trust(self._keys.namespace)
+        known, statement = self._verified.get(digest, ("", None))
+        try:
+            if known == key and statement is not None:
+                trust.key_for(statement)
+                self._verified.move_to_end(digest)
+            else:
+                opened = await asyncio.to_thread(container.verify, data, trust, key=key)
+                statement = opened.statement
+                self._verified[digest] = key, statement
+                if len(self._verified) > _REMEMBERED:
+                    self._verified.popitem(last=False)
+            if statement.origin and not self._keyring.vouches_for(statement.origin):
+                raise SignatureError(
+                    f"it was imported on the word of key {statement.origin!r}, trusted no more"
+                )
+        except (ArtifactError, SignatureError) as error:
+            return error.message
+        return ""
+
+    async def adopt(self, data: bytes, *, by: Grant) -> tuple[str, Literal["imported", "exists"]]:
+        """Offer an artifact that somebody signed elsewhere; its key, and whether it is the one offered now.
+
+        It gets this installation's own signature, which names the one that was believed as its origin, and is
+        all that clients look at. Raises MalformedRequest unless a key that this service trusts signed it;
+        Unavailable, RedisError.
+        """
+        try:
+            data, manifest = await asyncio.to_thread(self._countersigned, data)
+        except (ArtifactError, SignatureError) as error:
+            raise MalformedRequest(
+                f"refused: {error.message}",
+                hint="To take another site's artifacts, add its key to TORCHRELAY_SERVICE_TRUSTED_PUBLIC_KEYS",
+            ) from None
+        key, signer = manifest.key, container.statements(data)[-1]
+        if await self._redis.exists(self._keys.index(key)):
+            return key, "exists"
+        offer = Offer(
+            key=key,
+            digest=await sha256(data),
+            data=data,
+            seconds=sum(seconds for _, seconds in manifest.stages),
+            components={},  # not in the artifact, and nobody signed them
+            worker=manifest.worker,
+            signer=signer.origin or signer.key_id,
+        )
+        event = AuditEvent(
+            action="imported",
+            name=by.name,
+            token=by.id,
+            key=key,
+            digest=offer.digest,
+            worker=offer.worker,
+            signer=offer.signer,
+        )
+        return key, "imported" if await self._put(_IMPORT, offer, event) else "exists"
+
+    def _countersigned(self, data: bytes) -> tuple[bytes, artifact_manifest.Manifest]:
+        """The artifact as it is served here. Raises ArtifactError, SignatureError."""
+        key = container.read_manifest(data).key
+        if not _KEY.fullmatch(key):
+            raise ArtifactError("the artifact's key is none")
+        opened = container.verify(data, self._keyring.import_trust(), key=key)
+        believed, namespace = opened.statement, self._keys.namespace
+        if believed.key_id not in self._keyring.trust(namespace).keys or believed.namespace != namespace:
+            data = self._keyring.sign(data, key=key, namespace=namespace, origin=believed.key_id)
+        return data, opened.manifest
+
+    async def publish(self, lease: Lease, offer: Offer) -> bool:
+        """Offer an artifact under a lease; true once the index holds exactly this one.
+
+        False: the lease is not ours any more, or another artifact was first; ours is deleted again.
+        Raises StoreDown, Unavailable (blob store) and RedisError; all leave nothing half-published.
+        """
+        event = AuditEvent(
+            action="published", key=offer.key, digest=offer.digest, worker=offer.worker, signer=offer.signer
+        )
+        return await self._put(lease.token, offer, event)
+
+    async def _put(self, right: str, offer: Offer, event: AuditEvent) -> bool:
+        for _ in range(_PUTS):
+            place = await self._blobs.put(offer.key, offer.digest, offer.data)
+            answer = await self._offer(right, offer, place, event)
+            if answer == b"published":
+                return True
+            if answer != b"blobless":
+                await self._blobs.delete(offer.key, offer.digest, place)
+                return False
+        raise Unavailable("Redis lost the artifact between its write and its publication")
+
+    async def _offer(self, right: str, offer: Offer, place: StorageTier, event: AuditEvent) -> bytes:
+        keys, key = self._keys, offer.key
+        answer = await self._scripts.publish(
+            keys=[
+                keys.index(key),
+                keys.lease(key),
+                keys.lru,
+                keys.sizes,
+                keys.total,
+                keys.events(key),
+                keys.run(key),
+                keys.request(key),
+                keys.active,
+                keys.waiters(key),
+                keys.stats,
+                keys.inline,
+                self._audit.stream,
+            ],
+            args=[
+                key,
+                right,
+                offer.digest,
+                len(offer.data),
+                place,
+                keys.namespace,
+                f"{offer.seconds:.6f}",
+                msgspec.json.encode(offer.components),
+                self._ttl_ms,
+                keys.wake,
+                keys.blob(offer.digest),
+                self._audit.entries,
+                *(max(0, min(number, _MOST_PROBLEMS)) for number in (offer.searched, offer.recalled)),
+                *event.fields(),
+            ],
+        )
+        outcome: bytes = answer[0]
+        return outcome
+
+    async def trim(self) -> int:
+        """Evict the namespace's least recently used artifacts until it keeps to its quota, then those of whichever
+        namespace holds the most until the whole cache keeps to its limit; returns how many went."""
+        gone = await self._evict(self._keys.namespace, self._quota_bytes)
+        return gone + await self._evict("", self._limit_bytes)
+
+    async def _evict(self, namespace: str, limit: int) -> int:
+        keys, gone = self._keys, 0
+        while True:
+            flat = await self._scripts.evict(
+                keys=[keys.namespaces, keys.inline],
+                args=[keys.installation, DEFAULT_NAMESPACE, namespace, limit, _EVICT_BATCH],
+            )
+            for i in range(0, len(flat), 4):
+                whose, key, digest, place = (part.decode() for part in flat[i : i + 4])
+                if place != "redis":  # those went with their entry: a crash here leaves nothing for ever
+                    await self._blobs.of(whose).discard(key, digest)
+                log.info("evicted", namespace=whose, key=key)
+            gone += len(flat) // 4
+            if len(flat) < 4 * _EVICT_BATCH:
+                return gone
+
+    async def sweep(self) -> int:
+        """Delete blobs that a crash left unpublished; returns how many. Raises Unavailable, RedisError."""
+
+        async def offered(key: str) -> str | None:
+            digest = await self._redis.hget(self._keys.index(key), "digest")
+            return digest.decode() if isinstance(digest, bytes) else digest
+
+        return await self._blobs.sweep(offered)

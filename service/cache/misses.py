@@ -1,0 +1,188 @@
+"""Why a request missed: a key in; the nearest entry that the cache had then, and what differs, out.
+
+What a request is made of stays for a week after its miss, of the latest REQUESTS misses: at most 16 KiB each,
+about 3 KiB for a transformer of 12 layers. Compared are the latest entries of the same graph and the entries used most
+recently, not the whole cache; entries younger than the miss do not explain it and are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import structlog
+from msgspec import Struct
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from ...compiler import decoding
+from ...compiler.api.compiles import MissExplanation, NearestEntry
+from ...compiler.errors import NotFound, RequestError
+from ...compiler.request import codec
+from ...compiler.request.key_diff import compare
+from ..admission.compile_request import CompileRequest
+from ..storage.redis.keys import Keys
+from ..storage.redis.scripts import Scripts
+
+REQUESTS = 2000
+GRAPHS = 10_000
+SAME_GRAPH = 32
+RECENT = 128
+"""Of the entries that may be evicted and of the pinned ones each."""
+_TTL_SECONDS = 7 * 24 * 3600
+_RECORD_BYTES = 16 << 10
+_DECODED_BYTES = 1 << 20
+_SHORT = 64
+_THREADS = 2
+
+log = structlog.get_logger(__name__)
+
+
+class _IndexEntry(Struct, frozen=True):
+    """A published artifact, as the index tells of it. `created`: ms since 1970; `components`: JSON."""
+
+    key: str
+    created: int
+    seconds: float
+    components: bytes
+
+
+class Misses:
+    """Requests that missed, and the entries nearest to them."""
+
+    def __init__(self, redis: Redis, keys: Keys, scripts: Scripts) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._scripts = scripts
+        self._comparing = asyncio.Semaphore(_THREADS)
+
+    async def again(self, key: str) -> bool:
+        """Note that `key` missed now; false if nothing is known of it yet, and `remember` is due.
+
+        True also when Redis fails: a miss without an explanation must not become an error.
+        """
+        try:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.pexpire(self._keys.asked(key), _TTL_SECONDS * 1000)
+                pipe.time()
+                known, (seconds, micros) = await pipe.execute()
+            if known:
+                await self._redis.zadd(self._keys.asks, {key: seconds * 1000 + micros // 1000}, xx=True)
+        except RedisError as error:
+            log.warning("miss_not_noted", key=key, error=str(error))
+            return True
+        return bool(known)
+
+    async def remember(self, ask: CompileRequest) -> None:
+        """Keep what a request that missed is made of. A failure of Redis is logged, no more."""
+        graph, keys = ask.components["graph"], self._keys
+        try:
+            await self._scripts.record_miss(
+                keys=[keys.asked(ask.key), keys.asks, keys.graphs, keys.alike(graph)],
+                args=[
+                    ask.key,
+                    graph,
+                    _packed(ask.components),
+                    _TTL_SECONDS * 1000,
+                    REQUESTS,
+                    GRAPHS,
+                    SAME_GRAPH,
+                    keys.asked_prefix,
+                    keys.alike_prefix,
+                ],
+            )
+        except RedisError as error:
+            log.warning("miss_not_remembered", key=ask.key, error=str(error))
+
+    async def explain(self, key: str) -> MissExplanation:
+        """The entry nearest to a request. Raises NotFound for a key that is neither offered nor missed lately."""
+        keys = self._keys
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.get(keys.asked(key))
+            pipe.zscore(keys.asks, key)
+            pipe.hmget(keys.index(key), "created", "seconds", "components")
+            pipe.zrevrange(keys.lru, 0, RECENT - 1)
+            pipe.zrevrange(keys.pinned, 0, RECENT - 1)
+            record, asked_ms, entry, used, pinned = await pipe.execute()
+        own = _entry(key, entry)
+        components = _unpacked(record) or (_components(own) if own else None)
+        if components is None:
+            raise NotFound(
+                f"nothing is known of request {key}",
+                hint="Of requests that missed, the latest are kept, for a week",
+            )
+        alike = await self._redis.zrevrange(keys.alike(components["graph"]), 0, SAME_GRAPH - 1)
+        near = [part.decode() for part in [*alike, *used, *pinned]]
+        names = [name for name in dict.fromkeys(near) if name != key]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hmget(keys.index(name), "created", "seconds", "components")
+            found = await pipe.execute()
+        until = asked_ms if asked_ms is not None else own.created if own else None
+        entries = [
+            entry
+            for name, fields in zip(names, found, strict=True)
+            if (entry := _entry(name, fields)) and (until is None or entry.created < until)
+        ]
+        async with self._comparing:
+            nearest = await asyncio.to_thread(_nearest, components, entries)
+        return MissExplanation(
+            key=key,
+            published=own is not None,
+            asked=None if asked_ms is None else asked_ms / 1000,
+            compared=len(entries),
+            nearest=nearest,
+        )
+
+
+def _nearest(components: dict[str, str], entries: list[_IndexEntry]) -> NearestEntry | None:
+    """Of entries equally near, the youngest."""
+    best: NearestEntry | None = None
+    for entry in sorted(entries, key=lambda entry: -entry.created):
+        theirs = _components(entry)
+        if theirs is None:
+            continue
+        compared = compare(components, theirs)
+        if best is None or compared.distance < best.distance:
+            best = NearestEntry(
+                key=entry.key,
+                created=entry.created / 1000,
+                seconds=entry.seconds,
+                distance=compared.distance,
+                differences=compared.differences,
+            )
+    return best
+
+
+def _entry(key: str, fields: list[bytes | None]) -> _IndexEntry | None:
+    created, seconds, components = fields
+    if created is None or seconds is None or components is None:
+        return None
+    return _IndexEntry(key, int(created), float(seconds), components)
+
+
+def _components(entry: _IndexEntry) -> dict[str, str] | None:
+    try:
+        found = decoding.from_json(entry.components, type=dict[str, str])
+    except msgspec.MsgspecError:
+        return None
+    return found if "graph" in found else None
+
+
+def _packed(components: dict[str, str]) -> bytes:
+    """At most _RECORD_BYTES, or nearly: of a request that is larger, the digests and the short parts."""
+    packed = codec.compress(msgspec.json.encode(components))
+    if len(packed) <= _RECORD_BYTES:
+        return packed
+    short = {name: text for name, text in components.items() if len(text) <= _SHORT}
+    return codec.compress(msgspec.json.encode(short))
+
+
+def _unpacked(record: bytes | None) -> dict[str, str] | None:
+    if record is None:
+        return None
+    try:
+        found = decoding.from_json(codec.decompress(record, _DECODED_BYTES), type=dict[str, str])
+    except (RequestError, msgspec.MsgspecError):
+        return None
+    return found if "graph" in found else None

@@ -1,0 +1,49 @@
+"""Jobs whose processes share a name but no store: a key and a verdict in; the verdict that was first out."""
+
+from __future__ import annotations
+
+import msgspec
+from redis.asyncio import Redis
+
+from ...compiler import decoding
+from ...compiler.api import compiles
+from ...compiler.errors import LimitExceeded
+from ..storage.redis.keys import Keys
+from ..storage.redis.scripts import Scripts
+
+MOST_KEYS = 1024
+MOST_JOBS = 512
+_TTL_SECONDS = 6 * 3600
+"""After a job's last decision."""
+_TEXT = 300
+
+
+class RankVerdicts:
+    """The jobs of one namespace. A job's name arrives hashed."""
+
+    def __init__(self, redis: Redis, keys: Keys, scripts: Scripts) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._scripts = scripts
+
+    async def decide(self, job: str, key: str, verdict: compiles.AgreedOutcome) -> compiles.AgreedOutcome:
+        """The verdict that stands. Raises LimitExceeded for a job with too many keys."""
+        if verdict.error is not None:
+            error = verdict.error
+            short = compiles.ErrorBody(error.code[:_TEXT], error.message[:_TEXT], error.hint[:_TEXT])
+            verdict = msgspec.structs.replace(verdict, error=short)
+        found = await self._scripts.agree(
+            keys=[self._keys.job(job), self._keys.jobs],
+            args=[
+                key,
+                msgspec.json.encode(verdict),
+                _TTL_SECONDS * 1000,
+                MOST_KEYS,
+                MOST_JOBS,
+                job,
+                self._keys.job_prefix,
+            ],
+        )
+        if found is None:
+            raise LimitExceeded(f"this job has decided on {MOST_KEYS} keys", hint="Name each run's job anew")
+        return decoding.from_json(found, type=compiles.AgreedOutcome)

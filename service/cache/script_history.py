@@ -1,0 +1,67 @@
+"""What scripts used: a script's name (hashed on the client) and keys in; at its next start, what is still there out.
+
+A script is forgotten a month after its last run; the latest SCRIPTS of a namespace are kept, and KEYS of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redis.asyncio import Redis
+
+from ...compiler.api import compiles
+from ..storage.redis.keys import Keys
+from ..storage.redis.scripts import Scripts
+
+SCRIPTS = 10_000
+KEYS = 256
+_TTL_SECONDS = 30 * 24 * 3600
+_BATCH = 1000
+"""record_script_use.lua writes milliseconds times this, plus the place within what one call told."""
+
+
+class ScriptHistory:
+    """The scripts of one namespace."""
+
+    def __init__(self, redis: Redis, keys: Keys, scripts: Scripts) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._scripts = scripts
+
+    async def remember(self, script: str, used: Sequence[str]) -> None:
+        await self._scripts.record_script_use(
+            keys=[self._keys.script(script), self._keys.scripts],
+            args=[script, _TTL_SECONDS * 1000, KEYS, SCRIPTS, self._keys.script_prefix, *used],
+        )
+
+    async def count(self, prefetched: Sequence[str]) -> None:
+        """Count as hits what was not asked for when it was needed, because it had been fetched before."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for key in prefetched:
+                pipe.hget(self._keys.index(key), "seconds")
+            found = [float(seconds) for seconds in await pipe.execute() if seconds is not None]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.hincrby(self._keys.stats, "requests", len(found))
+            pipe.hincrby(self._keys.stats, "hits", len(found))
+            pipe.hincrbyfloat(self._keys.stats, "seconds_saved", sum(found))
+            await pipe.execute()
+
+    async def recall(self, script: str) -> compiles.ScriptArtifacts:
+        """What it used and the cache still offers: the latest run's first, in order of use."""
+        name = self._keys.script(script)
+        found = await self._redis.zrange(name, 0, KEYS - 1, withscores=True)
+        if not found:
+            return compiles.ScriptArtifacts([])
+        ordered = [key for key, score in sorted(found, key=lambda pair: (-(pair[1] // _BATCH), pair[1]))]
+        names = [key.decode() for key in ordered]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for key in names:
+                pipe.hget(self._keys.index(key), "size")
+            sizes = await pipe.execute()
+        return compiles.ScriptArtifacts(
+            [
+                compiles.ScriptArtifact(key, int(size))
+                for key, size in zip(names, sizes, strict=True)
+                if size is not None
+            ]
+        )

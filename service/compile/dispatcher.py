@@ -1,0 +1,390 @@
+"""Stage 6: miss -> worker. A key and its request in; a signed, published artifact (or a failed compile) out.
+
+One flight for each lease this gateway holds. A flight runs in two tasks: one keeps the lease, the other
+compiles, signs and publishes. Whichever ends first ends the other. Clients never wait on a flight: they wait
+on its events in Redis, which any gateway can serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import structlog
+from redis.exceptions import RedisError
+
+from ...compiler.api import compiles
+from ...compiler.artifact import container
+from ...compiler.artifact import manifest as artifact_manifest
+from ...compiler.errors import (
+    ArtifactError,
+    BadOption,
+    CompileFailed,
+    CompileKilled,
+    CompileTimeout,
+    ForbiddenTarget,
+    RelayError,
+    ServiceError,
+    Unavailable,
+    Unsupported,
+    VerifyFailed,
+)
+from ...compiler.tuning.queries import TuningQuery
+from ...compiler.tuning.records import TuningEntry
+from ..admission.admit import Admission
+from ..admission.compile_request import CompileRequest
+from ..base.async_tasks import end
+from ..base.metrics import GatewayMetrics
+from ..base.worker_pools import CompilePool
+from ..cache.artifact_cache import ArtifactCache, Offer
+from ..settings import ServiceSettings
+from ..signing.keyring import Keyring
+from ..storage.blobs import BlobStoreDown
+from ..storage.digests import sha256
+from ..storage.redis.retry import REDIS_OUTAGES
+from .search.compile_queries import CompileQueries, OnQuery
+from .search.database import TuningDatabase
+from .search.queue import SearchQueue
+from .search.task import SearchTarget
+from .single_flight import LeaseGrant, Leases
+
+log = structlog.get_logger(__name__)
+
+
+ATTEMPTS = 2
+"""A worker that dies (its node went away, say) gets one more try, on another worker if there is one."""
+
+
+REPEATABLE = (CompileFailed, VerifyFailed, Unsupported, ForbiddenTarget, BadOption)
+"""Errors that the same request would meet again, so they are remembered for a while."""
+
+
+_POOL_GRACE_SECONDS = 30.0
+"""The pool enforces the deadline; past this much more, the flight stops waiting for it."""
+
+
+_RETRY_SECONDS = 0.5
+
+
+_RETRY_MOST_SECONDS = 8.0
+"""The pause between two tries to publish doubles up to this."""
+
+
+class Flight:
+    """One compile under one lease. `granted` changes when the lease is taken again under a new fence."""
+
+    def __init__(self, granted: LeaseGrant, ask: CompileRequest | None, *, finish: bool) -> None:
+        self.granted = granted
+        self.ask = ask
+        self.finish = finish
+        self.began = time.monotonic()
+        self.working: float | None = None
+        """Since when a worker has been at it."""
+        self.worked = 0.0
+        """Seconds that a worker spent on it."""
+        self.made = False
+        """The artifact is there and only has to be published: worth it though nobody waits."""
+
+
+class Dispatcher:
+    """The flights of one namespace."""
+
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        namespace: str,
+        leases: Leases,
+        cache: ArtifactCache,
+        tunings: TuningDatabase,
+        farm: SearchQueue,
+        intake: Admission,
+        pool: CompilePool,
+        keyring: Keyring,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._settings = settings
+        self._namespace = namespace
+        self._leases = leases
+        self._cache = cache
+        self._tunings = tunings
+        self._farm = farm
+        self._intake = intake
+        self._pool = pool
+        self._keyring = keyring
+        self._metrics = metrics
+        self._flights: dict[asyncio.Task[None], Flight] = {}
+        self._listeners: dict[str, OnQuery] = {}
+
+    @contextmanager
+    def listening(self, key: str, hear: OnQuery) -> Iterator[None]:
+        """Meanwhile, `hear` what compiles of `key` here ask of the tuning database. The last one to listen does."""
+        self._listeners[key] = hear
+        try:
+            yield
+        finally:
+            if self._listeners.get(key) is hear:
+                del self._listeners[key]
+
+    def _heard(self, key: str, question: TuningQuery, entries: Sequence[TuningEntry]) -> None:
+        if (hear := self._listeners.get(key)) is not None:
+            hear(question, entries)
+
+    async def ask(self, ask: CompileRequest, body: bytes, *, finish: bool) -> Literal["hit", "wait", "start"]:
+        """Make sure that somebody compiles this. "hit": it was published a moment ago. "start": nobody did.
+
+        Raises Overloaded, the remembered error of a compile that just failed, RedisError.
+        """
+        for flight in self._flights_of(ask.key):
+            # Redis may have lost our lease a moment ago: have it back before someone is given a new one.
+            _, flight.granted = await self._leases.renew(flight.granted, finish=flight.finish)
+        answer = await self._leases.ask(ask.key, body, finish=finish)
+        if not isinstance(answer, LeaseGrant):
+            return answer
+        self._launch(Flight(answer, ask, finish=finish))
+        return "start"
+
+    async def take_over(self, key: str) -> bool:
+        """Go on with a compile whose holder died; false if it lives, is over, or is not known."""
+        if self._flights_of(key):
+            return False  # its keeper takes the lease again by itself
+        granted = await self._leases.take_over(key)
+        if granted is None:
+            return False
+        log.warning("compile_taken_over", key=key)
+        self._metrics.takeovers.inc()
+        self._launch(Flight(granted, None, finish=False))
+        return True
+
+    def holds(self, key: str) -> bool:
+        """Whether this gateway is compiling `key`."""
+        return bool(self._flights_of(key))
+
+    def _flights_of(self, key: str) -> list[Flight]:
+        return [flight for flight in self._flights.values() if flight.granted.lease.key == key]
+
+    async def close(self) -> None:
+        """Stop all flights and give their leases back."""
+        await end(*self._flights)
+
+    def _launch(self, flight: Flight) -> None:
+        key = flight.granted.lease.key
+        task = asyncio.create_task(self._fly(flight), name=f"compile {key[:12]}")
+        self._flights[task] = flight
+        self._metrics.compiles_here.inc()
+
+        def landed(done: asyncio.Task[None]) -> None:
+            self._metrics.compiles_here.dec()
+            del self._flights[done]
+            if not done.cancelled() and (error := done.exception()) is not None:
+                log.error("flight_broke", key=key, exc_info=error)
+
+        task.add_done_callback(landed)
+
+    async def _fly(self, flight: Flight) -> None:
+        key = flight.granted.lease.key
+        keeper = asyncio.create_task(self._keep_lease(flight))
+        worker = asyncio.create_task(self._compile(flight))
+        try:
+            await asyncio.wait({keeper, worker}, return_when=asyncio.FIRST_COMPLETED)
+            if not worker.done():
+                await end(worker)
+                verdict = keeper.result()
+                log.info("compile_stopped", key=key, verdict=verdict)
+                if verdict == "abandoned":
+                    error = CompileKilled("nobody waits for this compile any more", hint="Ask again")
+                    await self._leases.fail(flight.granted.lease, error, remember_seconds=0)
+                return
+            await end(keeper)
+            await self._land(flight, worker)
+        except asyncio.CancelledError:
+            await end(worker)
+            await end(keeper)
+            try:
+                await self._leases.release(flight.granted.lease)
+            except RedisError as error:
+                log.warning("lease_not_released", key=key, error=str(error))  # it expires by itself
+            raise
+        finally:
+            await self._charge(flight)
+
+    async def _charge(self, flight: Flight) -> None:
+        """What a worker spent counts, whatever came of it."""
+        if not flight.worked:
+            return
+        try:
+            await self._leases.charge(flight.worked)
+        except RedisError as error:
+            log.warning("spending_not_noted", seconds=round(flight.worked, 3), error=str(error))
+
+    async def _keep_lease(self, flight: Flight) -> Literal["lost", "published", "abandoned"]:
+        """Renew until somebody else has the lease, or nobody wants the compile; wait out outages of Redis."""
+        while True:
+            await asyncio.sleep(self._settings.lease_seconds / 3)
+            try:
+                renewal, flight.granted = await self._leases.renew(flight.granted, finish=flight.finish)
+            except RedisError as error:
+                log.warning("lease_not_renewed", key=flight.granted.lease.key, error=str(error))
+                continue
+            match renewal:
+                case "abandoned" if flight.made:
+                    continue
+                case "lost" | "published" | "abandoned":
+                    return renewal
+                case "retaken":
+                    log.warning("lease_retaken", key=flight.granted.lease.key)
+
+    async def _compile(self, flight: Flight) -> None:
+        ask = flight.ask or await self._intake.parse(flight.granted.body)
+        data = await self._run(flight, ask)
+        await self._tell(flight, "publish", "")
+        signed, manifest = await asyncio.to_thread(self._sign, data, ask.key)
+        offer = Offer(
+            key=ask.key,
+            digest=await sha256(signed),
+            data=signed,
+            seconds=sum(seconds for _, seconds in manifest.stages),
+            components=ask.components,
+            worker=manifest.worker,
+            signer=container.statements(signed)[-1].key_id,
+            searched=manifest.searched,
+            recalled=manifest.recalled,
+        )
+        if await self._publish(flight, offer):
+            took = time.monotonic() - flight.began
+            self._metrics.compile_seconds.observe(took)
+            log.info("published", key=ask.key, bytes=len(signed), seconds=round(took, 3))
+            await self._trim()
+
+    async def _trim(self) -> None:
+        try:
+            await self._cache.trim()
+        except (RedisError, Unavailable) as error:
+            log.warning("cache_not_trimmed", error=str(error))  # the next publish tries again
+
+    async def _run(self, flight: Flight, ask: CompileRequest) -> bytes:
+        """The artifact from a worker; its progress goes to the compile's events on the way."""
+        loop = asyncio.get_running_loop()
+        steps: asyncio.Queue[tuple[compiles.Stage, str] | None] = asyncio.Queue()
+
+        def on_progress(stage: compiles.Stage, detail: str) -> None:  # from any thread
+            if flight.working is None and stage != "queued":
+                flight.working = time.monotonic()
+            loop.call_soon_threadsafe(steps.put_nowait, (stage, detail))
+
+        reporter = asyncio.create_task(self._report(flight, steps))
+        try:
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    return await self._ask_pool(ask, on_progress)
+                except CompileKilled as error:
+                    if attempt == ATTEMPTS:
+                        raise
+                    log.warning("compile_retried", key=ask.key, error=error.message)
+                    on_progress("queued", f"trying again: {error.message}")
+            raise AssertionError("unreachable: the last attempt returns or raises")
+        finally:
+            if flight.working is not None:
+                flight.worked = time.monotonic() - flight.working
+            loop.call_soon(steps.put_nowait, None)  # after what on_progress has scheduled
+            await reporter
+
+    async def _ask_pool(
+        self, ask: CompileRequest, on_progress: Callable[[compiles.Stage, str], None]
+    ) -> bytes:
+        deadline = self._settings.compile_deadline_seconds
+        if ask.threads is not None:
+            self._farm.expect(SearchTarget(ask.toolchain, ask.target, ask.threads))
+        questions = CompileQueries(self._tunings, self._farm, ask, functools.partial(self._heard, ask.key))
+        try:
+            async with asyncio.timeout(deadline + _POOL_GRACE_SECONDS):
+                return await self._pool.compile(
+                    ask.canonical,
+                    key=ask.key,
+                    namespace=self._namespace,
+                    toolchain=ask.toolchain,
+                    target=ask.target,
+                    deadline_seconds=deadline,
+                    on_progress=on_progress,
+                    on_query=questions.answer,
+                )
+        except TimeoutError:
+            raise CompileTimeout(f"the compile took longer than {deadline:g} s") from None
+
+    async def _report(self, flight: Flight, steps: asyncio.Queue[tuple[compiles.Stage, str] | None]) -> None:
+        while (step := await steps.get()) is not None:
+            await self._tell(flight, *step)
+
+    async def _tell(self, flight: Flight, stage: compiles.Stage, detail: str) -> None:
+        """Progress is for people: an event that Redis did not take is logged, and the compile goes on."""
+        try:
+            await self._leases.progress(flight.granted.lease, stage, detail)
+        except RedisError as error:
+            log.warning("progress_lost", key=flight.granted.lease.key, stage=stage, error=str(error))
+
+    def _sign(self, data: bytes, key: str) -> tuple[bytes, artifact_manifest.Manifest]:
+        signed = self._keyring.sign(data, key=key, namespace=self._namespace)
+        return signed, container.read_manifest(signed)
+
+    async def _publish(self, flight: Flight, offer: Offer) -> bool:
+        """Publish, waiting out a restart of Redis and an outage of the blob store, with longer and longer pauses;
+        the lease is kept meanwhile. False: somebody else's artifact or lease stands.
+
+        Raises what the last try met, once `publish_retry_seconds` are over; clients then get a failed event.
+        """
+        until = time.monotonic() + self._settings.publish_retry_seconds
+        pause, flight.made = _RETRY_SECONDS, True
+        while True:
+            try:
+                if await self._cache.publish(flight.granted.lease, offer):
+                    return True
+                renewal, flight.granted = await self._leases.renew(flight.granted, finish=flight.finish)
+                if renewal in ("lost", "published"):
+                    log.warning("late_publish_refused", key=offer.key, verdict=renewal)
+                    return False
+            except (*REDIS_OUTAGES, BlobStoreDown) as error:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise
+                log.warning("publish_delayed", key=offer.key, error=str(error))
+                if isinstance(error, BlobStoreDown):
+                    await self._tell(flight, "publish", f"for {left:.0f} s more: {error.message}")
+            await asyncio.sleep(max(_RETRY_SECONDS, min(pause, until - time.monotonic())))
+            pause = min(2 * pause, _RETRY_MOST_SECONDS)
+
+    async def _land(self, flight: Flight, worker: asyncio.Task[None]) -> None:
+        """Turn a failed compile into its failed event; a published one needs nothing more."""
+        failure = worker.exception()
+        if failure is None:
+            return
+        key = flight.granted.lease.key
+        error = _as_relay_error(failure)
+        log.error("compile_failed", key=key, code=error.code, error=error.message, exc_info=failure)
+        self._metrics.compile_errors.labels(error.code).inc()
+        remember = self._settings.negative_ttl_seconds if isinstance(error, REPEATABLE) else 0.0
+        until = time.monotonic() + self._settings.publish_retry_seconds
+        while True:
+            try:
+                await self._leases.fail(flight.granted.lease, error, remember_seconds=remember)
+                return
+            except REDIS_OUTAGES as outage:
+                if time.monotonic() > until:
+                    raise
+                log.warning("failure_not_told", key=key, error=str(outage))
+                await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _as_relay_error(failure: BaseException) -> RelayError:
+    """What clients are told. Only our own errors' texts reach them; the rest is in the log."""
+    if isinstance(failure, ArtifactError):
+        return ServiceError(f"the worker returned an artifact that cannot be signed: {failure.message}")
+    if isinstance(failure, RelayError):
+        return failure
+    if isinstance(failure, REDIS_OUTAGES):
+        return Unavailable("Redis could not be reached while the compile was published")
+    if isinstance(failure, RedisError):
+        return Unavailable(f"Redis refused the compile's result ({type(failure).__name__})")
+    return ServiceError(f"the service failed with {type(failure).__name__}; its log says more")

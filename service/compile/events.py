@@ -1,0 +1,78 @@
+"""What waits on a compile: its events out of Redis, by any gateway, from any event on.
+
+An event's id is its Redis stream id, which rises over restarts and takeovers, so `Last-Event-ID` works
+against every gateway. Publish/subscribe only wakes who waits; a waiter also reads by itself every few
+seconds, so a lost wake-up costs seconds and never an event.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from ...compiler import decoding
+from ...compiler.api import compiles
+from ..storage.redis.keys import Keys
+from ..storage.redis.streams import STREAM_START
+
+
+class CompileEvent(Struct, frozen=True):
+    """One entry of a compile's stream. `error` is set on stage failed."""
+
+    id: str
+    progress: compiles.CompileProgress
+    error: compiles.ErrorBody | None
+
+    @property
+    def last(self) -> bool:
+        return self.progress.stage in ("done", "failed")
+
+
+class CompileSnapshot(Struct, frozen=True):
+    """The state of a compile: events after some id, whether its lease is held, whether it is cached."""
+
+    events: list[CompileEvent]
+    leased: bool
+    cached: bool
+
+
+class CompileEvents:
+    """The events of one namespace's compiles."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+
+    async def glance(self, key: str, after: str = STREAM_START) -> CompileSnapshot:
+        """Everything after event `after`, in one round trip."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.xrange(self._keys.events(key), min=f"({after}")
+            pipe.exists(self._keys.lease(key))
+            pipe.exists(self._keys.index(key))
+            entries, leased, cached = await pipe.execute()
+        return CompileSnapshot([_event(*entry) for entry in entries], bool(leased), bool(cached))
+
+    async def wait_here(self, key: str, waiter: str, seconds: float) -> None:
+        """Say that `waiter` waits for `key`, for `seconds` from now."""
+        time = await self._redis.time()
+        until = time[0] * 1000 + time[1] // 1000 + int(seconds * 1000)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.zadd(self._keys.waiters(key), {waiter: until})
+            pipe.pexpire(self._keys.waiters(key), int(seconds * 1000))
+            await pipe.execute()
+
+    async def leave(self, key: str, waiter: str) -> None:
+        await self._redis.zrem(self._keys.waiters(key), waiter)
+
+
+def _event(entry_id: bytes, fields: dict[bytes, bytes]) -> CompileEvent:
+    progress = decoding.convert(
+        {
+            "stage": fields[b"stage"].decode(),
+            "seconds": float(fields[b"seconds"]),
+            "detail": fields[b"detail"].decode(),
+        },
+        type=compiles.CompileProgress,
+    )
+    error = decoding.from_json(fields[b"error"], type=compiles.ErrorBody) if fields[b"error"] else None
+    return CompileEvent(entry_id.decode(), progress, error)

@@ -1,0 +1,31 @@
+"""What a worker process asks or claims: its bytes in; a closed struct, and whether it can have measured there, out."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ....compiler import decoding
+from ....compiler.errors import LimitExceeded, MalformedRequest
+from ....compiler.request import schema
+from ....compiler.request.cpu_isa import capability
+from ....compiler.tuning import queries
+from ....compiler.tuning.records import DeviceEnvironment
+
+
+def is_measurable(place: DeviceEnvironment, versions: schema.Toolchain, target: schema.Target) -> bool:
+    """Whether what is made so could be measured there. The gateway cannot tell one CPU's model from another's."""
+    if (place.torch, place.triton, place.cuda) != (versions.torch, versions.triton, versions.cuda):
+        return False
+    if target.kind == "cuda":
+        return (place.device, place.capability) == (target.name, target.capability)
+    return place.capability == capability(target.cpu) and place.threads > 0  # a GPU's have none
+
+
+def decode_query(question: bytes) -> queries.TuningQuery:
+    """What a child wrote. Raises LimitExceeded, MalformedRequest."""
+    if len(question) > queries.QUESTION_LIMIT:
+        raise LimitExceeded(f"a question of {len(question)} bytes, limit {queries.QUESTION_LIMIT}")
+    try:
+        return decoding.from_msgpack(question, type=queries.TuningQuery)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedRequest(f"a question that is none: {error}") from None

@@ -1,0 +1,84 @@
+"""The gateway: settings in, an ASGI app out. Wiring only; no torch is imported here or below."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+import structlog
+from fastapi import FastAPI
+
+from ..base import logs
+from ..base.async_tasks import end
+from ..base.worker_pools import CompilePool
+from ..settings import ServiceSettings
+from .http import errors
+from .http.access_log import AccessLog
+from .openapi import openapi_document
+from .routes import health, status
+from .routes.admin import audit, cache, keys, namespaces, tokens
+from .routes.graphs import artifacts, compile, explain, prefetch, progress, rank_agreement
+from .routes.jobs import training, tuning, tuning_database
+from .wiring import background
+from .wiring import gateway as parts
+
+log = structlog.get_logger(__name__)
+
+
+def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> FastAPI:
+    """The gateway as an ASGI app. `pool` replaces the Ray workers that the settings describe."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        logs.configure(settings)
+        gateway = parts.build(settings, pool or parts.worker_pool(settings))
+        app.state.gateway = gateway
+        tasks = [
+            asyncio.create_task(gateway.wakes.listen(), name="wake-ups"),
+            asyncio.create_task(background.start_pool(gateway), name="start workers"),
+            asyncio.create_task(background.sweep(gateway), name="sweep blobs"),
+            asyncio.create_task(background.drive_tuning_jobs(gateway), name="drive batch jobs"),
+            asyncio.create_task(background.drive_training_jobs(gateway), name="drive training jobs"),
+        ]
+        log.info("gateway_started", version=version("torchrelay"), state_dir=str(settings.state_dir))
+        try:
+            yield
+        finally:
+            gateway.state.stopping = True
+            await gateway.tenants.close()
+            await end(*tasks)
+            await gateway.pool.close()
+            await gateway.redis.aclose()
+            log.info("gateway_stopped")
+
+    app = FastAPI(
+        title="torchrelay",
+        version=version("torchrelay"),
+        summary="Compile PyTorch graphs once, and hand the artifact to everyone",
+        lifespan=lifespan,
+    )
+    for module in (
+        compile,
+        progress,
+        artifacts,
+        explain,
+        status,
+        health,
+        keys,
+        tokens,
+        training,
+        tuning,
+        tuning_database,
+        audit,
+        cache,
+        rank_agreement,
+        namespaces,
+        prefetch,
+    ):
+        app.include_router(module.router)
+    errors.install(app, retry_after_seconds=settings.retry_after_seconds)
+    app.add_middleware(AccessLog)
+    app.openapi = lambda: openapi_document(app)  # type: ignore[method-assign]
+    return app

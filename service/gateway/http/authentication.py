@@ -1,0 +1,49 @@
+"""Stage 4, authentication: a request's bearer token in; the caller's Grant out.
+
+The token's rate limit is counted in the same round trip (access/tokens.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from fastapi import Query, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from ....compiler.api.admin import Role
+from ....compiler.errors import Forbidden, Unauthenticated
+from ...access.namespaces import NAMED
+from ...access.tokens import Grant, Tokens
+
+_OWNER = "Ask the service's owner, and name no namespace"
+
+
+_bearer = HTTPBearer(auto_error=False, description="A token of `torchrelay up`, or one that an admin issued")
+
+
+def requires(role: Role, *, everywhere: bool = False) -> Callable[..., Awaitable[Grant]]:
+    """A FastAPI dependency: the caller's Grant, which allows `role`; on request one for all namespaces, where the
+    caller names none. Raises Unauthenticated, RateLimited or Forbidden."""
+
+    async def check(
+        request: Request,
+        credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+        namespace: Annotated[
+            str, Query(pattern=NAMED, description="Whose; default: the token's own namespace")
+        ] = "",
+    ) -> Grant:
+        if credentials is None:
+            raise Unauthenticated("the request carries no bearer token")
+        tokens: Tokens = request.app.state.gateway.tokens
+        grant = await tokens.check(credentials.credentials)
+        if not grant.allows(role):
+            raise Forbidden(f"the token of {grant.name!r} lacks the role {role!r}")
+        if namespace:
+            grant = grant.within(namespace.strip())
+        if everywhere and not grant.everywhere:
+            raise Forbidden(
+                f"the token of {grant.name!r} is for namespace {grant.namespace} alone", hint=_OWNER
+            )
+        return grant
+
+    return check

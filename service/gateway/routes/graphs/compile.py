@@ -1,0 +1,123 @@
+"""POST /v1/compile: a graph in; its artifact (hit), or where to follow its compile (miss)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+import structlog
+from fastapi import APIRouter, Depends, Query, Request, Response
+from redis.exceptions import RedisError
+
+from .....compiler.artifact import manifest
+from .....compiler.errors import MalformedRequest, NotFound, SourceForbidden, Unavailable
+from .....compiler.request import codec
+from ....access.audit import AuditEvent
+from ....access.tokens import Grant
+from ....admission.compile_request import CompileRequest
+from ...http.authentication import requires
+from ...http.errors import documented, reply
+from ...wiring.gateway import GatewayParts, gateway_of
+from ...wiring.tenants import TenantParts
+from .progress import status_of
+
+log = structlog.get_logger(__name__)
+
+router = APIRouter(tags=["compile"])
+
+KEY_HEADER = "X-Torchrelay-Key"
+CACHE_HEADER = "X-Torchrelay-Cache"
+_LOOKS = 3
+_DETAIL = 200
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_HEADERS = {
+    KEY_HEADER: {"description": "The request's cache key, 64 hex digits", "schema": {"type": "string"}},
+    CACHE_HEADER: {
+        "description": "coalesced: another request had started the compile",
+        "schema": {"type": "string", "enum": ["hit", "miss", "coalesced"]},
+    },
+}
+
+
+@router.post(
+    "/v1/compile",
+    summary="Compile a graph, or fetch what it compiled to before",
+    responses={
+        **documented(413, 415),
+        200: {
+            "description": "A hit: the signed artifact",
+            "content": {manifest.ARTIFACT_MEDIA_TYPE: _BINARY},
+            "headers": _HEADERS,
+        },
+        202: {
+            "description": "A miss: a compile runs; follow its events",
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/CompileStatus"}}},
+            "headers": _HEADERS,
+        },
+    },
+    response_class=Response,
+    openapi_extra={"requestBody": {"required": True, "content": {codec.GRAPH_MEDIA_TYPE: _BINARY}}},
+)
+async def compile_graph(
+    request: Request,
+    gateway: Annotated[GatewayParts, Depends(gateway_of)],
+    grant: Annotated[Grant, Depends(requires("compile"))],
+    wait: Annotated[
+        Literal["", "cache"], Query(description="`cache`: only look; 404 instead of a compile")
+    ] = "",
+    finish: Annotated[
+        bool, Query(description="0: stop the compile when nobody waits for it any more")
+    ] = True,
+) -> Response:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != codec.GRAPH_MEDIA_TYPE:
+        wrong = MalformedRequest(f"content type is {media_type or 'missing'}, not {codec.GRAPH_MEDIA_TYPE}")
+        return reply(wrong, retry_after_seconds=gateway.settings.retry_after_seconds, status=415)
+    tenant = await gateway.tenants.of(grant.namespace)
+    body = await gateway.intake.read(request)
+    key, ask = await gateway.intake.key_of(body, namespace=tenant.namespace)
+    for _look in range(_LOOKS):
+        data = await tenant.cache.lookup(key, "hit")
+        if data is not None:
+            return Response(
+                data, media_type=manifest.ARTIFACT_MEDIA_TYPE, headers={KEY_HEADER: key, CACHE_HEADER: "hit"}
+            )
+        if not await tenant.misses.again(key):
+            ask = ask or await gateway.intake.parse(body)
+            await tenant.misses.remember(ask)
+        if wait == "cache":
+            await tenant.stats.count_miss()
+            raise NotFound("nobody has compiled this graph yet", hint="Ask without wait=cache")
+        ask = ask or await gateway.intake.parse(body)
+        if ask.kernels and not grant.source:
+            log.warning("source_refused", key=key, name=grant.name, token=grant.id)
+            raise SourceForbidden(
+                f"nobody has compiled this graph yet, and the token of {grant.name!r} may not send source: "
+                f"the user-written Triton kernel {ask.kernels[0]!r}"
+            )
+        answer = await tenant.dispatcher.ask(ask, body, finish=finish)
+        if answer == "start":
+            await _log_cause(tenant, grant, ask)
+            await tenant.kept.note(key, body)
+        if answer != "hit":
+            return Response(
+                codec.to_json(await status_of(tenant, key)),
+                202,
+                {
+                    KEY_HEADER: key,
+                    CACHE_HEADER: "miss" if answer == "start" else "coalesced",
+                    "Cache-Control": "no-store",
+                },
+                "application/json",
+            )
+    raise Unavailable("the cache offers this artifact but does not hold it", hint="Ask again")
+
+
+async def _log_cause(tenant: TenantParts, grant: Grant, ask: CompileRequest) -> None:
+    """The compile runs already: an entry that Redis did not take is in the gateway's own log."""
+    detail = f"source: {', '.join(ask.kernels)}"[:_DETAIL] if ask.kernels else ""
+    event = AuditEvent(action="compile", name=grant.name, token=grant.id, key=ask.key, detail=detail)
+    try:
+        await tenant.audit.append(event)
+    except RedisError as error:
+        log.error("audit_entry_lost", error=str(error), **msgspec.structs.asdict(event))

@@ -1,0 +1,107 @@
+"""GET /livez, /readyz and /metrics: for orchestrators and Prometheus. None needs a token; /metrics can take one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+from msgspec import Struct
+from prometheus_client import CONTENT_TYPE_LATEST
+from redis.exceptions import RedisError
+
+from ....compiler.errors import Forbidden
+from ....compiler.request import codec
+from ...access.namespaces import EVERY
+from ...base.counters import sum_counters
+from ..http.errors import documented
+from ..wiring.gateway import GatewayParts, gateway_of
+
+router = APIRouter(tags=["health"])
+
+_READY_SECONDS = 2.0
+
+
+class ReadyReply(Struct, frozen=True):
+    """Answer of `GET /readyz`: each part with "ok" or what is the matter."""
+
+    ready: bool
+    parts: dict[str, str]
+
+
+_READY = {"application/json": {"schema": {"$ref": "#/components/schemas/ReadyReply"}}}
+
+
+@router.get("/livez", summary="The process answers", response_class=Response)
+async def livez() -> Response:
+    return Response(b"ok\n", media_type="text/plain")
+
+
+@router.get(
+    "/readyz",
+    summary="A compile would be accepted, and a worker is warm",
+    responses={
+        200: {"description": "Ready", "content": _READY},
+        503: {"description": "Not ready, and which part", "content": _READY},
+    },
+    response_class=Response,
+)
+async def readyz(gateway: Annotated[GatewayParts, Depends(gateway_of)]) -> Response:
+    parts = {"redis": await _redis(gateway), "workers": _workers(gateway)}
+    ready = all(state == "ok" for state in parts.values())
+    headers = {"Cache-Control": "no-store"}
+    if not ready:
+        headers["Retry-After"] = str(gateway.settings.retry_after_seconds)
+    return Response(
+        codec.to_json(ReadyReply(ready, parts)), 200 if ready else 503, headers, "application/json"
+    )
+
+
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    description="Without a token, all namespaces together. A token for all namespaces shows each.",
+    responses=documented(),
+    response_class=Response,
+)
+async def metrics(request: Request, gateway: Annotated[GatewayParts, Depends(gateway_of)]) -> Response:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    try:
+        async with asyncio.timeout(_READY_SECONDS):
+            if scheme:
+                await _check(gateway, token if scheme.lower() == "bearer" else "")
+            shared = {tenant.namespace: await tenant.stats.read() for tenant in await gateway.tenants.every()}
+            if not scheme:
+                shared = {EVERY: sum_counters(shared.values())}
+    except (RedisError, TimeoutError):
+        shared = None  # torchrelay_shared_* are missing then; this gateway's own numbers are not
+    return Response(gateway.metrics.render(shared), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _check(gateway: GatewayParts, token: str) -> None:
+    """Raises Unauthenticated, Forbidden, RedisError."""
+    grant = await gateway.tokens.check(token)
+    if not grant.everywhere:
+        raise Forbidden(
+            f"the token of {grant.name!r} is for namespace {grant.namespace} alone",
+            hint="Ask without a token, or with one for all namespaces",
+        )
+
+
+async def _redis(gateway: GatewayParts) -> str:
+    try:
+        async with asyncio.timeout(_READY_SECONDS):
+            await gateway.redis.ping()
+    except (RedisError, TimeoutError) as error:
+        return f"cannot be reached: {error or 'no answer'}"
+    return "ok"
+
+
+def _workers(gateway: GatewayParts) -> str:
+    if gateway.state.stopping:
+        return "stopping"
+    if gateway.state.pool_error:
+        return gateway.state.pool_error
+    if not gateway.state.pool_started:
+        return "starting"
+    return "ok" if gateway.pool.ready() else "no worker is warm yet"

@@ -1,0 +1,111 @@
+"""GET /v1/stats, /v1/workers, /v1/info and POST /v1/report: what the service did, has and is."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+from msgspec import Meta, Struct
+
+from ....compiler.artifact.signing import key_id, key_text
+from ....compiler.errors import BY_CODE, MalformedRequest
+from ....compiler.request import schema as request_schema
+from ...access.tokens import Grant
+from ...base.counters import StatsReply, sum_counters
+from ..http.authentication import requires
+from ..http.errors import documented
+from ..http.json_body import read_json
+from ..http.json_reply import json_answer, json_reply, json_request
+from ..wiring.gateway import GatewayParts, gateway_of
+
+router = APIRouter(tags=["service"])
+
+
+class InfoReply(Struct, frozen=True):
+    """Answer of `GET /v1/info`. `public_keys`: base64 of the raw Ed25519 keys that signed what is served here, the
+    one that signs now first; `key_ids` name them in the same order."""
+
+    version: str
+    schema: int
+    namespace: str
+    """Of the token; what is served to it is signed for this one."""
+    key_ids: list[str]
+    public_keys: list[str]
+
+
+class FallbackReport(Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/report`: a client compiled locally `count` times because of error code `reason`."""
+
+    reason: Annotated[str, Meta(extra_json_schema={"enum": sorted(BY_CODE)})]
+    count: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+
+
+@router.get(
+    "/v1/stats",
+    summary="Counters of all gateways, for the token's namespace; for a token of all, together and of each",
+    responses={**documented(), **json_reply("StatsReply")},
+    response_class=Response,
+)
+async def stats(
+    gateway: Annotated[GatewayParts, Depends(gateway_of)], grant: Annotated[Grant, Depends(requires("read"))]
+) -> Response:
+    found = {
+        tenant.namespace: await tenant.stats.read() for tenant in await gateway.tenants.administered(grant)
+    }
+    every = msgspec.structs.asdict(sum_counters(found.values()))
+    return json_answer(StatsReply(**every, namespaces=found))
+
+
+@router.get(
+    "/v1/workers",
+    summary="The workers, and what they compile for",
+    responses={**documented(), **json_reply("WorkerInfo", many=True)},
+    response_class=Response,
+)
+async def workers(
+    gateway: Annotated[GatewayParts, Depends(gateway_of)], _: Annotated[Grant, Depends(requires("read"))]
+) -> Response:
+    return json_answer(gateway.pool.workers() if gateway.state.pool_started else [])
+
+
+@router.get(
+    "/v1/info",
+    summary="Version, schema and signing keys",
+    responses={**documented(), **json_reply("InfoReply")},
+    response_class=Response,
+)
+async def info(
+    gateway: Annotated[GatewayParts, Depends(gateway_of)], grant: Annotated[Grant, Depends(requires("read"))]
+) -> Response:
+    return json_answer(
+        InfoReply(
+            version=version("torchrelay"),
+            schema=request_schema.SCHEMA,
+            namespace=grant.namespace,
+            key_ids=[key_id(key) for key in gateway.keyring.public],
+            public_keys=[key_text(key) for key in gateway.keyring.public],
+        )
+    )
+
+
+@router.post(
+    "/v1/report",
+    summary="Tell of local compiles",
+    responses={**documented(413)},
+    response_class=Response,
+    status_code=204,
+    openapi_extra=json_request("FallbackReport"),
+)
+async def report(
+    request: Request,
+    gateway: Annotated[GatewayParts, Depends(gateway_of)],
+    grant: Annotated[Grant, Depends(requires("read"))],
+) -> Response:
+    told = await read_json(request, FallbackReport)
+    if told.reason not in BY_CODE:
+        raise MalformedRequest(f"{told.reason!r} is no error code", hint="See compiler/errors.py")
+    tenant = await gateway.tenants.of(grant.namespace)
+    await tenant.stats.count_fallbacks(told.reason, told.count)
+    return Response(status_code=204)

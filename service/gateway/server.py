@@ -1,0 +1,62 @@
+"""The ASGI app under uvicorn: settings in; a server that ends event streams before it stops, out."""
+
+from __future__ import annotations
+
+import functools
+import socket
+
+import uvicorn
+from fastapi import FastAPI
+
+from ..base.worker_pools import CompilePool
+from ..settings import ServiceSettings
+from .app import create_app
+from .http import tls
+from .http.slow_clients import HeadTimeoutProtocol
+from .wiring import gateway as parts
+
+SHUTDOWN_SECONDS = 5
+"""How long answers in progress may take once the gateway is told to stop."""
+
+
+_IDLE_SECONDS = 75
+"""A connection without a request is closed after so long: later than by clients (httpx: 5 s) and balancers (60 s), who
+would lose a request to one that is closed just then."""
+
+
+class GatewayServer(uvicorn.Server):
+    """Uvicorn waits for open answers before it stops the app; event streams end first, so that it can."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    @property
+    def gateway(self) -> parts.GatewayParts:
+        """Once it has started."""
+        gateway: parts.GatewayParts = self._app.state.gateway
+        return gateway
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.gateway.state.stopping = True
+        self.gateway.tenants.wake_all()
+        await super().shutdown(sockets)
+
+
+def create_server(settings: ServiceSettings, pool: CompilePool | None = None) -> GatewayServer:
+    """The app under uvicorn; `serve()` it, or `run()`. Raises SettingsError for a certificate that cannot be used."""
+    tls.check(settings)
+    app = create_app(settings, pool)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=functools.partial(HeadTimeoutProtocol, head_seconds=settings.body_timeout_seconds),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        **tls.options(settings),
+    )
+    return GatewayServer(config, app)

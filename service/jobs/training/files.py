@@ -1,0 +1,115 @@
+"""What training jobs have in the blob store: packed working directories, files that jobs made, metrics and logs that
+have grown too long for Redis. A namespace has a folder of its own, beside those of artifacts."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import NoReturn
+
+import obstore
+from obstore.exceptions import BaseError as StoreError
+from obstore.exceptions import GenericError
+from obstore.store import ObjectStore
+
+from ....compiler.errors import Unavailable
+from ...storage.blobs import BlobStoreDown
+from ...storage.digests import sha256
+
+_FOLDER = "trains"
+_UNUSED = timedelta(days=1)
+"""A package that no job names, a file that was replaced, and what a job that is forgotten has, live this long."""
+
+
+class TrainingFiles:
+    """One namespace's. Every method raises Unavailable; StoreDown where the same call may succeed later."""
+
+    def __init__(self, store: ObjectStore, namespace: str) -> None:
+        self._store = store
+        self._folder = f"{_FOLDER}/{namespace}"
+
+    async def put_package(self, data: bytes) -> str:
+        """Its SHA-256."""
+        digest = await sha256(data)
+        await self._put(f"packages/{digest}", data)
+        return digest
+
+    async def has_package(self, digest: str) -> bool:
+        try:
+            await obstore.head_async(self._store, f"{self._folder}/packages/{digest}")
+        except FileNotFoundError:
+            return False
+        except (StoreError, OSError) as error:
+            _refuse("cannot be read", error)
+        return True
+
+    async def package(self, digest: str) -> bytes | None:
+        """None where it is not there, or damaged."""
+        data = await self._get(f"packages/{digest}")
+        return data if data is not None and await sha256(data) == digest else None
+
+    async def put_file(self, job: str, data: bytes) -> str:
+        """Its SHA-256, by which `file` gives it back."""
+        digest = await sha256(data)
+        await self._put(f"jobs/{job}/files/{digest}", data)
+        return digest
+
+    async def file(self, job: str, digest: str) -> bytes | None:
+        data = await self._get(f"jobs/{job}/files/{digest}")
+        return data if data is not None and await sha256(data) == digest else None
+
+    async def put_shelf(self, job: str, what: str, first: int, last: int, data: bytes) -> None:
+        """Metrics, logs or history from number `first` to `last`."""
+        await self._put(f"jobs/{job}/{what}/{first}-{last}", data)
+
+    async def shelf(self, job: str, what: str, first: int, last: int) -> bytes | None:
+        return await self._get(f"jobs/{job}/{what}/{first}-{last}")
+
+    async def sweep(self, jobs: dict[str, set[str]], packages: set[str]) -> int:
+        """Delete what belongs to none of `jobs`, files that are none of theirs, and packages that are none of
+        `packages`; how many went."""
+        gone, before = 0, datetime.now(UTC) - _UNUSED
+        try:
+            async for batch in obstore.list(self._store, self._folder):
+                for entry in batch:
+                    path = entry["path"].removeprefix(f"{self._folder}/").split("/")
+                    if entry["last_modified"] < before and not _known(path, jobs, packages):
+                        await obstore.delete_async(self._store, entry["path"])
+                        gone += 1
+        except FileNotFoundError:
+            return gone  # another gateway sweeps too
+        except (StoreError, OSError) as error:
+            _refuse("cannot be swept", error)
+        return gone
+
+    async def _put(self, path: str, data: bytes) -> None:
+        try:
+            await obstore.put_async(self._store, f"{self._folder}/{path}", data)
+        except (StoreError, OSError) as error:
+            _refuse(f"refused {len(data)} bytes", error)
+
+    async def _get(self, path: str) -> bytes | None:
+        try:
+            found = await obstore.get_async(self._store, f"{self._folder}/{path}")
+            return bytes(await found.bytes_async())
+        except FileNotFoundError:
+            return None
+        except (StoreError, OSError) as error:
+            _refuse("cannot be read", error)
+
+
+def _known(path: list[str], jobs: dict[str, set[str]], packages: set[str]) -> bool:
+    match path:
+        case ["packages", digest]:
+            return digest in packages
+        case ["jobs", job, "files", digest]:
+            return digest in jobs.get(job, ())
+        case ["jobs", job, *_]:
+            return job in jobs
+    return False
+
+
+def _refuse(what: str, error: Exception) -> NoReturn:
+    passing = isinstance(error, (GenericError, OSError)) and not isinstance(error, FileNotFoundError)
+    first = str(error).partition("\n")[0].strip()
+    kind = BlobStoreDown if passing else Unavailable
+    raise kind(f"the blob store {what}: {first}", hint="See to the store, then ask again") from error

@@ -1,0 +1,205 @@
+"""Training jobs before they have ranks: a job in; its script's graphs captured on one worker, and compiled, out.
+
+Graphs depend on the number of ranks. Those of `workers` are had before any rank has its device, and of an elastic job
+those of `min_workers` too; those of the numbers between are looked for while ranks run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+import structlog
+
+from ....compiler.api.training.events import JobNote, TrainEvent
+from ....compiler.api.training.jobs import TrainSpec, TrainState
+from ....compiler.api.training.node_messages import CapturedGraphs, TrainOrder
+from ....compiler.errors import RelayError, Unavailable
+from ....workers.pool import WorkerLost
+from ...base.async_tasks import end
+from ...base.worker_pools import TrainPool
+from .graphs import TrainingGraphCompiler
+from .progress import TrainingJobProgress
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+RETRY_SECONDS = 0.5
+RETRY_MOST_SECONDS = 15.0
+_LOG_TAIL = 2000
+_MOST_BETWEEN = 16
+"""Numbers of ranks between an elastic job's two, the largest first, whose graphs are looked for."""
+
+
+class RecordEvents(Protocol):
+    """Write down how far the job is."""
+
+    async def __call__(
+        self, events: list[TrainEvent], *, state: TrainState | None = None, detail: str | None = None
+    ) -> None: ...
+
+
+class Precompilation:
+    """One job's."""
+
+    def __init__(
+        self,
+        spec: TrainSpec,
+        progress: TrainingJobProgress,
+        *,
+        pool: TrainPool,
+        compiler: TrainingGraphCompiler,
+        order: Callable[[], Awaitable[TrainOrder]],
+        source: bool,
+        seconds: float,
+        tell: RecordEvents,
+        aside: Callable[[TrainEvent], None],
+    ) -> None:
+        """source: whether its graphs may hold source. seconds: that a script has for its first step. aside: notes an
+        event for the next telling."""
+        self._spec = spec
+        self._progress = progress
+        self._pool = pool
+        self._compiler = compiler
+        self._order = order
+        self._source = source
+        self._seconds = seconds
+        self._tell = tell
+        self._aside = aside
+        self._elastic = 0 < spec.min_workers < spec.workers
+
+    async def before(self) -> None:
+        """Compile what ranks will ask for first. Whatever fails here costs compiles later, and no job."""
+        spec, progress = self._spec, self._progress
+        if not spec.capture or spec.compile == "off" or spec.kind != "train":
+            progress.prepared = True
+            return
+        warming = asyncio.create_task(self._warm(), name="warm nodes")
+        try:
+            await self._compile_ahead()
+        finally:
+            await end(warming)
+        progress.prepared = True
+
+    async def _compile_ahead(self) -> None:
+        spec, progress = self._spec, self._progress
+        await self._tell([], state="waiting", detail="for a worker that has room for its capture")
+        bodies: dict[bytes, None] = {}
+        notes: list[TrainEvent] = []
+        for world in (spec.workers, spec.min_workers) if self._elastic else (spec.workers,):
+            try:
+                captured = await self._captured(world, self._told)
+            except RelayError as error:
+                notes.append(
+                    _warning(f"the capture{self._of(world)} failed, ranks start cold: {error.message}")
+                )
+                continue
+            bodies |= dict.fromkeys(captured.bodies)
+            notes += self._noted(world, captured)
+        progress.captured, progress.compiled = len(bodies), 0
+        if not bodies:
+            await self._tell(notes)
+            return
+        await self._tell(notes, state="compiling", detail=f"{len(bodies)} graphs")
+        done = 0
+
+        async def told(fresh: bool, failed: str) -> None:
+            nonlocal done
+            done += 1
+            progress.compiled += fresh
+            if failed:
+                progress.skip(failed)
+            await self._tell([], detail=f"{done} of {len(bodies)} graphs")
+
+        await self._compiler.compile(list(bodies), source=self._source, told=told)
+
+    async def _warm(self) -> None:
+        """Have PyTorch imported on the nodes meanwhile."""
+        try:
+            await self._pool.train_warm(await self._order())
+        except RelayError as error:
+            log.warning("train_starts_cold", error=error.message)
+
+    async def beside(self) -> None:
+        """Have in the cache, while ranks run, what other numbers of them will ask for. Tells nothing itself."""
+        spec, progress = self._spec, self._progress
+        if not self._elastic or not progress.captured:  # nothing was found for those that matter more
+            return
+
+        async def told(fresh: bool, failed: str) -> None:
+            if failed:
+                log.info("train_graph_not_compiled", error=failed)
+
+        between = range(spec.workers - 1, spec.min_workers, -1)
+        for world in between[:_MOST_BETWEEN]:
+            if world in progress.sizes:
+                continue
+            try:
+                captured = await self._captured(world, _nothing)
+                for note in self._noted(world, captured):
+                    self._aside(note)
+                await self._compiler.compile(captured.bodies, source=self._source, told=told)
+            except RelayError as error:
+                self._aside(_warning(f"the capture{self._of(world)} failed: {error.message}"))
+            progress.sizes = [*progress.sizes, world]
+
+    async def _captured(self, world: int, told: Callable[[int], Awaitable[None]]) -> CapturedGraphs:
+        """What rank 0 of `world` asks for, once a worker has room. Raises RelayError."""
+        order = await self._order()
+
+        async def placed() -> None:
+            await told(world)
+
+        async def once() -> CapturedGraphs:
+            return await retry_until_available(
+                lambda: self._pool.train_capture(order, world=world, seconds=self._seconds, placed=placed),
+                self._seconds,
+            )
+
+        try:
+            return await once()
+        except WorkerLost as error:
+            log.warning("train_capture_lost", job=order.job, error=error.message)
+            return await once()
+
+    async def _told(self, world: int) -> None:
+        """A worker has room."""
+        await self._tell([], state="capturing", detail=f"one worker runs the first step{self._of(world)}")
+
+    def _noted(self, world: int, captured: CapturedGraphs) -> list[TrainEvent]:
+        for why in captured.skipped:
+            if why not in self._progress.skipped:
+                self._progress.skip(why)
+        if captured.ended.startswith("failed"):
+            tail = f"\n{captured.log[-_LOG_TAIL:]}" if captured.log else ""
+            return [_warning(f"the capture{self._of(world)} {captured.ended}{tail}")]
+        if not captured.bodies:
+            return [_warning("the capture found no graph: does the script use torch.compile?")]
+        return []
+
+    def _of(self, world: int) -> str:
+        return f" of {world} rank{'s' * (world > 1)}" if self._elastic else ""
+
+
+async def retry_until_available(call: Callable[[], Awaitable[T]], seconds: float) -> T:
+    """What `call` returns, once there are workers. Raises what it raises; Unavailable after `seconds`."""
+    until, pause = time.monotonic() + seconds, RETRY_SECONDS
+    while True:
+        try:
+            return await call()
+        except Unavailable:
+            if time.monotonic() + pause > until:
+                raise
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, RETRY_MOST_SECONDS)
+
+
+async def _nothing(world: int) -> None:
+    """Nobody waits for it."""
+
+
+def _warning(text: str) -> JobNote:
+    return JobNote(level="warning", text=text)

@@ -1,0 +1,128 @@
+"""Folders of training jobs on their way out: those that there are in, by age and size; who may not be gone stays.
+
+A job that runs or can be resumed keeps its folder, and so does one whose checkpoints another such job names. What is no
+job's folder is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import structlog
+from msgspec import Struct
+
+from ....compiler.api.training.jobs import TRAIN_ID, TrainJob
+
+log = structlog.get_logger(__name__)
+
+_GOING = ".going-"
+_UNENDED = "order.msgpack"
+"""A driver removes it once its job has ended."""
+_FRESH_SECONDS = 3600.0
+"""What was written to a moment ago is some job's, whatever is known of it: Redis may have come back empty."""
+
+
+class JobFolder(Struct, frozen=True):
+    """A job's. written: when something in it last was."""
+
+    path: Path
+    written: float
+    bytes: int
+
+
+def resumable(jobs: Iterable[TrainJob]) -> list[TrainJob]:
+    """Those that run or can be resumed."""
+    return [job for job in jobs if job.state != "done"]
+
+
+def remove_old(
+    root: Path,
+    needed: dict[Path, list[TrainJob]],
+    *,
+    seconds: float,
+    limit: int,
+    stopping: Callable[[], bool] = lambda: False,
+) -> list[Path]:
+    """Remove what was not written to for `seconds`, and the oldest while all together have more than `limit` bytes (0:
+    no such bound); what went. needed: the jobs that need their folders, by the folder in which each has its own.
+    stopping: asked between two folders, whose trees may be large; it goes no further then."""
+    now = time.time()
+    gone: list[Path] = []
+    for parent in [root, *_others(root)]:
+        for left in _entries(parent, re.escape(_GOING) + ".*"):
+            shutil.rmtree(left, ignore_errors=True)
+    names = {name for jobs in needed.values() for job in jobs for name in _named(job)}
+    own = {parent / job.id for parent, jobs in needed.items() for job in jobs}
+    folders: list[JobFolder] = []
+    for path in [path for parent in [root, *_others(root)] for path in _entries(parent, TRAIN_ID)]:
+        if stopping():
+            return gone
+        folders.append(_measured(path))
+    total = sum(folder.bytes for folder in folders)
+    for folder in sorted(folders, key=lambda folder: folder.written):
+        age = now - folder.written
+        old = bool(seconds) and age > seconds
+        much = bool(limit) and total > limit and not (folder.path / _UNENDED).exists()
+        if folder.path in own or folder.path.name in names or age < _FRESH_SECONDS or not (old or much):
+            continue
+        if stopping():
+            break
+        if _remove(folder.path):
+            total -= folder.bytes
+            gone.append(folder.path)
+    return gone
+
+
+def _named(job: TrainJob) -> Iterator[str]:
+    """Ids of other jobs whose files it may read."""
+    for text in (job.spec.checkpoints, *job.spec.arguments):
+        yield from re.findall("[0-9a-f]{16}", text)
+
+
+def _others(root: Path) -> list[Path]:
+    """Where namespaces other than the default one have their jobs' folders (ServiceSettings.train_folder)."""
+    return _entries(root, "of-[a-z0-9-]+")
+
+
+def _entries(parent: Path, pattern: str) -> list[Path]:
+    """Real folders in `parent` that are named so."""
+    try:
+        with os.scandir(parent) as entries:
+            return [
+                parent / entry.name
+                for entry in entries
+                if re.fullmatch(pattern, entry.name) and entry.is_dir(follow_symlinks=False)
+            ]
+    except OSError:
+        return []
+
+
+def _measured(path: Path) -> JobFolder:
+    written, size = 0.0, 0
+    for folder, _, files in os.walk(path):
+        for name in (".", *files):
+            try:
+                status = Path(folder, name).lstat()
+            except OSError:
+                continue  # it went meanwhile
+            written = max(written, status.st_mtime)
+            size += status.st_size if name != "." else 0
+    return JobFolder(path, written, size)
+
+
+def _remove(path: Path) -> bool:
+    """Out of sight first: half a checkpoint is none."""
+    going = path.with_name(f"{_GOING}{uuid.uuid4().hex}")
+    try:
+        path.rename(going)
+    except OSError as error:
+        log.warning("train_folder_not_removed", folder=str(path), error=str(error))
+        return False
+    shutil.rmtree(going, ignore_errors=True)
+    return True

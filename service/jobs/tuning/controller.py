@@ -1,0 +1,517 @@
+"""Batch jobs on their way: those of a namespace that nobody drives in; their items searched, told and ended, out.
+
+Whoever holds a job's lease submits its operators to the farm and compiles its graphs, one after the other and only
+while a worker is idle, and writes down what came of each. If this gateway dies, another takes the lease and goes on
+with what is left. An outage of Redis is waited out; a Redis that comes back without the job is given it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+import structlog
+from redis.exceptions import RedisError
+
+from ....compiler.api import compiles
+from ....compiler.api.tuning import kernels
+from ....compiler.api.tuning.jobs import (
+    ENDED,
+    ItemState,
+    KernelTuneItem,
+    OperatorTuneItem,
+    TuneItem,
+    TuneProgress,
+    TuneResult,
+)
+from ....compiler.artifact import container
+from ....compiler.artifact import manifest as artifact_manifest
+from ....compiler.errors import CompileFailed, NotFound, Overloaded, OverQuota, RelayError
+from ....compiler.tuning.queries import SearchRequest, SearchResult, TuningQuery, TuningTask
+from ....compiler.tuning.records import DeviceEnvironment, Problem, TuningEntry, parse_problem_text
+from ...admission.admit import Admission
+from ...admission.compile_request import CompileRequest
+from ...base.async_tasks import end, run_together
+from ...base.worker_pools import CompilePool
+from ...cache.artifact_cache import ArtifactCache
+from ...compile.dispatcher import Dispatcher
+from ...compile.followers import Followers
+from ...compile.search.database import TuningDatabase
+from ...compile.search.queue import SearchQueue
+from ...compile.search.task import SearchState, SearchTarget, SearchTask
+from ...storage.redis.notifications import Notifications
+from ...storage.redis.retry import retry_while_down
+from .records import TuningJobRecord, TuningJobs, notification_name, pack, unpack, waiting
+
+log = structlog.get_logger(__name__)
+
+_TIMINGS = 256
+_LEAST_TIMINGS = 16
+_ALL_TIMINGS = 1 << 16
+"""Of one result the fastest are told, and fewer in a job of many items: so many together, as a rule."""
+_FAILURES = 64
+_WHY = 300
+_BUDGET = "the job's budget was spent before"
+_PATIENCE = 60.0
+"""The longest pause before a compile that was refused for now is asked for again."""
+
+
+class TuningJobLost(Exception):
+    """Another gateway drives the job, or it has ended."""
+
+
+class TuningJobController:
+    """Drives the batch jobs of one namespace that this gateway has the lease of."""
+
+    def __init__(
+        self,
+        tunes: TuningJobs,
+        *,
+        farm: SearchQueue,
+        dispatcher: Dispatcher,
+        watches: Followers,
+        wakes: Notifications,
+        cache: ArtifactCache,
+        tunings: TuningDatabase,
+        intake: Admission,
+        pool: CompilePool,
+        lease_seconds: float,
+    ) -> None:
+        self._tunes = tunes
+        self._farm = farm
+        self._dispatcher = dispatcher
+        self._watches = watches
+        self._wakes = wakes
+        self._cache = cache
+        self._tunings = tunings
+        self._intake = intake
+        self._pool = pool
+        self._lease_seconds = lease_seconds
+        self._driven: dict[str, asyncio.Task[None]] = {}
+        self._looking: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def look(self) -> None:
+        """Take up what nobody drives. Raises RedisError."""
+        for job in await self._tunes.open():
+            if job in self._driven:
+                continue
+            owner = uuid.uuid4().hex
+            if await self._tunes.take(job, owner) == "held" and not self._closed:
+                task = asyncio.create_task(self._drive(job, owner), name=f"tune {job}")
+                self._driven[job] = task
+                task.add_done_callback(lambda done, job=job: self._landed(job, done))
+
+    async def close(self) -> None:
+        """Leave all jobs to other gateways."""
+        self._closed = True
+        await end(*self._looking)
+        await end(*self._driven.values())
+
+    def _landed(self, job: str, done: asyncio.Task[None]) -> None:
+        if self._driven.get(job) is done:
+            del self._driven[job]
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.error("tune_broke", job=job, exc_info=error)
+        elif not self._closed:  # it may have been resumed meanwhile
+            again = asyncio.create_task(self._look_again(), name="look at batch jobs")
+            self._looking.add(again)
+            again.add_done_callback(self._looking.discard)
+
+    async def _look_again(self) -> None:
+        with contextlib.suppress(RedisError):
+            await self.look()
+
+    async def _drive(self, job: str, owner: str) -> None:
+        log.info("tune_driven", job=job)
+        drive: TuningJobRun | None = None
+        try:
+            loaded = await retry_while_down(lambda: self._tunes.load(job))
+            drive = TuningJobRun(loaded, owner, self)
+            keeper = asyncio.create_task(self._keep(drive))
+            worker = asyncio.create_task(drive.run())
+            try:
+                await asyncio.wait({keeper, worker}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await end(keeper)
+                await end(worker)
+            if worker.done() and not worker.cancelled() and (error := worker.exception()) is not None:
+                raise error
+        except (TuningJobLost, NotFound):
+            log.info("tune_left", job=job)
+        finally:
+            if drive is not None:
+                drive.stop()
+            try:
+                await self._tunes.release(job, owner)
+            except RedisError as error:
+                log.warning("tune_not_released", job=job, error=str(error))  # it expires by itself
+
+    async def _keep(self, drive: TuningJobRun) -> None:
+        """Keep the lease; return once the job is not ours any more. Waits out outages of Redis."""
+        job, turn = drive.loaded.job.id, drive.loaded.turn
+        async with self._wakes.woken(notification_name(job)) as wake:
+            while True:
+                try:
+                    held = await self._tunes.take(job, drive.owner, turn)
+                    if held == "gone":
+                        log.warning("tune_written_again", job=job)
+                        await self._tunes.create(drive.snapshot())
+                        held = await self._tunes.take(job, drive.owner, turn)
+                    if held != "held":
+                        return
+                except (RedisError, Overloaded) as error:
+                    log.warning("tune_lease_not_renewed", job=job, error=str(error))
+                wake.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._lease_seconds / 3):
+                        await wake.wait()
+                        await asyncio.sleep(self._lease_seconds / 30)  # our own events wake us too
+
+
+class TuningJobRun:
+    """One job under one lease."""
+
+    def __init__(self, loaded: TuningJobRecord, owner: str, driver: TuningJobController) -> None:
+        self.loaded = loaded
+        self.owner = owner
+        self._parts = driver
+        self._progress = dict(loaded.progress)
+        self._results = dict(loaded.results)
+        self._spent = loaded.job.spent
+        self._trials = loaded.job.trials
+        self._aim = SearchTarget(loaded.job.toolchain, loaded.job.target, loaded.job.threads)
+        self._tickets: dict[int, SearchTask] = {}
+        self._places: dict[DeviceEnvironment, None] = {}
+        """Where the job's problems are measured, as far as that has been told."""
+        self._placed = asyncio.Event()
+        """A place is known, or none will be told by an operator."""
+        self._telling: set[asyncio.Task[None]] = set()
+        self._timings = max(_LEAST_TIMINGS, min(_TIMINGS, _ALL_TIMINGS // len(loaded.items)))
+
+    def snapshot(self) -> TuningJobRecord:
+        """The job as far as it is."""
+        job = msgspec.structs.replace(self.loaded.job, spent=self._spent, trials=self._trials)
+        job = msgspec.structs.replace(job, items={"waiting": len(self.loaded.items)})
+        return msgspec.structs.replace(self.loaded, job=job, progress=self._progress, results=self._results)
+
+    def stop(self) -> None:
+        """Withdraw what the farm still has of it."""
+        for ticket in self._tickets.values():
+            ticket.cancel()
+        for task in self._telling:
+            task.cancel()
+
+    async def run(self) -> None:
+        """All items to their end, then the job's. Raises Lost."""
+        left = [n for n in range(len(self.loaded.items)) if not self._ended(n)]
+        operators = [n for n in left if isinstance(self.loaded.items[n], OperatorTuneItem)]
+        operators.sort(key=lambda n: -_ceiling(self.loaded.items[n]))
+        for data in self._results.values():
+            for result in await asyncio.to_thread(unpack, data):
+                self._seen(result.entry.place)
+        if not operators:
+            self._placed.set()
+        try:
+            await run_together(
+                self._compile_all([n for n in left if n not in set(operators)]),
+                *(self._search(n) for n in operators),
+            )
+        except BaseExceptionGroup as failed:
+            if failed.subgroup(TuningJobLost) is not None:
+                raise TuningJobLost from None
+            raise
+        await self._parts._tunes.turn(self.loaded.job.id, "end", owner=self.owner)
+
+    # --- operators -----------------------------------------------------------------------------------------
+
+    async def _search(self, n: int) -> None:
+        item = self.loaded.items[n]
+        assert isinstance(item, OperatorTuneItem)
+        if self._over():
+            await self._end(n, "skipped", _BUDGET)
+            return
+        task = TuningTask(
+            id=f"{self.loaded.job.id}.{n}.{self.owner[:8]}",
+            problem=item.problem,
+            exact=False,
+            space=item.space,
+            samples=self.loaded.job.budget.samples,
+        )
+        ticket = self._parts._farm.submit(
+            task, self._aim, on_change=lambda state, detail: self._changed(n, state, detail)
+        )
+        self._tickets[n] = ticket
+        outcome = await ticket.outcome()
+        del self._tickets[n]
+        if isinstance(outcome, SearchResult):
+            self._seen(outcome.entry.place)
+            known = ticket.known or not outcome.timings
+            result = self._result(n, outcome, known=known)
+            await self._end(
+                n,
+                "known" if known else "done",
+                _winner(outcome.entry),
+                [result],
+                spent=0.0 if known else outcome.entry.seconds,
+                trials=0 if known else outcome.entry.candidates,
+            )
+        elif self._over():
+            await self._end(n, "skipped", _BUDGET)
+        else:
+            await self._end(n, "failed", outcome)
+
+    def _changed(self, n: int, state: SearchState, detail: str) -> None:
+        if state == "searching" and not self._ended(n):
+            self._progress[n] = self._told(n, "searching", detail)
+            task = asyncio.create_task(self._tell_quietly(self._progress[n]))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def _tell_quietly(self, progress: TuneProgress) -> None:
+        with contextlib.suppress(RedisError):
+            await self._parts._tunes.tell(self.loaded.job.id, self.owner, progress)
+
+    def _over(self) -> bool:
+        """Whether the budget is spent; then nothing begins, and what waits at the farm is withdrawn."""
+        budget, (seconds, trials) = self.loaded.job.budget, self.loaded.base
+        over = bool(
+            (budget.seconds and self._spent - seconds >= budget.seconds)
+            or (budget.trials and self._trials - trials >= budget.trials)
+        )
+        if over:
+            for ticket in self._tickets.values():
+                if ticket.state == "queued":
+                    ticket.cancel()
+        return over
+
+    # --- graphs and kernels --------------------------------------------------------------------------------
+
+    async def _compile_all(self, numbers: Sequence[int]) -> None:
+        for n in numbers:
+            if self._over():
+                await self._end(n, "skipped", _BUDGET)
+                continue
+            try:
+                results, detail = await self._compile(n)
+            except RelayError as error:
+                await self._end(n, "failed", error.message)
+            else:
+                measured = [r for r in results if not r.known]
+                await self._end(
+                    n,
+                    "done" if measured else "known",
+                    detail,
+                    results,
+                    spent=sum(r.entry.seconds for r in measured),
+                    trials=sum(r.entry.candidates for r in measured),
+                )
+
+    async def _compile(self, n: int) -> tuple[list[TuneResult], str]:
+        """What the compile of a graph or kernel found. Raises the compile's error."""
+        parts, item = self._parts, self.loaded.items[n]
+        body = self.loaded.bodies[n]
+        ask = await parts._intake.parse(body)
+        heard = _QueryLog(parts._farm)
+        data = await retry_while_down(lambda: parts._cache.lookup(ask.key, "fetch"))
+        fresh = data is None
+        if data is None:
+            with parts._dispatcher.listening(ask.key, heard):
+                data = await self._compiled(n, ask, body)
+        manifest = await asyncio.to_thread(container.read_manifest, data)
+        found = [SearchResult(entry) for entry in heard.entries.values()] if fresh else []
+        for each in found:
+            self._seen(each.entry.place)
+        texts = {measured.problem: measured.uses for measured in manifest.tuning}
+        if isinstance(item, KernelTuneItem):
+            texts = {kernels.problem(item.kernel).text(): 1}
+        if not texts.keys() <= heard.entries.keys():
+            found += [SearchResult(entry) for entry in await self._stored(item, manifest)]
+        results: dict[str, TuneResult] = {}
+        for each in found:
+            text = each.entry.problem.text()
+            if text in texts and text not in results:
+                told = heard.found.get(text)
+                measured = told is not None and told.entry == each.entry
+                outcome = told if told is not None and measured else each
+                results[text] = msgspec.structs.replace(
+                    self._result(n, outcome, known=not measured),
+                    graphs=[(ask.key, texts[text])],
+                )
+        if isinstance(item, KernelTuneItem):
+            if not results:
+                raise CompileFailed("compiled, and nothing was measured: the worker's log says why")
+            return list(results.values()), _winner(next(iter(results.values())).entry)
+        return list(results.values()), _count(len(manifest.tuning))
+
+    async def _stored(self, item: TuneItem, manifest: artifact_manifest.Manifest) -> list[TuningEntry]:
+        """What the database has for an artifact's problems, in the places that this job has seen."""
+        problems = [
+            problem for m in manifest.tuning if (problem := parse_problem_text(m.problem)) is not None
+        ]
+        if isinstance(item, KernelTuneItem):
+            problems = [kernels.problem(item.kernel)]
+        await self._placed.wait()
+        found: list[TuningEntry] = []
+        for place in self._places:
+            for start in range(0, len(problems), 256):
+                batch = problems[start : start + 256]
+                found += await retry_while_down(lambda p=place, b=batch: self._parts._tunings.known(p, b))
+        return found
+
+    async def _compiled(self, n: int, ask: CompileRequest, body: bytes) -> bytes:
+        """The artifact, once there is room for its compile. Raises the compile's error."""
+        parts = self._parts
+        while True:
+            await self._room(n, ask)
+            try:
+                answer = await retry_while_down(lambda: parts._dispatcher.ask(ask, body, finish=False))
+            except (Overloaded, OverQuota) as error:
+                await self._tell_quietly(self._told(n, "waiting", error.message))
+                await asyncio.sleep(max(1.0, min(error.retry_after or 5, _PATIENCE)))
+                continue
+            if answer != "hit":
+                await self._tell_quietly(self._told(n, "searching", "compiles"))
+                await parts._watches.follow(ask.key, functools.partial(self._searches, n))
+            data = await retry_while_down(lambda: parts._cache.lookup(ask.key, "fetch"))
+            if data is not None:
+                return data
+
+    async def _room(self, n: int, ask: CompileRequest) -> None:
+        """Wait until a worker for it has nothing else to do: others' compiles go first."""
+        pause = 0.1
+        while not any(
+            (w.toolchain, w.target, w.state) == (ask.toolchain, ask.target, "idle")
+            for w in self._parts._pool.workers()
+        ):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 2.0)
+
+    async def _searches(self, n: int, progress: compiles.CompileProgress) -> None:
+        if progress.stage == "autotune" and progress.detail:
+            await self._tell_quietly(self._told(n, "searching", progress.detail))
+
+    # --- telling -------------------------------------------------------------------------------------------
+
+    async def _end(
+        self,
+        n: int,
+        state: ItemState,
+        detail: str,
+        results: Sequence[TuneResult] = (),
+        *,
+        spent: float = 0.0,
+        trials: int = 0,
+    ) -> None:
+        """Raises Lost."""
+        progress = self._told(n, state, detail, spent)
+        packed = await asyncio.to_thread(pack, results) if results else b""
+        self._progress[n] = progress
+        if packed:
+            self._results[n] = packed
+        self._spent += spent
+        self._trials += trials
+        self._over()
+        if all(
+            self._ended(m) for m, item in enumerate(self.loaded.items) if isinstance(item, OperatorTuneItem)
+        ):
+            self._placed.set()
+        tunes, job = self._parts._tunes, self.loaded.job.id
+        kept = await retry_while_down(
+            lambda: tunes.tell(job, self.owner, progress, packed, spent=spent, trials=trials)
+        )
+        if not kept and not await self._ours_again():
+            raise TuningJobLost
+
+    async def _ours_again(self) -> bool:
+        """Whether the job is ours after all: the lease had run out while Redis was away, or Redis had lost the job.
+        What was to be told then is told with all of it."""
+        tunes, job, turn = self._parts._tunes, self.loaded.job.id, self.loaded.turn
+        held = await retry_while_down(lambda: tunes.take(job, self.owner, turn))
+        if held == "gone":
+            await retry_while_down(lambda: tunes.create(self.snapshot()))
+            held = await retry_while_down(lambda: tunes.take(job, self.owner, turn))
+        if held != "held":
+            return False
+        for n, progress in self._progress.items():
+            if progress.state in ENDED:
+                packed = self._results.get(n, b"")
+                if not await retry_while_down(lambda p=progress, r=packed: tunes.tell(job, self.owner, p, r)):
+                    return False
+        return True
+
+    def _result(self, n: int, outcome: SearchResult, *, known: bool) -> TuneResult:
+        item = self.loaded.items[n]
+        failures = [
+            msgspec.structs.replace(failure, why=failure.why[:_WHY])
+            for failure in outcome.failures[:_FAILURES]
+        ]
+        return TuneResult(
+            item=self._text(n),
+            line=item.line,
+            entry=outcome.entry,
+            timings=[] if known else outcome.timings[: self._timings],
+            failures=[] if known else failures,
+            known=known,
+            ceiling=_ceiling(item),
+        )
+
+    def _seen(self, place: DeviceEnvironment) -> None:
+        self._places[place] = None
+        self._placed.set()
+
+    def _told(self, n: int, state: ItemState, detail: str, seconds: float = 0.0) -> TuneProgress:
+        item = waiting(n, self.loaded.items[n])
+        return msgspec.structs.replace(item, state=state, detail=detail[:_WHY], seconds=round(seconds, 3))
+
+    def _ended(self, n: int) -> bool:
+        progress = self._progress.get(n)
+        return progress is not None and progress.state in ENDED
+
+    def _text(self, n: int) -> str:
+        return waiting(n, self.loaded.items[n]).text
+
+
+class _QueryLog:
+    """What a compile asks of the tuning database, and is answered.
+
+    entries: by problem's text. found: of those that it has measured, or the farm while it waited.
+    """
+
+    def __init__(self, farm: SearchQueue) -> None:
+        self.entries: dict[str, TuningEntry] = {}
+        self.found: dict[str, SearchResult] = {}
+        self._farm = farm
+        self._awaited: set[Problem] = set()
+
+    def __call__(self, question: TuningQuery, entries: Sequence[TuningEntry]) -> None:
+        for entry in entries:
+            text = entry.problem.text()
+            if entry.problem in self._awaited and text not in self.entries:
+                found = self._farm.found(entry.place, entry.problem)
+                if found is not None and found.timings:
+                    self.found[text] = found
+            self.entries[text] = entry
+        match question:
+            case SearchResult(entry):
+                self.found[entry.problem.text()] = question
+            case SearchRequest(_, problems):
+                self._awaited |= set(problems)
+
+
+def _count(problems: int) -> str:
+    if not problems:
+        return "nothing to search: no operator has several candidates"
+    return f"{problems} problem{'s' * (problems != 1)}"
+
+
+def _ceiling(item: TuneItem) -> bool:
+    return isinstance(item, OperatorTuneItem) and item.ceiling
+
+
+def _winner(entry: TuningEntry) -> str:
+    return f"{entry.winner.candidate[:200]} {entry.winner.milliseconds:.4g} ms"

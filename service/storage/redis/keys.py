@@ -1,0 +1,195 @@
+"""The names of all Redis keys of an installation."""
+
+from __future__ import annotations
+
+DEFAULT_NAMESPACE = "default"
+"""The namespace of whoever belongs to no other."""
+
+
+class Keys:
+    """Every Redis key of one installation, as one of its namespaces sees them; `key` is a request's cache key.
+
+    All lie under one prefix. `default` lies right there, so that an installation with one team has short names.
+    """
+
+    def __init__(self, prefix: str, namespace: str = DEFAULT_NAMESPACE) -> None:
+        self.installation = prefix
+        self.namespace = namespace
+        # shared by all namespaces
+        self.tokens = f"{prefix}tokens"
+        """Hash: digest of a token to its record, JSON."""
+        self.namespaces = f"{prefix}namespaces"
+        """Hash: name to its own quota, JSON."""
+        self.inline = f"{prefix}inline"
+        """Sum of the sizes of blobs that Redis itself holds."""
+        self.wake = f"{prefix}wake"
+        """Channel: a cache key whose events or lease changed."""
+        # of this namespace alone
+        prefix = prefix if namespace == DEFAULT_NAMESPACE else f"{prefix}ns:{namespace}:"
+        self.prefix = prefix
+        self.lru = f"{prefix}lru"
+        """Sorted set: cache key by last use, ms."""
+        self.pinned = f"{prefix}pinned"
+        """Sorted set, as lru: what is never evicted. A key is in one of the two."""
+        self.sizes = f"{prefix}sizes"
+        """Hash: cache key to artifact bytes."""
+        self.total = f"{prefix}total"
+        """Sum of sizes."""
+        self.fence = f"{prefix}fence"
+        """The highest fence given out."""
+        self.active = f"{prefix}active"
+        """Sorted set: keys in compile by their lease's expiry, ms."""
+        self.stats = f"{prefix}stats"
+        self.fallbacks = f"{prefix}fallbacks"
+        """Hash: error code to the number of clients' fallbacks."""
+        self.spent = f"{prefix}spent"
+        """Milliseconds of compiles in this period, expires with it."""
+        self.audit = f"{prefix}audit"
+        """Stream: what access/audit.py's AuditEvent holds."""
+        self.asks = f"{prefix}asks"
+        """Sorted set: cache key by its latest miss, ms."""
+        self.graphs = f"{prefix}graphs"
+        """Sorted set: digest of a graph by its latest miss, ms."""
+        self.asked_prefix = f"{prefix}asked:"
+        self.alike_prefix = f"{prefix}alike:"
+        self.jobs = f"{prefix}jobs"
+        """Sorted set: job by its last decision, ms."""
+        self.scripts = f"{prefix}scripts"
+        """Sorted set: script by its last run, ms."""
+        self.tunings = f"{prefix}tunings"
+        """Hash: digests of a place and a problem to their records.TuningEntry, MessagePack."""
+        self.tuned = f"{prefix}tuned"
+        """Sorted set: fields of tunings by last use, ms."""
+        self.tunes = f"{prefix}tunes"
+        """Sorted set: batch job by its beginning, ms."""
+        self.tunes_open = f"{prefix}tunes_open"
+        """Sorted set, as tunes: those that have not ended."""
+        self.tune_prefix = f"{prefix}tune:"
+        self.trains = f"{prefix}trains"
+        """Sorted set: training job by its beginning, ms."""
+        self.trains_open = f"{prefix}trains_open"
+        """Sorted set, as trains: those that have not ended."""
+        self.train_prefix = f"{prefix}train:"
+        self.kept = f"{prefix}kept"
+        """Sorted set: cache key whose request is kept by when, ms."""
+        self.kept_sizes = f"{prefix}kept_sizes"
+        """Hash: cache key to bytes of its request."""
+        self.kept_total = f"{prefix}kept_total"
+        """Sum of kept_sizes."""
+        self.kept_prefix = f"{prefix}kept:"
+        self.job_prefix = f"{prefix}job:"
+        self.script_prefix = f"{prefix}script:"
+        self.index_prefix = f"{prefix}index:"
+        self.blob_prefix = f"{prefix}blob:"
+
+    def of(self, namespace: str) -> Keys:
+        """The same installation's keys in another namespace."""
+        return Keys(self.installation, namespace)
+
+    def bucket(self, token: str) -> str:
+        """When the requests that the token with this digest may still make are all there again, in us."""
+        return f"{self.installation}bucket:{token}"
+
+    def index(self, key: str) -> str:
+        """Hash: digest, size, place, namespace, seconds, components, created."""
+        return self.index_prefix + key
+
+    def blob(self, digest: str) -> str:
+        return self.blob_prefix + digest
+
+    def asked(self, key: str) -> str:
+        """Components of a request that missed: JSON, zstd."""
+        return self.asked_prefix + key
+
+    def alike(self, graph: str) -> str:
+        """Sorted set: cache keys of one graph by their miss, ms."""
+        return self.alike_prefix + graph
+
+    def job(self, job: str) -> str:
+        """Hash: cache key to the job's verdict, JSON."""
+        return self.job_prefix + job
+
+    def script(self, script: str) -> str:
+        """Sorted set: cache keys that a script used, by when and in which order."""
+        return self.script_prefix + script
+
+    def tune(self, job: str) -> str:
+        """Hash: the job as JSON and what changes of it: state, ended (ms), spent (s), trials, detail, and `n:<state>`:
+        how many items ended so."""
+        return self.tune_prefix + job
+
+    def tune_items(self, job: str) -> str:
+        """Hash: an item's number to the item, JSON."""
+        return f"{self.tune_prefix}{job}:items"
+
+    def tune_bodies(self, job: str) -> str:
+        """Hash: number of a graph or kernel to its request's body."""
+        return f"{self.tune_prefix}{job}:bodies"
+
+    def tune_progress(self, job: str) -> str:
+        """Hash: an item's number to its TuneProgress, JSON; none of those that wait."""
+        return f"{self.tune_prefix}{job}:progress"
+
+    def tune_results(self, job: str) -> str:
+        """Hash: an item's number to its TuneResults, MessagePack, zstd."""
+        return f"{self.tune_prefix}{job}:results"
+
+    def tune_events(self, job: str) -> str:
+        """Stream: name and data of each event."""
+        return f"{self.tune_prefix}{job}:events"
+
+    def tune_lease(self, job: str) -> str:
+        """Which gateway drives the job; expires with its lease."""
+        return f"{self.tune_prefix}{job}:lease"
+
+    def train(self, job: str) -> str:
+        """Hash: the job as JSON, what changes of it, and how many events and tellings there were."""
+        return self.train_prefix + job
+
+    def train_events(self, job: str) -> str:
+        """Stream: name and data of each event; ids are `<number>-0`, numbers from 1."""
+        return f"{self.train_prefix}{job}:events"
+
+    def train_shelf(self, job: str, what: str) -> str:
+        """Stream: `metrics`, `logs` or `history` (the rest) alone, with the numbers that they have in events."""
+        return f"{self.train_prefix}{job}:{what}"
+
+    def train_shelves(self, job: str) -> str:
+        """Hash: what of these streams went to the blob store, `<what>:<first number>` to the last number."""
+        return f"{self.train_prefix}{job}:shelves"
+
+    def train_files(self, job: str) -> str:
+        """Hash: name to TrainFile, JSON."""
+        return f"{self.train_prefix}{job}:files"
+
+    def train_lease(self, job: str) -> str:
+        """Which gateway drives the job; expires with its lease."""
+        return f"{self.train_prefix}{job}:lease"
+
+    def kept_request(self, key: str) -> str:
+        """The body of a request, for batch jobs that name it by key."""
+        return self.kept_prefix + key
+
+    def lease(self, key: str) -> str:
+        """`owner:fence`, expires with the lease."""
+        return f"{self.prefix}lease:{key}"
+
+    def failed(self, key: str) -> str:
+        """ErrorBody JSON of a failure that would happen again."""
+        return f"{self.prefix}failed:{key}"
+
+    def events(self, key: str) -> str:
+        """Stream: stage, seconds, detail, error."""
+        return f"{self.prefix}events:{key}"
+
+    def request(self, key: str) -> str:
+        """The body of a compile in progress, for whoever takes it over."""
+        return f"{self.prefix}request:{key}"
+
+    def run(self, key: str) -> str:
+        """Hash: started (ms), joins, finish."""
+        return f"{self.prefix}run:{key}"
+
+    def waiters(self, key: str) -> str:
+        """Sorted set: who waits, by when they are taken for gone, ms."""
+        return f"{self.prefix}waiters:{key}"

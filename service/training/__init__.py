@@ -1,1 +1,0 @@
-"""Training jobs: taken in, kept in Redis, compiled, and driven by one gateway at a time."""

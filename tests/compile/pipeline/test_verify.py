@@ -1,0 +1,194 @@
+"""Before publishing: code that disagrees with eager is never published; rounding is no disagreement."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrelay.clients.capture.request import capture
+from torchrelay.compiler.errors import VerifyFailed
+from torchrelay.compiler.graph import decode
+from torchrelay.compiler.pipeline.verify import VerifySettings, verify
+from torchrelay.compiler.request import codec, schema
+
+Callee = Callable[..., Any]
+
+
+def request_of(program: Callee, *inputs: Any) -> schema.GraphRequest:
+    found: list[schema.GraphRequest] = []
+
+    def backend(gm: torch.fx.GraphModule, examples: list[Any]) -> Callee:
+        found.append(capture(gm, examples, mode="default", options={}).request)
+        return gm.forward
+
+    torch.compile(program, backend=backend)(*inputs)
+    (request,) = found
+    return request
+
+
+def eager_of(request: schema.GraphRequest) -> torch.fx.GraphModule:
+    return decode.decode_graph(request.graph, request.constants, device_index={}, symbols={})
+
+
+def wrapped(
+    request: schema.GraphRequest, change: Callable[..., None] | None = None, scale: float = 1.0
+) -> Callee:
+    """The graph itself, with a mistake around it: `change` is applied to the inputs, `scale` to the first output."""
+    eager = eager_of(request)
+
+    def call(*inputs: Any) -> Any:
+        outputs = eager(*inputs)
+        if change is not None:
+            change(*inputs)
+        return [outputs[0] * scale, *outputs[1:]]
+
+    return call
+
+
+MISCOMPILE = """
+    import json, sys, pathlib, msgspec
+    from torchrelay.compiler import pipeline, wire
+    from torchrelay.compiler.errors import VerifyFailed
+
+    folder = pathlib.Path(sys.argv[1])
+    request = codec.unpack_request((folder / "request").read_bytes())
+    wrong = [("cpp.inject_relu_bug_TESTING_ONLY", "accuracy")] if sys.argv[2] == "wrong" else []
+    try:
+        made = pipeline.compile_request(
+            msgspec.structs.replace(request, options=[*request.options, *wrong]),
+            key="k", worker="w", workdir=folder, progress=lambda stage, detail: None,
+        )
+        print(json.dumps({"published": len(made)}))
+    except VerifyFailed as error:
+        print(json.dumps({"refused": str(error)}))
+"""
+
+
+@pytest.mark.parametrize("how", ["right", "wrong"])
+def test_a_miscompiled_graph_is_never_published(tmp_path: Path, how: str) -> None:
+    """Inductor's own fault injection makes its C++ for relu add one."""
+    request = request_of(lambda x: x.relu() * 2, torch.randn(4, 8))
+    (tmp_path / "request").write_bytes(codec.pack_request(request))
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(MISCOMPILE), str(tmp_path), how],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout.splitlines()[-1])
+    if how == "right":
+        assert answer["published"] > 0
+    else:
+        assert "output 0 differs from eager" in answer["refused"]
+
+
+def test_a_right_answer_passes() -> None:
+    request = request_of(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8))
+    found = verify(request, wrapped(request), VerifySettings())
+    assert (found.status, found.reason) == ("passed", "")
+
+
+def test_a_wrong_output_is_named() -> None:
+    request = request_of(lambda x: x.sin(), torch.randn(4, 8))
+    with pytest.raises(VerifyFailed, match="output 0 differs"):
+        verify(request, wrapped(request, scale=1.1), VerifySettings())
+
+
+@pytest.mark.parametrize(
+    ("leaf", "in_place"),
+    [(True, False), (False, False), (False, True)],
+    ids=["leaf", "activation", "activation changed in place"],
+)
+def test_a_wrong_gradient_is_named(leaf: bool, in_place: bool) -> None:
+    class Halved(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * 0.5
+
+    x = torch.randn(4, 8, requires_grad=True)
+    request = request_of(lambda x: (x.mul_(2) if in_place else x).sin(), x if leaf else x * 1)
+    eager = eager_of(request)
+    with pytest.raises(VerifyFailed, match="gradient 0 differs"):
+        verify(request, lambda *inputs: [Halved.apply(eager(*inputs)[0])], VerifySettings())
+
+
+def test_a_missing_change_in_place_is_named() -> None:
+    def change(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    request = request_of(change, torch.randn(4, 8))
+    with pytest.raises(VerifyFailed, match="input after the call"):
+        verify(request, wrapped(request, change=lambda x: x.sub_(1)), VerifySettings())
+
+
+def test_a_wrong_shape_and_a_missing_output_are_refused() -> None:
+    request = request_of(lambda x: (x.sin(), x.cos()), torch.randn(4, 8))
+    eager = eager_of(request)
+    with pytest.raises(VerifyFailed, match="output 0 has"):
+        verify(request, lambda *inputs: [eager(*inputs)[0].t(), eager(*inputs)[1]], VerifySettings())
+    with pytest.raises(VerifyFailed, match="1 outputs where eager gives 2"):
+        verify(request, lambda *inputs: eager(*inputs)[:1], VerifySettings())
+
+
+def test_not_a_number_where_eager_has_numbers_is_refused() -> None:
+    request = request_of(lambda x: x.sin(), torch.randn(4, 8))
+    with pytest.raises(VerifyFailed, match="output 0 differs"):
+        verify(request, wrapped(request, scale=float("nan")), VerifySettings())
+    with pytest.raises(VerifyFailed, match="output 0 differs"):
+        verify(request, wrapped(request, scale=float("inf")), VerifySettings())
+
+
+def test_a_gradient_that_is_rounding_noise_is_no_disagreement() -> None:
+    """Batch norm cancels the bias before it: its gradient is noise, and another order of sums is other noise."""
+    request = request_of(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), torch.randn(64, 8))
+    eager = eager_of(request)
+
+    def in_double(*inputs: Any) -> Any:
+        wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
+        outputs = [o.float() for o in eager(*wide)]
+        for given, changed in zip(inputs, wide, strict=True):
+            if isinstance(given, torch.Tensor) and not given.requires_grad:
+                given.copy_(changed)
+        return outputs
+
+    assert verify(request, in_double, VerifySettings()).status == "passed"
+
+
+def test_what_cannot_be_compared_is_skipped_and_says_why() -> None:
+    plain = request_of(lambda x: x.sin(), torch.randn(4, 8))
+    wrong = wrapped(plain, scale=2.0)
+    small = verify(plain, wrong, VerifySettings(memory_bytes=100))
+    assert (small.status, small.reason) == ("skipped", "inputs need 128 bytes, limit 100")
+    lacking = verify(plain, wrong, VerifySettings(), runnable="this worker's CPU lacks avx9")
+    assert (lacking.status, lacking.reason) == ("skipped", "this worker's CPU lacks avx9")
+    torch._dynamo.reset()
+    random = request_of(lambda x: torch.nn.functional.dropout(x), torch.randn(4, 8))
+    drawn = verify(random, wrapped(random, scale=2.0), VerifySettings())
+    assert drawn.status == "skipped" and "draws random numbers" in drawn.reason
+
+
+def test_a_small_gradient_that_is_not_zero_must_be_right() -> None:
+    """What sums leave of zero is rounding; a thousandth of the largest gradient is none."""
+
+    def program(factor: float) -> Callee:
+        return lambda x, w, b: ((x * w).sum() + (x * b).sum() * factor,)
+
+    inputs = [torch.randn(64, 64), *(torch.randn(64, 64, requires_grad=True) for _ in range(2))]
+    request = request_of(program(1e-3), *inputs)
+    verify(request, program(1e-3), VerifySettings())
+    with pytest.raises(VerifyFailed, match="gradient"):
+        verify(request, program(1.02e-3), VerifySettings())

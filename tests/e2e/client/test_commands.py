@@ -1,0 +1,188 @@
+"""The commands and the client's modes against a whole service."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from source_parts import kernel, request
+from torchrelay.clients.gateway.admin_client import AdminClient
+from torchrelay.clients.gateway.compile_client import GatewayClient
+from torchrelay.clients.settings import load_settings
+from torchrelay.compiler import errors
+from torchrelay.compiler.request import codec, key
+from torchrelay.examples.harness.private_service import PrivateService
+
+STATS = ("requests", "hits", "misses", "compiles", "coalesced", "failures", "seconds_saved")
+SCRIPT = """
+    import json, sys, warnings
+    import torch, torchrelay
+
+    def loss(rows, weight):
+        return torch.nn.functional.silu(rows @ weight).square().mean() * {salt}
+
+    rows, weight = torch.linspace(-1, 1, 24).reshape(4, 6), torch.linspace(-1, 1, 36).reshape(6, 6)
+    weight.requires_grad_()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", torchrelay.FallbackWarning)
+        try:
+            found = torch.compile(loss, backend="torchrelay")(rows, weight)
+            found.backward()
+            error = ""
+        except Exception as raised:
+            error = f"{{type(raised).__name__}}: {{raised}}"
+    told = [str(w.message) for w in caught if issubclass(w.category, torchrelay.FallbackWarning)]
+    run = torchrelay.report()
+    print(json.dumps({{"error": error, "told": told, "hits": run.hits, "misses": run.misses,
+                      "disk_hits": run.disk_hits, "fallbacks": run.fallbacks}}))
+"""
+
+
+def train(service: PrivateService, cache: Path, salt: float, **variables: str) -> dict[str, Any]:
+    """Run SCRIPT in a fresh process; `salt` makes a graph of its own."""
+    environment = {**os.environ, **service.environment, "TORCHRELAY_CACHE_DIR": str(cache), **variables}
+    script = textwrap.dedent(SCRIPT).format(salt=salt)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def torchrelay(service: PrivateService, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torchrelay.clients.cli", *arguments]
+    environment = {**os.environ, **service.environment}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_the_doctor_finds_nothing_wrong_with_a_healthy_service(service: PrivateService) -> None:
+    done = torchrelay(service, "doctor", "--json")
+    found = json.loads(done.stdout)
+    wrong = [check for check in found["checks"] if check["status"] != "pass"]
+    if [check["name"] for check in wrong] == ["isolation"]:  # a machine may have nothing to isolate with
+        assert "docs/isolation.md" in wrong[0]["advice"]
+    else:
+        assert wrong == []
+        assert (found["ok"], done.returncode) == (True, 0)
+    assert found["checks"][-1]["name"] == "round trip"
+
+
+def test_stats_count_what_was_asked(service: PrivateService, tmp_path: Path) -> None:
+    before = json.loads(torchrelay(service, "stats", "--json").stdout)
+    assert set(STATS) <= set(before)
+    assert train(service, tmp_path / "a", 1.125)["misses"] == 1
+    assert train(service, tmp_path / "b", 1.125)["hits"] == 1
+    after = json.loads(torchrelay(service, "stats", "--json").stdout)
+    gained = {name: after[name] - before[name] for name in STATS}
+    assert gained.pop("seconds_saved") > 0
+    assert gained == {"requests": 2, "hits": 1, "misses": 1, "compiles": 1, "coalesced": 0, "failures": 0}
+
+
+def test_the_disk_cache_serves_without_a_gateway(service: PrivateService, tmp_path: Path) -> None:
+    assert train(service, tmp_path, 1.25)["misses"] == 1
+    again = train(service, tmp_path, 1.25, TORCHRELAY_URL="http://127.0.0.1:1", TORCHRELAY_MODE="require")
+    assert (again["disk_hits"], again["error"]) == (1, "")
+
+
+def test_mode_cache_uses_what_exists_and_never_asks_for_a_compile(
+    service: PrivateService, tmp_path: Path
+) -> None:
+    first = train(service, tmp_path / "a", 1.375, TORCHRELAY_MODE="cache")
+    assert first["fallbacks"] == {"not_cached": 1}
+    assert (len(first["told"]), first["error"]) == (1, "")
+    assert train(service, tmp_path / "b", 1.375)["misses"] == 1
+    assert train(service, tmp_path / "c", 1.375, TORCHRELAY_MODE="cache")["hits"] == 1
+
+
+def test_mode_off_sends_nothing_and_says_nothing(service: PrivateService, tmp_path: Path) -> None:
+    before = json.loads(torchrelay(service, "stats", "--json").stdout)
+    found = train(service, tmp_path, 1.5, TORCHRELAY_MODE="off")
+    assert (found["told"], found["error"], found["fallbacks"]) == ([], "", {})
+    assert json.loads(torchrelay(service, "stats", "--json").stdout) == before
+
+
+@pytest.mark.parametrize(
+    ("variables", "code"),
+    [
+        ({"TORCHRELAY_URL": "http://127.0.0.1:1"}, "gateway_unreachable"),
+        ({"TORCHRELAY_TOKEN": "wrong"}, "unauthenticated"),
+        ({"TORCHRELAY_PUBLIC_KEYS": "A" * 43 + "="}, "bad_signature"),
+        ({"TORCHRELAY_DEADLINE": "0.001"}, "deadline_exceeded"),
+        ({"TORCHRELAY_DEADLINE": "soon"}, "bad_setting"),
+    ],
+)
+def test_what_goes_wrong_warns_once_and_compiles_locally(
+    service: PrivateService, tmp_path: Path, variables: dict[str, str], code: str
+) -> None:
+    found = train(service, tmp_path, 1.625, **variables)
+    assert found["error"] == ""
+    assert found["fallbacks"] == {code: 1}
+    (told,) = found["told"]
+    assert told.startswith("torchrelay: compiled locally: ")
+
+
+def test_mode_require_raises_the_typed_error(service: PrivateService, tmp_path: Path) -> None:
+    found = train(service, tmp_path, 1.75, TORCHRELAY_URL="http://127.0.0.1:1", TORCHRELAY_MODE="require")
+    assert "GatewayUnreachable" in found["error"]
+    assert (found["told"], found["misses"]) == ([], 0)
+
+
+def test_ctrl_c_ends_a_wait_for_the_service_at_once(service: PrivateService, tmp_path: Path) -> None:
+    """The service goes on compiling (others may want it); the script does not wait for that."""
+    script = (
+        "import sys, torch; from torchrelay.clients.gateway import follow_compile\n"
+        "follow = follow_compile.CompileWait._follow\n"
+        "def told(self):\n"
+        "    print('waiting', flush=True)\n"
+        "    return follow(self)\n"
+        "follow_compile.CompileWait._follow = told\n"
+        "def deep(x):\n"
+        "    for _ in range(30): x = torch.tanh(x @ x.T @ x) * 0.875\n"
+        "    return x\n"
+        "try: torch.compile(deep, backend='torchrelay')(torch.ones(5, 6, requires_grad=True))\n"
+        "except KeyboardInterrupt: print('interrupted')\n"
+    )
+    environment = {**os.environ, **service.environment, "TORCHRELAY_CACHE_DIR": str(tmp_path)}
+    before = json.loads(torchrelay(service, "stats", "--json").stdout)
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "waiting\n"
+        child.send_signal(signal.SIGINT)
+        assert child.communicate(timeout=120)[0] == "interrupted\n"
+    after = json.loads(torchrelay(service, "stats", "--json").stdout)
+    assert (after["misses"] - before["misses"], after["fetches"] - before["fetches"]) == (1, 0)
+
+
+def test_the_user_who_started_the_service_may_send_source_and_others_only_when_told_so(
+    service: PrivateService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No worker has this torch, so what passes the gate ends there."""
+    asked = request(kernel())
+    nowhere = msgspec.structs.replace(asked.toolchain, torch="2.11.0+nowhere")
+    asked = msgspec.structs.replace(asked, toolchain=nowhere)
+    for name, value in service.environment.items():
+        monkeypatch.setenv(name, value)
+    with AdminClient(load_settings()) as administration:
+        plain, allowed = (
+            administration.create_token("ada", ["compile"], 60, allow_source=source).token
+            for source in (False, True)
+        )
+    for token, refusal in (
+        ("", errors.NoWorker),
+        (plain, errors.SourceForbidden),
+        (allowed, errors.NoWorker),
+    ):
+        if token:
+            monkeypatch.setenv("TORCHRELAY_TOKEN", token)
+        with GatewayClient(load_settings()) as gateway, pytest.raises(refusal):
+            gateway.compile(codec.pack_request(asked), key.key_of(asked), cache_only=False, deadline=60.0)

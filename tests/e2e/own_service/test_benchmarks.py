@@ -1,0 +1,30 @@
+"""Benchmarks say which bars were not met, and with --check their exit status says it too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+def run(script: str, *flags: str) -> tuple[int, list[str]]:
+    command = [sys.executable, str(BENCHMARKS / script), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_a_checked_first_step_that_was_held_against_nothing_fails(tmp_path: Path) -> None:
+    flags = ["--device", "cpu", "--variants", "eager", "--no-steady", "--steps", "1", "--out", str(tmp_path)]
+    status, lines = run("first_step.py", *flags, "--check")
+    assert (tmp_path / "first_step.json").exists()
+    assert status == 1 and "FAIL  nothing was measured that has a bar" in lines, lines
+
+
+def test_a_checked_gateway_benchmark_exits_as_its_lines_say(tmp_path: Path) -> None:
+    flags = ["--requests", "5", "--seconds", "0.3", "--connections", "2", "--out", str(tmp_path / "g.json")]
+    status, lines = run("gateway.py", *flags, "--check")
+    said = [line[:4] for line in lines if line[:6] in ("pass  ", "FAIL  ")]
+    assert len(said) == 4 and status == ("FAIL" in said), lines

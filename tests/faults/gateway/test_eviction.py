@@ -1,0 +1,175 @@
+"""Eviction by quota and by the whole limit, over several namespaces, step by step against a model."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from service_parts import TARGET, TOKEN, TOOLCHAIN, ArtifactPool, RedisServer
+from torchrelay.compiler.artifact import container
+from torchrelay.compiler.artifact import manifest as artifact_manifest
+from torchrelay.compiler.request import schema
+from torchrelay.service.access.quotas import QuotaChange
+from torchrelay.service.access.tokens import OWNER_ID, Grant
+from torchrelay.service.cache.artifact_cache import Offer
+from torchrelay.service.compile.single_flight import LeaseGrant
+from torchrelay.service.gateway.wiring.gateway import GatewayParts, build
+from torchrelay.service.gateway.wiring.tenants import TenantParts
+from torchrelay.service.settings import ServiceSettings
+
+KEYS = [f"{n:x}" * 64 for n in range(1, 7)]
+NAMES = ("default", "red", "blue")
+SIZES = (500, 2000, 6000)
+INLINE = 4000
+"""The first two sizes lie in Redis, the last in the folder."""
+LIMIT = 30_000
+STEPS = 250
+OWNER = Grant("owner", frozenset({"admin"}), OWNER_ID, everywhere=True)
+
+
+class Model:
+    """What should be offered: (namespace, key) to bytes, the least recently used first; and what is pinned."""
+
+    def __init__(self) -> None:
+        self.offered: dict[tuple[str, str], bytes] = {}
+        self.pinned: set[tuple[str, str]] = set()
+        self.quota = dict.fromkeys(NAMES, 0)
+
+    def use(self, entry: tuple[str, str]) -> None:
+        self.offered[entry] = self.offered.pop(entry)
+
+    def trim(self, namespace: str) -> None:
+        if self.quota[namespace]:
+            self._evict({namespace}, self.quota[namespace])
+        self._evict(set(NAMES), LIMIT)
+
+    def _evict(self, names: set[str], limit: int) -> None:
+        """The least recently used of whoever holds the most, but never the newest of all."""
+        while True:
+            held = {
+                name: sum(len(data) for entry, data in self.offered.items() if entry[0] == name)
+                for name in names
+            }
+            loose = [entry for entry in self.offered if entry[0] in names and entry not in self.pinned]
+            if sum(held.values()) <= limit or len(loose) <= 1:
+                return
+            most = max(held[name] for name, _ in loose[:-1])
+            del self.offered[next(entry for entry in loose[:-1] if held[entry[0]] == most)]
+
+
+def signed(gateway: GatewayParts, namespace: str, key: str, size: int) -> bytes:
+    member = random.randbytes(size)
+    manifest = artifact_manifest.Manifest(
+        schema=schema.SCHEMA,
+        key=key,
+        toolchain=TOOLCHAIN,
+        target=TARGET,
+        members=[container.member("code.py", member)],
+        guards=[],
+        stages=[("aot", 1.0)],
+        verification=artifact_manifest.Verification("passed", "", 0.0, 0.1),
+        tuning=[],
+        kernels=1,
+        created="2026-01-01T00:00:00Z",
+        worker="w0",
+    )
+    packed = container.pack(manifest, {"code.py": member})
+    return gateway.keyring.sign(packed, key=key, namespace=namespace)
+
+
+async def compile_one(tenant: TenantParts, key: str, data: bytes) -> bool:
+    """Whether it was there to be compiled."""
+    leases: Any = tenant.dispatcher._leases
+    granted = await leases.ask(key, b"body", finish=True)
+    if not isinstance(granted, LeaseGrant):
+        return False
+    offer = Offer(key, hashlib.sha256(data).hexdigest(), data, 1.0, {})
+    assert await tenant.cache.publish(granted.lease, offer)
+    return True
+
+
+async def check(gateway: GatewayParts, server: RedisServer, model: Model, folder: Path) -> None:
+    """What the index offers is what the model says, byte for byte, and nothing else is kept."""
+    raw = server.client()
+    inline = 0
+    for name in NAMES:
+        tenant = await gateway.tenants.of(name)
+        entries, following = await tenant.contents.page(cursor=0, limit=100)
+        expected = {key: data for (whose, key), data in model.offered.items() if whose == name}
+        assert following == 0 and {entry.key for entry in entries} == set(expected)
+        assert int(raw.get(tenant.keys.total) or 0) == sum(map(len, expected.values()))
+        assert {entry.key for entry in entries if entry.pinned} == {k for n, k in model.pinned if n == name}
+        for entry in entries:
+            assert await tenant.contents.data(entry) == expected[entry.key]
+            inline += entry.bytes if entry.place == "redis" else 0
+    assert int(raw.get("torchrelay:inline") or 0) == inline
+    files = {path.name for path in (folder / "blobs").rglob("*") if path.is_file()}
+    assert files == {
+        hashlib.sha256(data).hexdigest() for data in model.offered.values() if len(data) > INLINE
+    }
+    raw.close()
+
+
+async def play(server: RedisServer, folder: Path, seed: int) -> int:
+    """Random steps; how many entries were evicted on the way."""
+    dice, model = random.Random(seed), Model()
+    settings = ServiceSettings(
+        redis_url=server.url,
+        state_dir=folder,
+        token=TOKEN,
+        blob_inline_bytes=INLINE,
+        cache_limit_bytes=LIMIT,
+    )
+    gateway, evicted = build(settings, ArtifactPool()), 0
+    for name in NAMES:
+        await gateway.quotas.change(name, QuotaChange(bytes=0), by=OWNER)
+    for _ in range(STEPS):
+        await asyncio.sleep(0.002)  # last use is kept in milliseconds
+        name, key = dice.choice(NAMES), dice.choice(KEYS)
+        tenant, entry = await gateway.tenants.of(name), (name, key)
+        match dice.choice(
+            ["compile"] * 4 + ["lookup"] * 3 + ["trim"] * 2 + ["pin", "unpin", "remove", "quota"]
+        ):
+            case "compile":
+                data = signed(gateway, name, key, dice.choice(SIZES))
+                assert await compile_one(tenant, key, data) is (entry not in model.offered)
+                model.offered.setdefault(entry, data)
+            case "lookup":
+                assert await tenant.cache.lookup(key, "hit") == model.offered.get(entry)
+                if entry in model.offered:
+                    model.use(entry)
+            case "trim":
+                before = len(model.offered)
+                model.trim(name)
+                assert await tenant.cache.trim() == before - len(model.offered)
+                evicted += before - len(model.offered)
+            case "pin" | "unpin" as way if entry in model.offered:
+                await tenant.contents.pin(key, pinned=way == "pin", by=OWNER)
+                (model.pinned.add if way == "pin" else model.pinned.discard)(entry)
+            case "remove" if entry in model.offered:
+                await tenant.contents.remove(key, by=OWNER)
+                del model.offered[entry]
+                model.pinned.discard(entry)
+            case "quota":
+                model.quota[name] = dice.choice([0, 3000, 9000])
+                await gateway.quotas.change(name, QuotaChange(bytes=model.quota[name]), by=OWNER)
+        await check(gateway, server, model, folder)
+    await gateway.redis.aclose()
+    return evicted
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_namespaces_evict_what_the_model_says(redis_server: RedisServer, tmp_path: Path, seed: int) -> None:
+    assert asyncio.run(play(redis_server, tmp_path, seed)) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10, 40))
+def test_namespaces_evict_what_the_model_says_at_length(
+    redis_server: RedisServer, tmp_path: Path, seed: int
+) -> None:
+    assert asyncio.run(play(redis_server, tmp_path, seed)) > 10

@@ -1,0 +1,113 @@
+"""kill -9 of one part of a whole service under a batch job: the job ends with all its problems found."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from test_killed import Family, _gateway
+from torchrelay.clients.gateway.tuning_jobs import TuningJobsClient
+from torchrelay.clients.settings import load_settings
+from torchrelay.compiler.api.tuning.jobs import OperatorTuneItem, TuneReply, TuneRequest, TuneResult
+from torchrelay.compiler.errors import RelayError
+from torchrelay.compiler.tuning.records import parse_problem
+from torchrelay.examples.harness.private_service import PrivateService
+
+SIZES = range(24, 72, 8)
+
+
+def _searcher(family: Family) -> psutil.Process:
+    """The process that searches: at the end of a line of forks."""
+    forks = {process.pid: process for process in family.named("workers.fork_server")}
+    parents = {process.ppid() for process in forks.values()}
+    ends = [p for pid, p in forks.items() if pid not in parents and p.ppid() in forks]
+    return max(ends, key=lambda process: process.create_time())
+
+
+def _worker(family: Family) -> psutil.Process:
+    """The actor above the process that searches."""
+    (actor,) = (p for p in _searcher(family).parents() if "ray::CompileSlot" in " ".join(p.cmdline()))
+    return actor
+
+
+def _redis(family: Family) -> psutil.Process:
+    (server,) = family.named("redis-server")
+    return server
+
+
+def job() -> TuneRequest:
+    items = [
+        OperatorTuneItem(
+            n,
+            parse_problem(
+                f"bmm(f32[4,{n},32], f32[4,32,{n}]) -> f32[4,{n},{n}]", (("precision", "highest"),)
+            ),
+        )
+        for n in SIZES
+    ]
+    return TuneRequest(name="killed", items=list(items), threads=1)
+
+
+def family_of() -> Family:
+    (root,) = (p for p in psutil.Process().children() if "torchrelay.service" in p.cmdline())
+    return Family(root)
+
+
+def tunes_of(service: PrivateService) -> TuningJobsClient:
+    folder = Path(service.environment["XDG_CONFIG_HOME"]) / "torchrelay"
+    credentials = json.loads((folder / "credentials.json").read_text())
+    return TuningJobsClient(load_settings(url=credentials["url"], token=credentials["token"]))
+
+
+def until(
+    tunes: TuningJobsClient, name: str, enough: Callable[[TuneReply], bool], *, seconds: float
+) -> TuneReply:
+    end = time.monotonic() + seconds
+    while True:
+        assert time.monotonic() < end, "it did not happen in time"
+        try:
+            reply = tunes.job(name)
+            if enough(reply):
+                return reply
+        except RelayError:
+            pass  # a part is away
+        time.sleep(0.1)
+
+
+def found(reply: TuneReply) -> int:
+    return reply.job.items.get("done", 0) + reply.job.items.get("known", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [_searcher, _worker, _redis, _gateway])
+def test_a_job_goes_on(victim: Callable[[Family], psutil.Process], tmp_path: Path) -> None:
+    before: list[TuneResult] = []
+    with PrivateService(tmp_path, arguments=("--cpu-slots", "2")) as service:
+        family = family_of()
+        try:
+            with tunes_of(service) as tunes:
+                name = tunes.begin(job()).id
+                until(tunes, name, lambda reply: found(reply) >= 3, seconds=200)
+                before = list(tunes.results(name))
+                target = victim(family)
+                print("killed:", " ".join(target.cmdline())[:100])
+                target.kill()
+                if victim not in (_gateway, _redis):
+                    _ended(tunes, name, before)
+        finally:
+            family.close()
+    if victim in (_gateway, _redis):
+        with PrivateService(tmp_path, arguments=("--cpu-slots", "2")) as service, tunes_of(service) as tunes:
+            _ended(tunes, name, before)
+
+
+def _ended(tunes: TuningJobsClient, name: str, before: list[TuneResult]) -> None:
+    reply = until(tunes, name, lambda reply: reply.job.state == "done", seconds=300)
+    assert found(reply) == len(reply.progress), reply.progress
+    after = list(tunes.results(name))
+    assert all(result in after for result in before)
+    assert len(after) == len(reply.progress)

@@ -1,8 +1,0 @@
-"""Makes the parts of tests/train importable."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parent.parent / "train"))

@@ -1,0 +1,269 @@
+"""Misses explained by a real gateway and a real Redis: what was near when a request missed, and what differs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+from conftest import StartGateway
+from service_parts import TOKEN, ArtifactPool, RedisServer, Running, compiled, graph, post
+from torchrelay.clients.gateway.compile_client import GatewayClient
+from torchrelay.clients.settings import ClientSettings
+from torchrelay.compiler import decoding, errors
+from torchrelay.compiler.api.compiles import MissExplanation
+from torchrelay.compiler.graph.toolchain import local_toolchain
+from torchrelay.compiler.request import codec, key
+
+
+def key_of(body: bytes) -> str:
+    return key.key_of_bytes(codec.decompress(body, 1 << 20))
+
+
+def changed(body: bytes, **fields: Any) -> bytes:
+    return codec.pack_request(msgspec.structs.replace(codec.unpack_request(body), **fields))
+
+
+def explained(http: httpx2.Client, body: bytes) -> MissExplanation:
+    answer = http.get(f"/v1/explain/{key_of(body)}")
+    assert answer.status_code == 200, answer.text
+    return decoding.from_json(answer.content, type=MissExplanation)
+
+
+def words(found: MissExplanation) -> list[str]:
+    assert found.nearest is not None
+    return [difference.text for difference in found.nearest.differences]
+
+
+def test_a_miss_that_was_never_compiled_is_explained(http: httpx2.Client) -> None:
+    compiled(http, graph(8))
+    assert post(http, graph(16), wait="cache").status_code == 404
+    found = explained(http, graph(16))
+    assert (found.published, found.compared) == (False, 1)
+    assert found.nearest is not None and found.nearest.key == key_of(graph(8))
+    assert words(found) == ["input 0: shape (16,) against (8,)"]
+
+
+def test_the_nearest_entry_is_the_one_that_differs_least(http: httpx2.Client) -> None:
+    base = graph(8, nodes=3)
+    later = msgspec.structs.replace(codec.unpack_request(base).toolchain, torch="2.12.1+cpu")
+    for body in (graph(8), graph(9, nodes=2), changed(base, options=[("max_autotune", True)]), graph(9)):
+        compiled(http, body)
+    post(http, base, wait="cache")
+    found = explained(http, base)
+    assert found.compared == 4
+    assert words(found) == ["option max_autotune: the default against True"]
+    other = changed(base, toolchain=later, options=[("max_autotune", True)])
+    post(http, other, wait="cache")
+    assert words(explained(http, other)) == ["torch 2.12.1+cpu against 2.13.0+cpu"]
+
+
+def test_a_miss_compiled_since_is_explained_by_what_there_was_before(http: httpx2.Client) -> None:
+    for size in (8, 16, 32):
+        compiled(http, graph(size))
+    first, second = explained(http, graph(8)), explained(http, graph(16))
+    assert (first.published, first.nearest, first.compared) == (True, None, 0)
+    assert second.nearest is not None and second.nearest.key == key_of(graph(8))
+    assert second.asked is not None and second.nearest.created < second.asked
+
+
+def test_a_pinned_entry_is_compared_too(http: httpx2.Client) -> None:
+    compiled(http, graph(8))
+    compiled(http, graph(8, nodes=2))
+    pinned = http.put(f"/v1/cache/{key_of(graph(8, nodes=2))}/pin")
+    assert pinned.status_code == 200, pinned.text
+    other = changed(
+        graph(8, nodes=2), mode="max-autotune", graph=codec.unpack_request(graph(8, nodes=3)).graph
+    )
+    post(http, other, wait="cache")
+    found = explained(http, other)
+    assert found.compared == 2
+    assert found.nearest is not None and found.nearest.key == key_of(graph(8, nodes=2))
+
+
+def test_another_gateway_that_never_saw_the_body_explains_it(start_gateway: StartGateway) -> None:
+    one, other = start_gateway(), start_gateway()
+    with one.http() as here, other.http() as there:
+        compiled(here, graph(8))
+        post(here, graph(16), wait="cache")
+        assert words(explained(there, graph(16))) == ["input 0: shape (16,) against (8,)"]
+
+
+def test_an_evicted_entry_that_is_asked_for_again_is_a_new_miss(
+    http: httpx2.Client, redis_server: RedisServer
+) -> None:
+    compiled(http, graph(8))
+    compiled(http, graph(16))
+    name = key_of(graph(8))
+    with redis_server.client() as redis:
+        redis.delete(f"torchrelay:index:{name}", f"torchrelay:asked:{name}")
+        redis.zrem("torchrelay:lru", name)
+    assert http.get(f"/v1/explain/{name}").status_code == 404
+    post(http, graph(8), wait="cache")  # a body that this gateway parsed before
+    found = explained(http, graph(8))
+    assert (found.published, words(found)) == (False, ["input 0: shape (8,) against (16,)"])
+
+
+def test_what_is_remembered_is_bounded(
+    start_gateway: StartGateway, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, limit in (("REQUESTS", 3), ("GRAPHS", 2), ("SAME_GRAPH", 2)):
+        monkeypatch.setattr(f"torchrelay.service.cache.misses.{name}", limit)
+    with start_gateway().http() as http:
+        for nodes in (1, 2, 3):
+            for size in range(4):
+                post(http, graph(size + 2, nodes=nodes), wait="cache")
+        assert http.get(f"/v1/explain/{key_of(graph(2))}").status_code == 404
+        assert explained(http, graph(5, nodes=3)).nearest is None
+    with redis_server.client() as redis:
+        assert len(redis.keys("torchrelay:asked:*")) == redis.zcard("torchrelay:asks") == 3
+        assert len(redis.keys("torchrelay:alike:*")) == redis.zcard("torchrelay:graphs") == 2
+        assert {redis.zcard(name) for name in redis.keys("torchrelay:alike:*")} == {2}
+        assert all(0 < redis.ttl(name) <= 7 * 86400 for name in redis.keys("torchrelay:asked:*"))
+
+
+def test_damaged_records_are_passed_over(http: httpx2.Client, redis_server: RedisServer) -> None:
+    compiled(http, graph(8))
+    compiled(http, graph(9))
+    post(http, graph(16), wait="cache")
+    post(http, graph(17), wait="cache")
+    with redis_server.client() as redis:
+        redis.hset(f"torchrelay:index:{key_of(graph(8))}", "components", b"\xff{")
+        redis.hset(f"torchrelay:index:{key_of(graph(9))}", "components", b'{"inputs":"x"}')
+        redis.set(f"torchrelay:asked:{key_of(graph(17))}", b"garbage")
+    assert explained(http, graph(16)).nearest is None
+    assert http.get(f"/v1/explain/{key_of(graph(17))}").status_code == 404
+
+
+def test_errors_are_typed(gateway: Running) -> None:
+    with gateway.http() as http:
+        unknown, wrong = http.get(f"/v1/explain/{'0' * 64}"), http.get("/v1/explain/x")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (422, "malformed")
+    with gateway.http(token=None) as http:
+        assert http.get(f"/v1/explain/{'0' * 64}").status_code == 401
+    with gateway.http() as http:
+        assert "MissExplanation" in http.get("/openapi.json").json()["components"]["schemas"]
+
+
+def test_the_client_reads_the_answer(gateway: Running) -> None:
+    with gateway.http() as http:
+        compiled(http, graph(8))
+        post(http, graph(16), wait="cache")
+    settings = ClientSettings(url=gateway.url, token=TOKEN, cache_dir=Path("/nonexistent"))
+    with GatewayClient(settings) as mine:
+        assert words(mine.explain(key_of(graph(16)))) == ["input 0: shape (16,) against (8,)"]
+        with pytest.raises(errors.NotFound, match="nothing is known"):
+            mine.explain("0" * 64)
+
+
+def test_a_compile_goes_on_while_misses_cannot_be_remembered(
+    start_gateway: StartGateway, redis_server: RedisServer
+) -> None:
+    pool = ArtifactPool()
+    with start_gateway(pool).http() as http, redis_server.client() as redis:
+        redis.set("torchrelay:asks", "of another type")
+        compiled(http, graph(8))
+    assert pool.calls == [key_of(graph(8))]
+
+
+# --- the command -------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, torch
+def program(x):
+    return x.sin()
+torch.compile(program, backend="torchrelay", dynamic=False)(torch.ones(int(sys.argv[1])))
+"""
+
+
+@pytest.fixture
+def environment(gateway: Running, tmp_path: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHRELAY_", "XDG_"))}
+    with gateway.http() as http:
+        public_key = http.get("/v1/info").json()["public_keys"][0]
+    return {
+        **kept,
+        "HOME": str(tmp_path),
+        "TORCHRELAY_URL": gateway.url,
+        "TORCHRELAY_TOKEN": TOKEN,
+        "TORCHRELAY_PUBLIC_KEYS": public_key,
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+def torchrelay(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torchrelay.clients.cli", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_explains_the_last_run(
+    gateway: Running, environment: dict[str, str], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    for size, mode in ((8, "remote"), (16, "cache")):
+        command = [sys.executable, str(script), str(size)]
+        subprocess.run(command, env={**environment, "TORCHRELAY_MODE": mode}, check=True)
+    (compiled_key,) = gateway.pool.calls
+
+    told = torchrelay(environment, "explain", "--json")
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    ((process,), (miss,)) = found["run"]["processes"], found["misses"]
+    (graph,) = process["graphs"]
+    assert found["run"]["program"] == "train.py"
+    assert (graph["outcome"], graph["reason"], graph["key"]) == ("fallback", "not_cached", miss["key"])
+    assert miss["explanation"]["nearest"]["key"] == compiled_key
+    difference = "input 0: shape (16,) against (8,)"
+    assert [each["text"] for each in miss["explanation"]["nearest"]["differences"]] == [difference]
+
+    shown = torchrelay(environment, "explain").stdout
+    assert "train.py" in shown and "compiled locally: not_cached" in shown
+    assert f"{miss['key'][:12]}: the only entry was {compiled_key[:12]}" in shown
+    assert f"\n  {difference}\n" in shown
+    assert difference in torchrelay(environment, "explain", miss["key"][:12]).stdout
+    assert difference in torchrelay(environment, "explain", miss["key"]).stdout
+
+    wrong = torchrelay(environment, "explain", "0123abc")
+    assert (wrong.returncode, wrong.stdout) == (2, "") and "no graphs of the last run" in wrong.stderr
+    assert torchrelay(environment, "explain", "xyz").returncode == 2
+    unknown = torchrelay(environment, "explain", "0" * 64)
+    assert unknown.returncode == 1 and "nothing is known" in unknown.stderr
+    astray = torchrelay({**environment, "TORCHRELAY_URL": "http://127.0.0.1:9"}, "explain")
+    assert astray.returncode == 1 and "train.py" in astray.stdout and "cannot be reached" in astray.stderr
+
+
+def test_a_graph_whose_error_was_raised_is_explained_too(
+    gateway: Running, environment: dict[str, str], tmp_path: Path
+) -> None:
+    gateway.pool.errors.append(errors.NoWorker("none for this torch"))
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), "8"]
+    failed = subprocess.run(command, env={**environment, "TORCHRELAY_MODE": "require"}, capture_output=True)
+    assert failed.returncode == 1
+    shown = torchrelay(environment, "explain").stdout
+    assert "error: no_worker" in shown
+    assert f"{gateway.pool.calls[0][:12]}: there was no entry to compare with\n" in shown
+
+
+def test_the_doctors_round_trip_is_no_run(
+    gateway: Running, environment: dict[str, str], tmp_path: Path
+) -> None:
+    gateway.pool.toolchain = local_toolchain()  # or the doctor stops at the workers
+    torchrelay(environment, "doctor")
+    assert gateway.pool.calls
+    assert not list(tmp_path.rglob("last_run.json"))
+
+
+def test_without_a_run_the_command_says_what_to_do(environment: dict[str, str]) -> None:
+    done = torchrelay(environment, "explain")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no run has left a record" in done.stderr

@@ -1,0 +1,83 @@
+"""What a script used is remembered by the names it gives itself, offered while it is there, and bounded."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+from service_parts import RedisServer, Running, compiled, graph
+from torchrelay.service.cache import script_history
+
+SCRIPT, OTHER = "1" * 64, "2" * 64
+
+
+def tell(http: httpx2.Client, keys: list[str], **more: object) -> int:
+    return http.post("/v1/prefetch", json={"scripts": [SCRIPT], "keys": keys, **more}).status_code
+
+
+def recall(http: httpx2.Client, script: str = SCRIPT) -> list[str]:
+    return [entry["key"] for entry in http.get(f"/v1/prefetch/{script}").json()["artifacts"]]
+
+
+def make(gateway: Running, http: httpx2.Client, count: int) -> list[str]:
+    for size in range(1, count + 1):
+        compiled(http, graph(size))
+    return gateway.pool.calls[-count:]
+
+
+def test_the_next_start_is_told_what_is_still_there_in_order_of_use(
+    gateway: Running, http: httpx2.Client
+) -> None:
+    one, two, three = make(gateway, http, 3)
+    assert recall(http) == []
+    assert tell(http, [two, one, "ee" * 32]) == 204
+    assert recall(http) == [two, one]
+    tell(http, [three])
+    assert recall(http) == [three, two, one]
+    tell(http, [one])
+    assert recall(http) == [one, three, two]
+    assert recall(http, OTHER) == []
+    http.post("/v1/prefetch", json={"scripts": [OTHER, SCRIPT], "keys": [two]})
+    assert recall(http, OTHER) == [two]
+    (entry,) = http.get(f"/v1/prefetch/{OTHER}").json()["artifacts"]
+    assert entry["size"] == len(http.get(f"/v1/artifacts/{two}").content)
+    assert http.delete(f"/v1/cache/{two}").status_code < 300
+    assert recall(http, OTHER) == []
+
+
+def test_what_was_prefetched_counts_as_hits_when_it_was_used(gateway: Running, http: httpx2.Client) -> None:
+    one, two = make(gateway, http, 2)
+    before = http.get("/v1/stats").json()
+    tell(http, [one, two], prefetched=[one, "ee" * 32])
+    after = http.get("/v1/stats").json()
+    assert [after[name] - before[name] for name in ("requests", "hits", "misses")] == [1, 1, 0]
+    assert after["seconds_saved"] - before["seconds_saved"] == pytest.approx(3.0)
+
+
+def test_what_is_kept_is_bounded(
+    http: httpx2.Client, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script_history, "KEYS", 3)
+    monkeypatch.setattr(script_history, "SCRIPTS", 2)
+    tell(http, [f"{n:064x}" for n in range(5)])
+    redis = redis_server.client()
+    (name,) = [name for name in redis.keys("*script*") if SCRIPT.encode() in name]
+    assert redis.zrange(name, 0, -1) == [f"{n:064x}".encode() for n in (2, 3, 4)]
+    assert redis.ttl(name) > 0
+    for script in ("3" * 64, "4" * 64):
+        http.post("/v1/prefetch", json={"scripts": [script], "keys": ["ab" * 32]})
+    assert not redis.exists(name)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"scripts": [], "keys": ["ab" * 32]},
+        {"scripts": [SCRIPT], "keys": []},
+        {"scripts": [SCRIPT], "keys": ["train.py"]},
+        {"scripts": ["train.py"], "keys": ["ab" * 32]},
+        {"scripts": [SCRIPT], "keys": ["ab" * 32] * 257},
+        {"scripts": [SCRIPT], "keys": ["ab" * 32], "argv": ["--data", "/home/ada"]},
+    ],
+)
+def test_what_is_no_use_is_refused(http: httpx2.Client, body: object) -> None:
+    assert http.post("/v1/prefetch", json=body).status_code == 422

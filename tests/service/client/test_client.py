@@ -1,0 +1,155 @@
+"""The client's transport against the real gateway: what each side says is what the other understands."""
+
+from __future__ import annotations
+
+import base64
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from service_parts import TOKEN, ArtifactPool, GatewayProcess, Running, graph
+from torchrelay.clients.gateway import follow_compile
+from torchrelay.clients.gateway.compile_client import FetchResult, GatewayClient
+from torchrelay.clients.settings import ClientSettings
+from torchrelay.compiler import errors
+from torchrelay.compiler.api import compiles
+from torchrelay.compiler.artifact import container
+from torchrelay.compiler.artifact.signing import Trust
+from torchrelay.compiler.request import codec, key
+
+
+def client(url: str, **changes: Any) -> GatewayClient:
+    return GatewayClient(
+        ClientSettings(**{"url": url, "token": TOKEN, "cache_dir": Path("/nonexistent"), **changes})
+    )
+
+
+def compile_graph(gateway: GatewayClient, body: bytes, **more: Any) -> FetchResult:
+    name = key.key_of_bytes(codec.decompress(body, 1 << 20))
+    return gateway.compile(body, name, **{"cache_only": False, "deadline": 30.0, **more})
+
+
+def test_a_miss_then_a_hit_of_the_same_signed_bytes(gateway: Running) -> None:
+    told: list[compiles.CompileProgress] = []
+    body = graph()
+    with client(gateway.url) as mine:
+        first = compile_graph(mine, body, on_progress=told.append)
+        second = compile_graph(mine, body)
+        info = mine.info()
+    assert (first.hit, first.coalesced, second.hit) == (False, False, True)
+    assert first.data == second.data
+    assert [p.stage for p in told] == ["queued", "aot", "inductor", "publish", "done"]
+    trusted = [Ed25519PublicKey.from_public_bytes(base64.b64decode(text)) for text in info["public_keys"]]
+    name = key.key_of_bytes(codec.decompress(body, 1 << 20))
+    assert container.verify(first.data, Trust.of(trusted), key=name).manifest.key == name
+
+
+def test_who_asks_meanwhile_is_coalesced(start_gateway: Callable[..., Running]) -> None:
+    running = start_gateway(ArtifactPool(seconds=0.5))
+    found: list[FetchResult] = []
+    with client(running.url) as mine:
+        threads = [
+            threading.Thread(target=lambda: found.append(compile_graph(mine, graph()))) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        stats = mine.stats()
+    assert len({result.data for result in found}) == 1
+    assert sorted(result.coalesced for result in found) == [False, True, True, True]
+    assert (stats["compiles"], stats["coalesced"], stats["requests"]) == (1, 3, 4)
+
+
+def test_cache_mode_finds_only_what_is_there(gateway: Running) -> None:
+    with client(gateway.url) as mine:
+        with pytest.raises(errors.NotCached):
+            compile_graph(mine, graph(), cache_only=True)
+        assert gateway.pool.calls == []
+        compile_graph(mine, graph())
+        assert compile_graph(mine, graph(), cache_only=True).hit
+
+
+@pytest.mark.parametrize("kind", [errors.CompileFailed, errors.VerifyFailed, errors.NoWorker])
+def test_a_compile_that_fails_raises_the_workers_error(
+    gateway: Running, kind: type[errors.RelayError]
+) -> None:
+    gateway.pool.errors.append(kind("said the worker", hint="do this"))
+    with client(gateway.url) as mine, pytest.raises(kind, match=r"said the worker\. do this"):
+        compile_graph(mine, graph())
+
+
+def test_a_forbidden_target_is_refused_with_its_code(gateway: Running) -> None:
+    with client(gateway.url) as mine, pytest.raises(errors.ForbiddenTarget, match="from_file"):
+        compile_graph(mine, graph(target="torch.from_file"))
+
+
+def test_a_wrong_token_is_refused_with_its_code(gateway: Running) -> None:
+    with client(gateway.url, token="wrong") as mine, pytest.raises(errors.Unauthenticated):
+        compile_graph(mine, graph())
+
+
+def test_the_small_calls_answer_in_the_types_they_promise(gateway: Running) -> None:
+    with client(gateway.url) as mine:
+        assert mine.ready().ready
+        assert mine.ready().body["parts"] == {"redis": "ok", "workers": "ok"}
+        assert [worker.id for worker in mine.workers()] == ["w0"]
+        mine.report("no_worker", 3)
+        assert mine.stats()["fallbacks"] == {"no_worker": 3}
+        compile_graph(mine, graph())
+        name = key.key_of_bytes(codec.decompress(graph(), 1 << 20))
+        assert mine.status(name).stage == "done"
+
+
+def test_a_wait_goes_on_through_another_gateway_after_the_first_was_killed(
+    start_process: Callable[[float], GatewayProcess],
+) -> None:
+    """The same port, as behind a load balancer: the second gateway takes the compile over."""
+    process = start_process(2.0)
+    seen = threading.Event()
+    found: list[FetchResult] = []
+
+    def ask() -> None:
+        with client(process.url) as mine:
+            found.append(compile_graph(mine, graph(), on_progress=lambda _: seen.set()))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert seen.wait(20)
+    process.kill()
+    again = subprocess.Popen(process.process.args)
+    asking.join()
+    again.kill()
+    again.wait()
+    assert found[0].data.startswith(container.MAGIC)
+
+
+def test_a_gateway_that_was_killed_is_noticed_while_waiting(
+    start_process: Callable[[float], GatewayProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow_compile, "_RECONNECT_SECONDS", 0.5)
+    process = start_process(600.0)
+    killer = threading.Timer(0.5, process.kill)
+    killer.start()
+    with client(process.url) as mine, pytest.raises(errors.GatewayUnreachable):
+        compile_graph(mine, graph(), deadline=600.0)
+    killer.join()
+
+
+def test_a_gateway_that_stands_still_is_noticed_while_waiting(
+    start_process: Callable[[float], GatewayProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow_compile, "_RECONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(follow_compile, "_POLL_SECONDS", 0.5)
+    process = start_process(600.0)
+
+    def freeze(progress: compiles.CompileProgress) -> None:
+        process.process.send_signal(signal.SIGSTOP)
+
+    with client(process.url, idle_timeout=1.5) as mine, pytest.raises(errors.GatewayUnreachable):
+        compile_graph(mine, graph(), deadline=600.0, on_progress=freeze)

@@ -1,0 +1,262 @@
+"""The client's prefetch against the real gateway: fetched once, verified, on disk and unpacked ahead of time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from service_parts import TOKEN, ArtifactPool, Running, compiled, graph, wait_until
+from starlette.types import ASGIApp, Receive, Scope, Send
+from torchrelay.clients.artifacts import prefetch as module
+from torchrelay.clients.artifacts.prefetch import Prefetch
+from torchrelay.clients.reports.run_report import process_report
+from torchrelay.clients.settings import ClientSettings
+from torchrelay.compiler.artifact import container, member_names
+from torchrelay.compiler.artifact import manifest as artifact_manifest
+from torchrelay.compiler.artifact.signing import key_text
+from torchrelay.compiler.request import schema
+
+SCRIPT = "1" * 64
+LIBRARY = b"\x7fELF no library"
+
+
+class LibraryPool(ArtifactPool):
+    """Its artifacts hold one C++ library, as the real ones do."""
+
+    async def compile(self, request_bytes: bytes, **asked: Any) -> bytes:
+        self.calls.append(asked["key"])
+        files = {
+            member_names.BUNDLE: os.urandom(100),
+            member_names.LIBRARIES: msgspec.msgpack.encode([(["void"], "source", "cpp/0.so")]),
+            "cpp/0.so": LIBRARY,
+        }
+        manifest = artifact_manifest.Manifest(
+            schema=schema.SCHEMA,
+            key=asked["key"],
+            toolchain=asked["toolchain"],
+            target=asked["target"],
+            members=[container.member(name, data) for name, data in files.items()],
+            guards=[],
+            stages=[("aot", 1.0)],
+            verification=artifact_manifest.Verification("passed", "", 0.0, 0.1),
+            tuning=[],
+            kernels=1,
+            created="2026-01-01T00:00:00Z",
+            worker="w0",
+        )
+        return container.pack(manifest, files)
+
+
+class Gate:
+    """Holds back artifacts on their way to the client until it is opened."""
+
+    def __init__(self, app: ASGIApp, asked: threading.Event, opened: threading.Event) -> None:
+        self._app = app
+        self._asked = asked
+        self._opened = opened
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        import asyncio
+
+        if scope["type"] == "http" and scope["path"].startswith("/v1/artifacts/"):
+            self._asked.set()
+            while not self._opened.is_set():
+                await asyncio.sleep(0.01)
+        await self._app(scope, receive, send)
+
+
+class Service:
+    """A gateway that remembers two artifacts for SCRIPT, and whose artifacts wait at the gate."""
+
+    def __init__(self, running: Running, asked: threading.Event, opened: threading.Event) -> None:
+        self.running, self.asked, self.opened = running, asked, opened
+        opened.set()
+        with running.http() as http:
+            for size in (1, 2):
+                compiled(http, graph(size))
+            self.keys = list(running.pool.calls)
+            http.post("/v1/prefetch", json={"scripts": [SCRIPT], "keys": self.keys})
+            self.public = http.get("/v1/info").json()["public_keys"]
+        opened.clear()
+        asked.clear()
+        self.before = self.fetches()
+
+    def fetches(self) -> int:
+        with self.running.http() as http:
+            return int(http.get("/v1/stats").json()["fetches"])
+
+    def settings(self, folder: Path, **changes: Any) -> ClientSettings:
+        own = {
+            "url": self.running.url,
+            "token": TOKEN,
+            "public_keys": tuple(self.public),
+            "cache_dir": folder,
+        }
+        return ClientSettings(**{**own, "state_dir": folder / "state", **changes})
+
+
+@pytest.fixture
+def service(start_gateway: Callable[..., Running], settings: dict[str, Any]) -> Iterator[Service]:
+    from torchrelay.service.settings import ServiceSettings
+
+    asked, opened = threading.Event(), threading.Event()
+    running = Running(ServiceSettings(**settings), LibraryPool())
+    running.app.add_middleware(Gate, asked=asked, opened=opened)
+    running.start()
+    yield Service(running, asked, opened)
+    opened.set()
+    running.stop()
+
+
+def test_artifacts_are_there_verified_on_disk_and_unpacked_before_their_graphs(
+    service: Service, tmp_path: Path
+) -> None:
+    service.opened.set()
+    prefetch = Prefetch(service.settings(tmp_path), [SCRIPT])
+    prefetch.start()
+    wait_until(lambda: len(on_disk(tmp_path)) == 2, seconds=20)
+    one, two = service.keys
+    wait_until(lambda: two in prefetch._slots and prefetch._slots[two].over.is_set(), seconds=20)
+    found = prefetch.take(one)
+    assert found is not None and found.fetched and found.opened.manifest.key == one
+    assert found.data == (tmp_path / "artifacts" / one[:2] / one).read_bytes()
+    assert (tmp_path / "lib" / f"{hashlib.sha256(LIBRARY).hexdigest()}.so").read_bytes() == LIBRARY
+    assert prefetch.take(one) is None
+    assert prefetch.take("ee" * 32) is None
+    assert service.fetches() - service.before == 2
+    again = Prefetch(service.settings(tmp_path), [SCRIPT])
+    again.start()
+    wait_until(lambda: two in again._slots and again._slots[two].over.is_set(), seconds=20)
+    kept = again.take(two)
+    assert kept is not None and not kept.fetched
+    assert service.fetches() - service.before == 2
+
+
+def test_what_is_on_its_way_is_awaited_and_what_was_asked_for_is_not_fetched_again(
+    service: Service, tmp_path: Path
+) -> None:
+    one, two = service.keys
+    prefetch = Prefetch(service.settings(tmp_path), [SCRIPT])
+    assert prefetch.take(two) is None  # its graph came before the list: whoever asked fetches it
+    prefetch.start()
+    assert service.asked.wait(20)
+    found: list[Any] = []
+    waiting = threading.Thread(target=lambda: found.append(prefetch.take(one)))
+    waiting.start()
+    service.opened.set()
+    waiting.join(20)
+    assert found[0].opened.manifest.key == one
+    prefetch._close()
+    assert service.fetches() - service.before == 1
+
+
+def test_what_no_trusted_key_signed_is_dropped_and_counted(service: Service, tmp_path: Path) -> None:
+    service.opened.set()
+    stranger = key_text(Ed25519PrivateKey.generate().public_key())
+    failures = process_report().snapshot().prefetch_failures
+    prefetch = Prefetch(service.settings(tmp_path, public_keys=(stranger,)), [SCRIPT])
+    prefetch.start()
+    wait_until(lambda: process_report().snapshot().prefetch_failures == failures + 2, seconds=20)
+    assert [prefetch.take(key) for key in service.keys] == [None, None]
+    assert on_disk(tmp_path) == []
+
+
+def test_what_a_run_uses_is_told_long_before_it_ends(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_TELL_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_KEEP_SECONDS", 0.1)
+    script = "2" * 64
+    prefetch = Prefetch(service.settings(tmp_path), [script])
+    prefetch.start()
+    for key in service.keys:
+        prefetch.used(key, early=False)
+    with service.running.http() as http:
+        recalled = f"/v1/prefetch/{script}"
+        wait_until(lambda: len(http.get(recalled).json()["artifacts"]) == 2, seconds=20)
+
+
+def on_disk(folder: Path) -> list[Path]:
+    return [path for path in (folder / "artifacts").rglob("*") if len(path.name) == 64]
+
+
+PROGRAM = """
+import json, os, pathlib, sys, threading, time
+start = time.perf_counter()
+import torchrelay
+threads = [thread.name for thread in threading.enumerate() if thread.daemon]
+cache = pathlib.Path(os.environ["TORCHRELAY_CACHE_DIR"])
+while len(threads) and {wanted} > len([path for path in cache.rglob("*") if len(path.name) == 64]):
+    time.sleep(0.02)
+heavy = sorted({{"torch", "fastapi", "redis", "ray"}} & set(sys.modules))
+from torchrelay.clients.artifacts.prefetch import prefetch_with
+from torchrelay.clients.settings import load_settings
+if (prefetch := prefetch_with(load_settings())) is not None:
+    if (child := os.fork()) == 0:
+        prefetch.used("ab" * 32, early=False)
+        os._exit(prefetch.take("ab" * 32) is not None)
+    assert os.waitpid(child, 0)[1] == 0
+    for key in {used}:
+        prefetch.used(key, early=True)
+print(json.dumps({{"threads": threads, "heavy": heavy}}))
+"""
+
+
+def start(
+    service: Service, script: Path, cache: Path, wanted: int, used: list[str], **more: str
+) -> dict[str, Any]:
+    script.write_text(PROGRAM.format(wanted="int(sys.argv[2])", used="sys.argv[4:]"))
+    environment = {
+        **{name: text for name, text in os.environ.items() if not name.startswith("TORCHRELAY_")},
+        "TORCHRELAY_URL": service.running.url,
+        "TORCHRELAY_TOKEN": TOKEN,
+        "TORCHRELAY_PUBLIC_KEYS": ",".join(service.public),
+        "TORCHRELAY_CACHE_DIR": str(cache),
+        "XDG_STATE_HOME": str(cache / "state"),
+        "XDG_CONFIG_HOME": str(cache / "config"),
+        **more,
+    }
+    command = [sys.executable, str(script), "--wanted", str(wanted), "--used", *used]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return dict(json.loads(done.stdout))
+
+
+def test_the_next_start_of_a_script_fetches_what_it_used_from_import_on_without_torch(
+    service: Service, tmp_path: Path
+) -> None:
+    service.opened.set()
+    script = tmp_path / "train.py"
+    first = start(service, script, tmp_path / "a", 0, service.keys)
+    assert first == {"threads": ["torchrelay prefetch"], "heavy": []}
+    second = start(service, script, tmp_path / "b", 2, service.keys)
+    assert second == first
+    assert sorted(path.name for path in on_disk(tmp_path / "b")) == sorted(service.keys)
+    with service.running.http() as http:
+        assert http.get("/v1/stats").json()["hits"] == 4  # both starts said that theirs came early
+    assert start(service, script, tmp_path / "c", 2, [], TORCHRELAY_PREFETCH="0")["threads"] == []
+    assert start(service, script, tmp_path / "c", 2, [], TORCHRELAY_MODE="off")["threads"] == []
+
+
+def test_a_gateway_that_is_gone_or_hangs_is_nobodys_trouble(service: Service, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    start(service, script, tmp_path / "a", 0, ["ab" * 32], TORCHRELAY_URL="http://127.0.0.1:1")
+    nonsense = {**os.environ, "TORCHRELAY_URL": "nonsense"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import torchrelay"], env=nonsense, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+    service.opened.set()
+    start(service, script, tmp_path / "a", 0, service.keys)
+    service.opened.clear()  # the fetch under way hangs when the process ends
+    start(service, script, tmp_path / "b", 0, [])

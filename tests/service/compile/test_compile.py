@@ -1,0 +1,231 @@
+"""POST /v1/compile and what follows: misses, hits, progress and its resumption."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+from conftest import StartGateway
+from service_parts import ArtifactPool, RedisServer, Running, compiled, follow, graph, post
+from torchrelay.compiler.api import compiles
+from torchrelay.compiler.artifact import container, manifest
+from torchrelay.compiler.errors import CompileFailed, CompileKilled, NoWorker
+from torchrelay.compiler.request import codec, key
+
+
+def test_a_miss_compiles_and_the_next_request_hits(gateway: Running, http: httpx2.Client) -> None:
+    body = graph()
+    first = post(http, body)
+    assert first.status_code == 202
+    status = compiles.CompileStatus(**{**first.json(), "history": []})
+    assert status.key == first.headers["X-Torchrelay-Key"] == key.key_of(codec.unpack_request(body))
+    assert [stage for _, stage, _ in follow(http, status.key)] == [
+        "queued",
+        "aot",
+        "inductor",
+        "publish",
+        "done",
+    ]
+    second = post(http, body)
+    assert second.status_code == 200
+    assert second.headers["X-Torchrelay-Cache"] == "hit"
+    assert second.headers["Content-Type"] == manifest.ARTIFACT_MEDIA_TYPE
+    assert second.content == http.get(status.artifact).content
+    assert len(gateway.pool.calls) == 1
+
+
+def test_artifacts_are_signed_by_the_key_that_info_names(gateway: Running, http: httpx2.Client) -> None:
+    data = compiled(http, graph())
+    keyring = gateway.app.state.gateway.keyring
+    opened = container.verify(data, keyring.trust("default"), key=gateway.pool.calls[0])
+    assert len(opened.members["code.py"]) == 1000
+    assert http.get("/v1/info").json()["key_ids"] == [keyring.current]
+    assert {path.stat().st_mode & 0o777 for path in gateway.settings.keys_location.iterdir()} == {0o600}
+
+
+def test_a_look_into_the_cache_starts_no_compile(gateway: Running, http: httpx2.Client) -> None:
+    answer = post(http, graph(), wait="cache")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert gateway.pool.calls == []
+    compiled(http, graph())
+    assert post(http, graph(), wait="cache").status_code == 200
+
+
+def test_a_stream_goes_on_after_the_last_event_seen(http: httpx2.Client) -> None:
+    name = post(http, graph()).json()["key"]
+    events = list(follow(http, name))
+    assert list(follow(http, name, after=events[1][0])) == events[2:]
+    seconds = [data["seconds"] for _, _, data in events]
+    assert seconds == sorted(seconds)
+
+
+def test_a_client_that_saw_the_end_is_told_it_again(gateway: Running, http: httpx2.Client) -> None:
+    gateway.pool.errors = [CompileFailed("no")]
+    for size, end in ((1, "failed"), (2, "done")):
+        name = post(http, graph(size)).json()["key"]
+        *_, last = follow(http, name)
+        assert list(follow(http, name, after=last[0])) == [last]
+        assert last[1] == end
+
+
+def test_a_stream_that_is_silent_sends_comments(gateway: Running, http: httpx2.Client) -> None:
+    gateway.pool.seconds = 1.5
+    name = post(http, graph()).json()["key"]
+    assert [stage for _, stage, _ in follow(http, name, comments=True)].count("comment") >= 2
+
+
+def test_a_compile_that_always_has_news_is_not_taken_for_lost(start_gateway: StartGateway) -> None:
+    pool = ArtifactPool(seconds=3.0)
+    pool.talks = 150  # more often than anybody looks
+    with start_gateway(pool, lease_seconds=0.5, keepalive_seconds=0.3).http() as http:
+        stages = [stage for _, stage, _ in follow(http, post(http, graph()).json()["key"])]
+    assert stages.count("autotune") > 100
+    assert stages[-1] == "done"
+
+
+def test_the_status_of_a_compile_lists_its_history(http: httpx2.Client) -> None:
+    compiled(http, graph())
+    name = post(http, graph()).headers["X-Torchrelay-Key"]
+    status = http.get(f"/v1/compiles/{name}").json()
+    assert status["stage"] == "done"
+    assert status["history"][0]["stage"] == "queued"
+
+
+def test_a_stream_of_an_artifact_without_history_is_done_at_once(
+    gateway: Running, http: httpx2.Client, redis_server: RedisServer
+) -> None:
+    compiled(http, graph())
+    name = gateway.pool.calls[0]
+    redis_server.client().delete(f"torchrelay:events:{name}")
+    assert [stage for _, stage, _ in follow(http, name)] == ["done"]
+    assert http.get(f"/v1/compiles/{name}").json()["stage"] == "done"
+
+
+def test_a_failed_compile_tells_its_error_and_is_remembered(gateway: Running, http: httpx2.Client) -> None:
+    gateway.pool.errors = [CompileFailed("no lowering for frobnicate")]
+    name = post(http, graph()).json()["key"]
+    *_, (_, stage, data) = follow(http, name)
+    assert stage == "failed"
+    assert data["error"]["code"] == "compile_failed"
+    assert data["error"]["message"] == "no lowering for frobnicate"
+    again = post(http, graph())
+    assert (again.status_code, again.json()["error"]["code"]) == (422, "compile_failed")
+    assert len(gateway.pool.calls) == 1
+    assert http.get(f"/v1/compiles/{name}").json()["error"]["code"] == "compile_failed"
+
+
+def test_a_remembered_failure_is_forgotten_after_its_time(start_gateway: StartGateway) -> None:
+    gateway = start_gateway(negative_ttl_seconds=0.2)
+    gateway.pool.errors = [CompileFailed("once")]
+    with gateway.http() as http:
+        name = post(http, graph()).json()["key"]
+        assert [stage for _, stage, _ in follow(http, name)][-1] == "failed"
+        while post(http, graph()).status_code == 422:
+            pass
+        compiled(http, graph())
+
+
+def test_a_failure_that_may_not_happen_again_is_not_remembered(gateway: Running, http: httpx2.Client) -> None:
+    gateway.pool.errors = [NoWorker("no worker for cp311")]
+    name = post(http, graph()).json()["key"]
+    assert [stage for _, stage, _ in follow(http, name)][-1] == "failed"
+    assert post(http, graph()).status_code == 202
+
+
+def test_a_killed_worker_is_retried_once(gateway: Running, http: httpx2.Client) -> None:
+    gateway.pool.errors = [CompileKilled("the node went away")]
+    compiled(http, graph())
+    assert len(gateway.pool.calls) == 2
+    gateway.pool.errors = [CompileKilled("crashed"), CompileKilled("crashed again")]
+    name = post(http, graph(9)).json()["key"]
+    *_, (_, stage, data) = follow(http, name)
+    assert (stage, data["error"]["code"]) == ("failed", "compile_killed")
+    assert len(gateway.pool.calls) == 4
+
+
+def test_a_damaged_artifact_of_a_worker_is_never_published(gateway: Running, http: httpx2.Client) -> None:
+    gateway.pool.corrupt = True
+    name = post(http, graph()).json()["key"]
+    *_, (_, stage, data) = follow(http, name)
+    assert (stage, data["error"]["code"]) == ("failed", "service")
+    assert http.get(f"/v1/artifacts/{name}").status_code == 404
+
+
+def test_a_bug_in_the_pool_becomes_a_typed_error_without_its_text(
+    gateway: Running, http: httpx2.Client
+) -> None:
+    gateway.pool.errors = [ZeroDivisionError("secret path")]
+    name = post(http, graph()).json()["key"]
+    *_, (_, _, data) = follow(http, name)
+    assert data["error"]["code"] == "service"
+    assert "secret" not in data["error"]["message"]
+
+
+def test_a_compile_that_runs_over_its_deadline_times_out(
+    start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchrelay.service.compile.dispatcher._POOL_GRACE_SECONDS", 0.1)
+    gateway = start_gateway(ArtifactPool(seconds=30), compile_deadline_seconds=0.2)
+    with gateway.http() as http:
+        *_, (_, _, data) = follow(http, post(http, graph()).json()["key"])
+    assert data["error"]["code"] == "compile_timeout"
+    assert len(gateway.pool.cancelled) == 1
+
+
+def test_a_compile_nobody_waits_for_is_stopped_unless_it_shall_finish(start_gateway: StartGateway) -> None:
+    gateway = start_gateway(ArtifactPool(seconds=30), abandon_seconds=1)
+    with gateway.http() as http:
+        kept = post(http, graph(1)).json()["key"]
+        left = post(http, graph(2), finish=0).json()["key"]
+        waited = post(http, graph(3), finish=0).json()["key"]
+        for index, _ in enumerate(follow(http, waited, comments=True)):  # longer than abandon_seconds
+            if index == 6:
+                break
+        assert gateway.pool.cancelled == [left]
+        assert http.get(f"/v1/compiles/{left}").json()["stage"] == "failed"
+        assert http.get(f"/v1/compiles/{kept}").json()["stage"] == "aot"
+        assert http.get(f"/v1/compiles/{waited}").json()["stage"] == "aot"
+
+
+def test_the_queue_is_bounded(start_gateway: StartGateway) -> None:
+    gateway = start_gateway(ArtifactPool(seconds=30), max_queued=2, retry_after_seconds=7)
+    with gateway.http() as http:
+        assert [post(http, graph(size)).status_code for size in (1, 2, 1)] == [202, 202, 202]
+        full = post(http, graph(3))
+        assert (full.status_code, full.json()["error"]["code"]) == (429, "overloaded")
+        assert full.headers["Retry-After"] == "7"
+
+
+def test_large_requests_are_checked_in_a_child_process(gateway: Running, http: httpx2.Client) -> None:
+    body = graph(nodes=30_000)
+    assert len(codec.encode_request(codec.unpack_request(body))) > 1 << 20
+    compiled(http, body)
+    assert gateway.pool.calls == [key.key_of(codec.unpack_request(body))]
+    refused = post(http, graph(nodes=30_000, target="os.system"))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "forbidden_target")
+
+
+def test_a_gateway_process_serves_a_whole_compile_without_torch(settings: dict[str, Any]) -> None:
+    program = """
+import sys
+from service_parts import *
+running = Running(ServiceSettings(**msgspec.json.decode(sys.argv[1])), ArtifactPool())
+running.start()
+with running.http() as http:
+    compiled(http, graph()); compiled(http, graph())
+    assert http.get("/v1/stats").json()["hits"] == 1
+running.stop()
+assert "torch" not in sys.modules and "ray" not in sys.modules
+"""
+    argument = msgspec.json.encode(settings).decode()
+    subprocess.run(
+        [sys.executable, "-c", program, argument],
+        check=True,
+        timeout=60,
+        cwd=Path(__file__).parents[1] / "parts",
+    )

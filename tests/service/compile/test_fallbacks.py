@@ -1,0 +1,134 @@
+"""What fails at the service never breaks training: one warning, local code, the same result; `require` raises."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torchrelay
+from service_parts import TOKEN, Running, compiled, graph, wait_until
+from torchrelay.clients.backend import process_backend
+from torchrelay.clients.reports.run_report import process_report
+from torchrelay.compiler import errors
+
+FAILURES: list[tuple[Exception, type[errors.RelayError]]] = [
+    (errors.NoWorker("no worker for this toolchain"), errors.NoWorker),
+    (errors.CompileFailed("g++ ended with 1"), errors.CompileFailed),
+    (errors.VerifyFailed("output 0 differs"), errors.VerifyFailed),
+    (errors.CompileTimeout("too slow"), errors.CompileTimeout),
+    (errors.CompileKilled("out of memory"), errors.CompileKilled),
+    (ZeroDivisionError("a defect of the service"), errors.ServiceError),
+]
+IDS = [kind.__name__ for _, kind in FAILURES]
+
+
+@pytest.fixture
+def client(gateway: Running, tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Make this process a client of the test's gateway in the given mode."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("TORCHRELAY_")]:
+            patch.delenv(name)
+        patch.setenv("TORCHRELAY_URL", gateway.url)
+        patch.setenv("TORCHRELAY_TOKEN", TOKEN)
+        with gateway.http() as http:
+            patch.setenv("TORCHRELAY_PUBLIC_KEYS", http.get("/v1/info").json()["public_keys"][0])
+        patch.setenv("TORCHRELAY_CACHE_DIR", str(tmp_path / "client"))
+
+        def connect(mode: str) -> None:
+            patch.setenv("TORCHRELAY_MODE", mode)
+            process_backend.cache_clear()
+            process_report.cache_clear()
+            torch._dynamo.reset()
+
+        yield connect
+        process_backend.cache_clear()
+        process_report.cache_clear()
+        torch._dynamo.reset()
+
+
+def loss(x: torch.Tensor) -> torch.Tensor:
+    x = x.sin()
+    torch._dynamo.graph_break()
+    return x.square().sum()
+
+
+@pytest.mark.parametrize(("failure", "kind"), FAILURES, ids=IDS)
+def test_training_goes_on_with_one_warning(
+    gateway: Running, client: Callable[[str], None], failure: Exception, kind: type[errors.RelayError]
+) -> None:
+    client("remote")
+    gateway.pool.errors += [failure] * 20
+    x = torch.linspace(-1, 1, 8).requires_grad_()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.compile(loss, backend="torchrelay")(x).backward()
+    torch.testing.assert_close(x.grad, torch.sin(2 * x.detach()))
+    told = [str(w.message) for w in caught if w.category is torchrelay.FallbackWarning]
+    assert len(told) == 1 and told[0].startswith("torchrelay: compiled locally: ")
+    assert torchrelay.report().fallbacks == {kind.code: 2}
+
+
+@pytest.mark.parametrize(("failure", "kind"), FAILURES, ids=IDS)
+def test_require_raises_the_error_that_the_service_told(
+    gateway: Running, client: Callable[[str], None], failure: Exception, kind: type[errors.RelayError]
+) -> None:
+    client("require")
+    gateway.pool.errors += [failure] * 20
+    with pytest.raises(kind) as caught:
+        torch.compile(loss, backend="torchrelay")(torch.ones(8))
+    assert caught.value.code == kind.code
+
+
+def test_a_client_over_quota_compiles_locally_at_once(
+    gateway: Running, client: Callable[[str], None]
+) -> None:
+    """Its Retry-After is a day away: nobody waits for that."""
+    with gateway.http() as http:
+        assert http.patch("/v1/namespaces/default", json={"compile_seconds": 0.001}).status_code == 200
+        gateway.pool.seconds = 0.05
+        compiled(http, graph())
+        wait_until(lambda: http.get("/v1/stats").json()["seconds_spent"] > 0.001, seconds=30)
+    client("remote")
+    x = torch.linspace(-1, 1, 8).requires_grad_()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.compile(loss, backend="torchrelay")(x).backward()
+    torch.testing.assert_close(x.grad, torch.sin(2 * x.detach()))
+    (told,) = [str(w.message) for w in caught if w.category is torchrelay.FallbackWarning]
+    assert "spent its quota" in told and "next period" in told
+    assert torchrelay.report().fallbacks == {"over_quota": 2}
+    assert len(gateway.pool.calls) == 1
+    with gateway.http() as http:
+        wait_until(lambda: "over_quota" in http.get("/v1/stats").json()["fallbacks"], seconds=30)
+
+
+def test_an_artifact_that_cannot_be_loaded_is_not_kept(
+    gateway: Running, client: Callable[[str], None], tmp_path: Path
+) -> None:
+    """The gateway signs what its pool gives; this one's artifacts hold no code."""
+    client("require")
+    with pytest.raises(errors.ArtifactError):
+        torch.compile(loss, backend="torchrelay")(torch.ones(8))
+    assert [p for p in (tmp_path / "client" / "artifacts").rglob("*") if p.is_file()] == []
+
+
+def test_a_lock_that_cannot_be_read_warns_once_and_asks_for_nothing(
+    gateway: Running, client: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHRELAY_TUNING_LOCK", str(tmp_path / "missing.lock"))
+    client("remote")
+    x = torch.linspace(-1, 1, 8).requires_grad_()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.compile(loss, backend="torchrelay", options={"max_autotune": True})(x).backward()
+    torch.testing.assert_close(x.grad, torch.sin(2 * x.detach()))
+    (told,) = [str(w.message) for w in caught if w.category is torchrelay.FallbackWarning]
+    assert "missing.lock cannot be read" in told and "torchrelay tune export" in told
+    assert torchrelay.report().fallbacks == {"bad_tuning_lock": 2}
+    assert gateway.pool.calls == []
+    with gateway.http() as http:
+        wait_until(lambda: "bad_tuning_lock" in http.get("/v1/stats").json()["fallbacks"], seconds=30)

@@ -1,0 +1,270 @@
+"""One compile for a key, whatever happens to its holder, to other gateways or to Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+from conftest import StartGateway
+from service_parts import (
+    TOKEN,
+    ArtifactPool,
+    GatewayProcess,
+    RedisServer,
+    Running,
+    compiled,
+    follow,
+    graph,
+    post,
+    wait_until,
+)
+from torchrelay.compiler.request import codec
+from torchrelay.service.access.audit import AuditEvent
+from torchrelay.service.compile.single_flight import LeaseGrant, Leases
+from torchrelay.service.settings import ServiceSettings
+from torchrelay.service.storage.redis.connections import connect
+from torchrelay.service.storage.redis.keys import Keys
+from torchrelay.service.storage.redis.scripts import Scripts
+
+
+async def _fetch(http: httpx2.AsyncClient, body: bytes) -> bytes:
+    answer = await http.post("/v1/compile", content=body, headers={"Content-Type": codec.GRAPH_MEDIA_TYPE})
+    if answer.status_code == 202:
+        async with http.stream("GET", answer.json()["events"]) as events:
+            text = (await events.aread()).decode()
+        assert "event: done" in text
+        answer = await http.get(answer.json()["artifact"])
+    assert answer.status_code == 200
+    return answer.content
+
+
+def test_two_hundred_clients_of_two_gateways_share_one_compile(start_gateway: StartGateway) -> None:
+    # both gateways and all clients are one process: a lease must outlive its stalls
+    gateways = [start_gateway(ArtifactPool(seconds=1.5), lease_seconds=10.0) for _ in range(2)]
+
+    async def everyone() -> list[bytes]:
+        limits = httpx2.Limits(max_connections=200)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        clients = [
+            httpx2.AsyncClient(base_url=g.url, headers=headers, timeout=60, limits=limits, trust_env=False)
+            for g in gateways
+        ]
+        try:
+            return await asyncio.gather(*(_fetch(clients[i % 2], graph()) for i in range(200)))
+        finally:
+            for client in clients:
+                await client.aclose()
+
+    assert len(set(asyncio.run(everyone()))) == 1
+    assert sum(len(g.pool.calls) for g in gateways) == 1
+    with gateways[0].http() as http:
+        stats = http.get("/v1/stats").json()
+    assert stats["requests"] == 200
+    assert stats["misses"] == stats["compiles"] == 1
+    assert stats["coalesced"] + stats["hits"] == 199
+    assert stats["seconds_saved"] == pytest.approx(3.0 * 199)
+
+
+def test_another_gateway_takes_over_when_the_holder_is_killed(
+    start_gateway: StartGateway, start_process: Callable[[float], GatewayProcess]
+) -> None:
+    holder = start_process(60)
+    other = start_gateway()
+    with holder.http() as first, other.http() as second:
+        name = post(first, graph()).json()["key"]
+        stream = follow(second, name)
+        assert next(stream)[1] == "queued"
+        assert next(stream)[1] == "aot"
+        holder.kill()
+        rest = [(stage, data.get("detail", "")) for _, stage, data in stream]
+        assert rest[0] == ("queued", "taken over from a holder that died")
+        assert rest[-1][0] == "done"
+        assert other.pool.calls == [name]
+        assert second.get(f"/v1/artifacts/{name}").status_code == 200
+
+
+def test_a_restarted_gateway_goes_on_with_what_its_clients_wait_for(
+    start_gateway: StartGateway, start_process: Callable[[float], GatewayProcess]
+) -> None:
+    killed = start_process(60)
+    with killed.http() as http:
+        name = post(http, graph()).json()["key"]
+        stream = follow(http, name)
+        seen = next(stream)[0]
+        killed.kill()
+    with start_gateway().http() as http:
+        stages = [stage for _, stage, _ in follow(http, name, after=seen)]
+        assert stages[-3:] == ["inductor", "publish", "done"]
+        assert post(http, graph()).status_code == 200
+
+
+def test_a_gateway_that_stops_hands_its_compiles_over_at_once(start_gateway: StartGateway) -> None:
+    holder, other = start_gateway(ArtifactPool(seconds=60), lease_seconds=30), start_gateway(lease_seconds=30)
+    with holder.http() as first, other.http() as second:
+        name = post(first, graph()).json()["key"]
+        stream = follow(second, name)
+        next(stream)
+        began = time.monotonic()
+        holder.stop()
+        assert [stage for _, stage, _ in stream][-1] == "done"
+        assert time.monotonic() - began < 10
+    assert holder.pool.cancelled == [name]
+
+
+def test_a_stream_can_be_resumed_at_another_gateway(start_gateway: StartGateway) -> None:
+    one, two = start_gateway(ArtifactPool(seconds=1)), start_gateway()
+    with one.http() as first, two.http() as second:
+        name = post(first, graph()).json()["key"]
+        stream = follow(first, name)
+        seen, _, _ = next(stream)
+        stream.close()
+        stages = [stage for _, stage, _ in follow(second, name, after=seen)]
+        assert stages == ["aot", "inductor", "publish", "done"]
+
+
+def test_a_late_publish_under_an_old_fence_is_refused(
+    settings: dict[str, Any], redis_server: RedisServer
+) -> None:
+    async def scenario() -> None:
+        configured = ServiceSettings(**{**settings, "lease_seconds": 0.1})
+        redis = connect(configured)
+        keys, scripts = Keys(configured.redis_prefix), Scripts(redis)
+        leases = Leases(redis, keys, scripts, configured)
+        name = "ab" * 32
+        old = await leases.ask(name, b"body", finish=True)
+        assert isinstance(old, LeaseGrant)
+        assert await leases.ask(name, b"body", finish=True) == "wait"
+        await asyncio.sleep(0.2)  # the holder stalls, its lease expires
+        new = await leases.take_over(name)
+        assert new is not None
+        assert int(new.lease.fence) > int(old.lease.fence)
+        assert new.body == b"body"
+
+        publish = [keys.index(name), keys.lease(name), keys.lru, keys.sizes, keys.total, keys.events(name)]
+        publish += [
+            keys.run(name),
+            keys.request(name),
+            keys.active,
+            keys.waiters(name),
+            keys.stats,
+            keys.inline,
+            keys.audit,
+        ]
+
+        async def offer(token: str, digest: str) -> list[bytes]:
+            place = ["store", "default", "1.0", "{}", 1000, keys.wake, keys.blob(digest)]
+            entry = [100, 0, 0, *AuditEvent(action="published", key=name, digest=digest).fields()]
+            return await scripts.publish(keys=publish, args=[name, token, digest, 10, *place, *entry])
+
+        assert await offer(old.lease.token, "old") == [b"refused"]
+        assert await leases.progress(old.lease, "inductor", "") is False
+        assert (await leases.renew(old, finish=True))[0] == "lost"
+        await redis.delete(keys.lease(name))
+        renewal, again = await leases.renew(new, finish=True)
+        assert renewal == "retaken"
+        assert int(again.lease.fence) > int(new.lease.fence)
+        assert await offer(new.lease.token, "stale") == [b"refused"]
+        assert await offer(again.lease.token, "new") == [b"published", b"new"]
+        assert await offer(again.lease.token, "new") == [b"published", b"new"]
+        assert await offer(old.lease.token, "old") == [b"exists", b"new"]
+        await redis.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_fences_rise_although_redis_forgot_them(settings: dict[str, Any], redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        configured = ServiceSettings(**settings)
+        redis = connect(configured)
+        leases = Leases(redis, Keys(configured.redis_prefix), Scripts(redis), configured)
+        first = await leases.ask("ab" * 32, b"", finish=True)
+        await redis.flushall()
+        second = await leases.ask("ab" * 32, b"", finish=True)
+        assert isinstance(first, LeaseGrant)
+        assert isinstance(second, LeaseGrant)
+        assert int(second.lease.fence) > int(first.lease.fence)
+        await redis.aclose()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("seconds", [0.5, 4.0], ids=["finished while Redis is away", "finished afterwards"])
+def test_a_compile_survives_a_restart_of_redis(
+    seconds: float, start_gateway: StartGateway, redis_server: RedisServer
+) -> None:
+    gateway = start_gateway(ArtifactPool(seconds=seconds))
+    with gateway.http() as http:
+        name = post(http, graph()).json()["key"]
+        stages: list[str] = []
+        reader = threading.Thread(target=lambda: stages.extend(s for _, s, _ in follow(http, name)))
+        reader.start()
+        time.sleep(0.2)
+        redis_server.stop()
+        time.sleep(1.0)
+        assert post(http, graph()).status_code == 503
+        redis_server.start()  # empty: nothing was kept on disk
+        reader.join(20)
+        assert stages[-1] == "done"
+        assert gateway.pool.calls == [name]
+        assert post(http, graph()).status_code == 200
+
+
+def test_a_compile_without_a_trace_is_given_up(
+    start_gateway: StartGateway,
+    start_process: Callable[[float], GatewayProcess],
+    redis_server: RedisServer,
+) -> None:
+    holder, other = start_process(60), start_gateway()
+    with holder.http() as first, other.http() as second:
+        stream = follow(second, post(first, graph()).json()["key"])
+        next(stream)
+        holder.kill()
+        redis_server.client().flushall()
+        *_, (_, stage, data) = stream
+        assert (stage, data["error"]["code"]) == ("failed", "unavailable")
+        compiled(second, graph())
+
+
+def test_requests_right_after_a_restart_of_redis_join_the_running_compile(
+    start_gateway: StartGateway, redis_server: RedisServer
+) -> None:
+    gateway = start_gateway(ArtifactPool(seconds=3), lease_seconds=6)
+    with gateway.http() as http:
+        post(http, graph())
+        wait_until(lambda: bool(gateway.pool.calls), seconds=30)
+        redis_server.client().flushall()
+        compiled(http, graph())
+    assert len(gateway.pool.calls) == 1
+
+
+def test_redis_gone_is_a_typed_answer_and_it_heals_by_itself(
+    gateway: Running, http: httpx2.Client, redis_server: RedisServer
+) -> None:
+    redis_server.stop()
+    answer = post(http, graph())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+    assert int(answer.headers["Retry-After"]) > 0
+    ready = http.get("/readyz")
+    assert ready.status_code == 503
+    assert ready.json()["parts"]["redis"] != "ok"
+    assert ready.json()["parts"]["workers"] == "ok"
+    assert http.get("/livez").status_code == 200
+    assert http.get("/metrics").status_code == 200
+    redis_server.start()
+    assert http.get("/readyz").status_code == 200
+    compiled(http, graph())
+
+
+def test_posts_at_the_same_moment_start_one_compile(gateway: Running) -> None:
+    gateway.pool.seconds = 0.5
+    with ThreadPoolExecutor(8) as threads, gateway.http() as http:
+        answers = list(threads.map(lambda _: post(http, graph()), range(8)))
+    assert [answer.status_code for answer in answers] == [202] * 8
+    assert sorted(answer.headers["X-Torchrelay-Cache"] for answer in answers) == ["coalesced"] * 7 + ["miss"]
+    assert len(gateway.pool.calls) == 1

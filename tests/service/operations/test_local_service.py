@@ -1,0 +1,221 @@
+"""What `up` brings along for one machine: the state folder, the port, the guard; without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+from structlog.testing import CapturingLogger
+from torchrelay.compiler.errors import SettingsError, Unavailable
+from torchrelay.service.local import state_folder, up
+from torchrelay.service.local.redis_server import RedisServer, find_server
+
+
+def test_a_taken_port_is_refused_or_replaced_as_asked():
+    with up.listen("127.0.0.1", 0, any_port_will_do=False) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"127.0.0.1:{port}"):
+            up.listen("127.0.0.1", port, any_port_will_do=False)
+        with up.listen("127.0.0.1", port, any_port_will_do=True) as second:
+            assert second.getsockname()[1] not in (port, 0)
+            assert up.url_of(second) == f"http://127.0.0.1:{second.getsockname()[1]}"
+
+
+def test_the_owners_token_is_made_once_and_must_be_private(tmp_path):
+    token = state_folder.owner_token(tmp_path / "s")
+    assert len(token) >= 32
+    assert state_folder.owner_token(tmp_path / "s") == token
+    path = tmp_path / "s" / "token"
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o644)
+    with pytest.raises(SettingsError, match="readable by others"):
+        state_folder.owner_token(tmp_path / "s")
+
+
+def test_credentials_are_private_and_replace_an_open_file_whole(tmp_path):
+    path = tmp_path / "deep" / "credentials.json"
+    path.parent.mkdir()
+    path.write_text("{}")
+    path.chmod(0o644)
+    state_folder.write_credentials(
+        path, url="http://127.0.0.1:1", token="t", public_keys=["k"], namespace="default"
+    )
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert json.loads(path.read_text()) == {
+        "url": "http://127.0.0.1:1",
+        "token": "t",
+        "public_keys": ["k"],
+        "namespace": "default",
+    }
+    assert [p.name for p in path.parent.iterdir()] == ["credentials.json"]
+
+
+def test_a_state_folder_serves_one_service_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(state_folder, "_LOCK_SECONDS", 0.3)
+    monkeypatch.setattr(state_folder, "log", logs := CapturingLogger())
+
+    async def scenario():
+        async with state_folder.exclusive(tmp_path):
+            with pytest.raises(Unavailable, match=str(tmp_path)):
+                async with state_folder.exclusive(tmp_path):
+                    pass
+            assert [call.args for call in logs.calls] == [("waiting_for_another_service_to_end",)]
+        async with state_folder.exclusive(tmp_path):
+            pass
+
+    asyncio.run(scenario())
+
+
+def test_the_folder_of_sockets_is_short_and_a_killed_predecessors_is_removed(tmp_path, monkeypatch):
+    deep = tmp_path / ("d" * 60)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    left = tmp_path / "torchrelay-left"
+    left.mkdir()
+    (tmp_path / "runtime").write_text(f"{left}\n")
+    with state_folder.runtime_directory(tmp_path) as directory:
+        assert not left.exists()
+        assert len(str(directory)) < 48
+        assert directory.stat().st_mode & 0o777 == 0o700
+    assert not directory.exists()
+    assert not (tmp_path / "runtime").exists()
+
+
+def test_a_note_that_names_a_foreign_folder_removes_nothing(tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (tmp_path / "runtime").write_text(f"{precious}\n")
+    with state_folder.runtime_directory(tmp_path):
+        assert precious.exists()
+
+
+def test_redis_holds_the_lock_until_it_has_ended_and_ends_with_its_parent(tmp_path):
+    """A parent that is killed right after its redis answered: the lock is free only once redis has gone."""
+    socket_dir = Path(tempfile.mkdtemp(prefix="trl-", dir="/tmp"))
+    program = f"""
+import asyncio, os, signal
+from pathlib import Path
+from torchrelay.service import state
+from torchrelay.service.local.redis_server import RedisProcess
+
+async def main():
+    async with state.exclusive(Path({str(tmp_path)!r})) as lock:
+        redis = RedisProcess(Path({str(tmp_path)!r}) / "redis", Path({str(socket_dir)!r}) / "s",
+                             Path({str(tmp_path)!r}) / "log", lock)
+        await redis.start()
+        print(redis._process.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+    try:
+        ran = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60)
+        assert ran.returncode == -signal.SIGKILL
+        redis = int(ran.stdout)
+
+        async def take_the_lock():
+            async with state_folder.exclusive(tmp_path):
+                return psutil.pid_exists(redis) and psutil.Process(redis).status() != psutil.STATUS_ZOMBIE
+
+        assert asyncio.run(take_the_lock()) is False
+    finally:
+        for path in socket_dir.iterdir():
+            path.unlink()
+        socket_dir.rmdir()
+
+
+def test_a_redis_that_cannot_start_is_said_with_its_log(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "appendonly.aof").write_bytes(b"no append-only file\r\n" * 10)
+
+    async def scenario():
+        redis = RedisServer(tmp_path / "data", tmp_path / "s", tmp_path / "log", lock_of(tmp_path))
+        try:
+            with pytest.raises(Unavailable, match="redis-server ended"):
+                await redis.start()
+        finally:
+            await redis.stop()
+
+    asyncio.run(scenario())
+    assert os.access(find_server(), os.X_OK)
+
+
+def lock_of(folder):
+    return os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+
+
+GUARDED = """
+import subprocess, sys, time, signal
+from torchrelay.service.local.supervisor import guarded
+
+def service():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+    escaped = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    orphan = subprocess.run(["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"],
+                            capture_output=True, text=True, check=True)
+    print(escaped.pid, orphan.stdout.strip(), flush=True)
+    {then}
+
+sys.exit(guarded(service))
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "status"),
+    [
+        ("sys.exit(5)", 5),
+        ("import os; os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL),
+        ("raise ValueError('no')", 1),
+        ("pass", 0),
+    ],
+)
+def test_the_guard_gives_the_services_status_and_ends_what_it_left(then, status):
+    ran = subprocess.run(
+        [sys.executable, "-c", GUARDED.format(then=then)], stdout=subprocess.PIPE, text=True, timeout=60
+    )
+    assert ran.returncode == status
+    assert not [pid for pid in map(int, ran.stdout.split()) if psutil.pid_exists(pid)]
+
+
+def test_the_guard_passes_signals_on():
+    guard = subprocess.Popen(
+        [sys.executable, "-c", GUARDED.format(then="time.sleep(1000)")], stdout=subprocess.PIPE, text=True
+    )
+    pids = [int(pid) for pid in guard.stdout.readline().split()]
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    guard.terminate()
+    assert guard.wait(20) == 7
+    guard.stdout.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_service_whose_guard_is_killed_is_told_to_end():
+    guard = psutil.Popen(
+        [sys.executable, "-c", GUARDED.format(then="time.sleep(1000)")], stdout=subprocess.PIPE, text=True
+    )
+    guard.stdout.readline()
+    family = guard.children(recursive=True)
+    service = guard.children()[0]
+    guard.kill()
+    guard.wait()
+    guard.stdout.close()
+    gone, _ = psutil.wait_procs([service], timeout=10)
+    for left in family:  # sleepers of the test, which nothing but the guard would have ended
+        if left.is_running():
+            left.kill()
+    assert gone == [service] or service.status() == psutil.STATUS_ZOMBIE
+
+
+def test_loopback_is_the_default_and_ipv6_is_understood():
+    if socket.has_ipv6:
+        with up.listen("::1", 0, any_port_will_do=False) as listener:
+            assert up.url_of(listener).startswith("http://[::1]:")

@@ -1,0 +1,250 @@
+"""A farm on a real Redis, and workers whose lanes search in this process: each search goes as its problem says."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from service_parts import TARGET, TOOLCHAIN, RedisServer
+from torchrelay.compiler import decoding
+from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
+from torchrelay.compiler.errors import CompileKilled, NoWorker, Overloaded
+from torchrelay.compiler.request import schema
+from torchrelay.compiler.tuning import queries
+from torchrelay.compiler.tuning.queries import (
+    CandidateAttempt,
+    SearchResult,
+    TaskReassigned,
+    TaskRequest,
+    TuningTask,
+    UnsupportedTask,
+)
+from torchrelay.compiler.tuning.records import (
+    CandidateFailure,
+    DeviceEnvironment,
+    Problem,
+    Timing,
+    TuningEntry,
+)
+from torchrelay.service.admission.compile_request import CompileRequest
+from torchrelay.service.base.metrics import GatewayMetrics
+from torchrelay.service.compile.search.database import TuningDatabase
+from torchrelay.service.compile.search.queue import SearchQueue
+from torchrelay.service.compile.search.scheduler import SearchScheduler
+from torchrelay.service.compile.search.task import SearchTarget
+from torchrelay.service.storage.redis.keys import Keys
+from torchrelay.service.storage.redis.scripts import Scripts
+from torchrelay.workers.pool import SearchDevice, WorkerLost
+from tuning_parts import PLACE, problem
+
+AIM = SearchTarget(TOOLCHAIN, TARGET, 1)
+ASK = CompileRequest("key", b"", TOOLCHAIN, TARGET, {}, [])
+
+
+def of(size: int, **settings: str) -> Problem:
+    """A problem; `settings` say how its search goes (Lanes)."""
+    return msgspec.structs.replace(problem(size), settings=tuple(sorted(settings.items())))
+
+
+def task(size: int, **settings: str) -> TuningTask:
+    return TuningTask(id=f"t{size}", problem=of(size, **settings))
+
+
+@dataclass
+class Lanes:
+    """A pool's lanes. A searcher tries a, b and c of each problem; settings: `crash`: candidates that end its process,
+    `lose`: that lose its worker, `hold`: it waits for `release` before it reports, `unfit`, `other`: it reports another
+    problem than the task's, `die`: it ends before it tries anything.
+    """
+
+    up: dict[str, DeviceEnvironment] = field(default_factory=lambda: {"a": PLACE, "b": PLACE})
+    compiling: set[str] = field(default_factory=set)
+    queue: int = 0
+    broken: set[str] = field(default_factory=set)
+    """Workers whose searchers do not start."""
+    ahead: int = 1
+    """Tasks that a searcher has at hand."""
+
+    def __post_init__(self) -> None:
+        self.searching: dict[str, asyncio.Future[None]] = {}
+        self.began: list[tuple[str, str]] = []
+        """Worker and text of the problem's sizes, in the order in which their searches began."""
+        self.namespaces: list[str] = []
+        self.starts = 0
+        self.release = asyncio.Event()
+
+    def lanes(self, toolchain: schema.Toolchain, target: schema.Target) -> list[SearchDevice]:
+        if toolchain != TOOLCHAIN:
+            raise NoWorker("no worker for that toolchain")
+        return [SearchDevice(name, name in self.searching, name in self.compiling) for name in self.up]
+
+    def waiting(self) -> int:
+        return self.queue
+
+    def lose(self, worker: str, *, gone: bool = True) -> None:
+        """Its actor dies."""
+        if gone:
+            self.up.pop(worker)
+        if worker in self.searching:
+            self.searching[worker].set_exception(WorkerLost(f"worker {worker} died with the job"))
+
+    async def search(
+        self,
+        order: bytes,
+        *,
+        worker: str,
+        namespace: str,
+        on_query: Callable[[bytes], Awaitable[bytes]],
+        **_: Any,
+    ) -> None:
+        self.starts += 1
+        if worker not in self.up:
+            raise NoWorker(f"worker {worker} is not there")
+        if worker in self.searching:
+            raise Overloaded("its device is searched")
+        threads = decoding.from_msgpack(order, type=SearchJobSpec).threads
+        self.searching[worker] = ended = asyncio.get_running_loop().create_future()
+        self.namespaces.append(namespace)
+        body = asyncio.create_task(self._serve(worker, threads, on_query))
+        try:
+            await asyncio.wait({body, ended}, return_when=asyncio.FIRST_COMPLETED)
+            await (ended if ended.done() else body)
+        finally:
+            body.cancel()
+            await asyncio.gather(body, return_exceptions=True)
+            del self.searching[worker]
+
+    async def _serve(self, worker: str, threads: int, on_query: Callable[[bytes], Awaitable[bytes]]) -> None:
+        async def ask(question: queries.TuningQuery) -> queries.TuningReply:
+            answer: queries.TuningReply = decoding.from_msgpack(
+                await on_query(msgspec.msgpack.encode(question)), type=queries.TuningReply
+            )
+            return answer
+
+        await asyncio.sleep(0.01)
+        if worker in self.broken:
+            raise CompileKilled("the worker cannot start: there is no disk")
+        place = msgspec.structs.replace(self.up[worker], threads=threads)
+        held: list[TuningTask] = []
+        while True:
+            work = await ask(TaskRequest(place, len(held)))
+            assert isinstance(work, queries.TaskBatch)
+            held += work.tasks
+            if work.over and not held:
+                return
+            if held and (not work.tasks or len(held) >= self.ahead):
+                await self._search(worker, place, held.pop(0), ask)
+
+    async def _search(
+        self,
+        worker: str,
+        place: DeviceEnvironment,
+        task: TuningTask,
+        ask: Callable[[queries.TuningQuery], Coroutine[Any, Any, queries.TuningReply]],
+    ) -> None:
+        how = dict(task.problem.settings)
+        if isinstance(await ask(CandidateAttempt(task.id, "")), TaskReassigned):
+            return
+        self.began.append((worker, task.problem.shape()))
+        if "die" in how:
+            raise CompileKilled("the search process ended with exit status 9")
+        if "unfit" in how:
+            await ask(UnsupportedTask(task.id, how["unfit"]))
+            return
+        timings = []
+        for name in "abc":
+            if name in task.avoid:
+                continue
+            await ask(CandidateAttempt(task.id, name))
+            if name in how.get("crash", ""):
+                raise CompileKilled("the search process was ended by SIGSEGV")
+            if name in how.get("lose", ""):
+                raise WorkerLost(f"worker {worker} died with the job")
+            timings.append(Timing(name, 1.0 + len(timings), 1.0, 4.0, 10))
+        await asyncio.sleep(0.01)
+        if "hold" in how:
+            await self.release.wait()
+        searched = of(99) if "other" in how else task.problem
+        entry = TuningEntry(problem=searched, place=place, winner=timings[0], candidates=3)
+        failures = [CandidateFailure(name, "it ends the process") for name in task.avoid]
+        await ask(SearchResult(entry, task.id, timings, failures))
+
+
+@dataclass
+class Site:
+    """A gateway's searches. farm: of the default namespace."""
+
+    lanes: Lanes
+    crew: SearchScheduler
+    farm: SearchQueue
+    tunings: TuningDatabase
+    metrics: GatewayMetrics
+    redis: Redis
+
+    def another(self, namespace: str) -> SearchQueue:
+        tunings = TuningDatabase(self.redis, Keys("torchrelay:", namespace), Scripts(self.redis), limit=1000)
+        return SearchQueue(namespace, tunings, self.crew, self.metrics)
+
+    async def wanted(
+        self, *problems: Problem, place: DeviceEnvironment = PLACE, farm: SearchQueue | None = None
+    ) -> queries.KnownEntries:
+        """What a compile hears that asks until nothing is open."""
+        for _ in range(2000):
+            known = await (farm or self.farm).want(place, problems, ASK)
+            if not known.open:
+                return known
+            await asyncio.sleep(0.01)
+        raise AssertionError("it is still open")
+
+    async def counted(self, outcome: str) -> float:
+        """Once what was found is finished: it is told from Redis before it is counted."""
+        await self.until(lambda: not self.farm._keeping)
+        return (
+            self.metrics.registry.get_sample_value("torchrelay_searches_total", {"outcome": outcome}) or 0.0
+        )
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+        for _ in itertools.count():
+            if condition():
+                return
+            seconds -= 0.01
+            assert seconds > 0, "it did not happen in time"
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def site(server: RedisServer, lanes: Lanes | None = None, **redis_options: Any) -> AsyncIterator[Site]:
+    lanes = lanes or Lanes()
+    redis = Redis.from_url(server.url, **redis_options)
+    tunings = TuningDatabase(redis, Keys("torchrelay:", "default"), Scripts(redis), limit=1000)
+    metrics = GatewayMetrics()
+    crew = SearchScheduler(lanes, metrics)
+    farm = SearchQueue("default", tunings, crew, metrics)
+    try:
+        yield Site(lanes, crew, farm, tunings, metrics, redis)
+    finally:
+        await farm.close()
+        await crew.close()
+        await redis.aclose()
+
+
+def winners(known: queries.KnownEntries) -> dict[Problem, str]:
+    return {entry.problem: entry.winner.candidate for entry in known.entries}
+
+
+Scenario = Callable[[Site], Coroutine[None, None, None]]
+
+
+def run(server: RedisServer, scenario: Scenario, lanes: Callable[[], Lanes] = Lanes, **options: Any) -> None:
+    async def opened() -> None:
+        async with site(server, lanes(), **options) as here:
+            async with asyncio.timeout(60):
+                await scenario(here)
+
+    asyncio.run(opened())

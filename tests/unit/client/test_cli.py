@@ -1,0 +1,276 @@
+"""The command line as a user runs it: exit statuses, one-line errors, JSON, the doctor's verdicts."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torchrelay
+from torchrelay.compiler.api import compiles
+from torchrelay.compiler.request import codec, schema
+
+KEY = base64.b64encode(bytes(range(32))).decode()
+STATS = {"requests": 5, "hits": 3, "misses": 1, "compiles": 1, "coalesced": 1, "failures": 0}
+STATS |= {"seconds_saved": 1234.5, "fallbacks": {"no_worker": 2}}
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHRELAY_", "XDG_"))}
+    folders = {name: str(tmp_path / name) for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")}
+    return {**kept, **folders, "COLUMNS": "200"}
+
+
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torchrelay.clients.cli", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def gateway(environment: dict[str, str]) -> Iterator[dict[str, tuple[int, Any]]]:
+    """GET path -> status and JSON, served on loopback; `environment` points at it."""
+    answers: dict[str, tuple[int, Any]] = {
+        "/v1/stats": (200, STATS),
+        "/v1/info": (
+            200,
+            {"version": "0.1.0", "schema": schema.SCHEMA, "key_ids": ["k1"], "public_keys": [KEY]},
+        ),
+        "/v1/workers": (200, []),
+        "/readyz": (200, {"ready": True, "parts": {"redis": "ok", "workers": "ok"}}),
+    }
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, content = answers.get(self.path, (404, {}))
+            if self.path.startswith("/v1") and self.headers["Authorization"] != "Bearer secret":
+                status = 401
+                content = {"error": {"code": "unauthenticated", "message": "no token", "hint": "Set one"}}
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(content).encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    environment["TORCHRELAY_URL"] = f"http://127.0.0.1:{server.server_port}"
+    environment["TORCHRELAY_TOKEN"] = "secret"
+    environment["TORCHRELAY_PUBLIC_KEYS"] = KEY
+    yield answers
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_the_version_is_printed(environment: dict[str, str]) -> None:
+    assert run(environment, "--version").stdout == f"torchrelay {torchrelay.__version__}\n"
+
+
+def test_help_lists_the_commands(environment: dict[str, str]) -> None:
+    listed = run(environment, "--help").stdout
+    assert all(f" {name} " in listed for name in ("up", "demo", "doctor", "stats", "explain"))
+
+
+@pytest.mark.parametrize("arguments", [["nosuch"], ["stats", "--nosuch"]])
+def test_wrong_use_exits_with_2(environment: dict[str, str], arguments: list[str]) -> None:
+    assert run(environment, *arguments).returncode == 2
+
+
+def test_without_a_gateway_the_error_is_one_line_with_a_hint(environment: dict[str, str]) -> None:
+    done = run(environment, "stats")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "torchrelay: no gateway is known. Start one with `torchrelay up`, or set TORCHRELAY_URL\n"
+    )
+
+
+def test_a_bad_setting_exits_with_2_and_names_the_variable(environment: dict[str, str]) -> None:
+    done = run({**environment, "TORCHRELAY_MODE": "bogus"}, "stats")
+    assert done.returncode == 2
+    assert done.stderr == ("torchrelay: TORCHRELAY_MODE is 'bogus'. Allowed: off, cache, remote, require\n")
+
+
+def test_stats_as_json_are_the_gateways(environment: dict[str, str], gateway: dict[str, Any]) -> None:
+    done = run(environment, "stats", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (0, STATS)
+
+
+def test_stats_for_people_name_every_counter(environment: dict[str, str], gateway: dict[str, Any]) -> None:
+    lines = [line.split() for line in run(environment, "stats").stdout.splitlines()]
+    assert ["requests", "5"] in lines
+    assert ["seconds", "saved", "1,234.5"] in lines
+    assert ["fallbacks:", "no_worker", "2"] in lines
+
+
+def test_a_refused_token_is_one_line(environment: dict[str, str], gateway: dict[str, Any]) -> None:
+    done = run({**environment, "TORCHRELAY_TOKEN": "wrong"}, "stats")
+    assert (done.returncode, done.stderr) == (1, "torchrelay: no token. Set one\n")
+
+
+# --- doctor ----------------------------------------------------------------------------------------------
+
+
+def diagnosis(environment: dict[str, str]) -> tuple[int, dict[str, tuple[str, str, str]]]:
+    done = run(environment, "doctor", "--json")
+    found = json.loads(done.stdout)
+    assert found["ok"] is (done.returncode == 0)
+    return done.returncode, {c["name"]: (c["status"], c["found"], c["advice"]) for c in found["checks"]}
+
+
+def test_the_doctor_without_a_gateway_says_what_to_do_and_skips_the_rest(environment: dict[str, str]) -> None:
+    done = run(environment, "doctor")
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("pass versions")
+    assert any(line.startswith("FAIL gateway") and "torchrelay up" in line for line in lines)
+    assert any(line.startswith("skip round trip") for line in lines)
+
+
+def test_the_doctor_reads_the_tuning_lock(environment: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "team.lock"
+    environment["TORCHRELAY_TUNING_LOCK"] = str(file)
+    _, checks = diagnosis(environment)
+    assert checks["settings"][0] == "fail" and "team.lock cannot be read" in checks["settings"][1]
+    file.write_text("version = 1\n")
+    _, checks = diagnosis(environment)
+    assert checks["settings"][0] == "pass" and "strict tuning lock of 0 winners" in checks["settings"][1]
+
+
+def test_the_doctor_stops_at_settings_that_cannot_be_read(environment: dict[str, str]) -> None:
+    status, checks = diagnosis({**environment, "TORCHRELAY_DEADLINE": "soon"})
+    assert status == 1
+    assert list(checks) == ["settings"]
+    assert "TORCHRELAY_DEADLINE" in checks["settings"][1]
+
+
+def test_the_doctor_names_the_toolchain_that_no_worker_has(
+    environment: dict[str, str], gateway: dict[str, Any]
+) -> None:
+    other = schema.Toolchain(python="cp39", torch="1.13", triton="", cuda="", platform="linux-x86_64")
+    target = schema.Target(kind="cpu", name="", capability="", units=0, cpu=[])
+    worker = compiles.WorkerInfo(id="w", toolchain=other, target=target, state="idle", jobs_done=0)
+    gateway["/v1/workers"] = (200, json.loads(codec.to_json([worker])))
+    status, checks = diagnosis(environment)
+    assert status == 1
+    assert [checks[name][0] for name in ("gateway", "redis", "workers", "signature")] == ["pass"] * 4
+    assert checks["toolchain"][0] == "fail"
+    assert "cp39 torch 1.13 on cpu" in checks["toolchain"][1]
+    assert checks["round trip"] == ("skip", "not checked", "First see to 'toolchain'")
+
+
+@pytest.mark.parametrize(
+    ("isolation", "status", "words"),
+    [
+        (["bubblewrap", "namespaces", "seccomp"], "pass", "1 by bubblewrap, namespaces, seccomp"),
+        (["landlock", "seccomp"], "pass", "landlock"),
+        (["off"], "pass", "off"),
+        (["seccomp"], "fail", "compiles on node-7 see the worker's files"),
+        (["none"], "fail", "compiles on node-7 see the worker's files"),
+        ([], "pass", "no worker says"),
+    ],
+)
+def test_the_doctor_says_what_shuts_compiles_in(
+    isolation: list[str], status: str, words: str, environment: dict[str, str], gateway: dict[str, Any]
+) -> None:
+    toolchain = schema.Toolchain(python="cp39", torch="1.13", triton="", cuda="", platform="linux-x86_64")
+    target = schema.Target(kind="cpu", name="", capability="", units=0, cpu=[])
+    worker = compiles.WorkerInfo(
+        "w", toolchain, target, state="idle", jobs_done=0, host="node-7", isolation=isolation
+    )
+    gateway["/v1/workers"] = (200, json.loads(codec.to_json([worker])))
+    _, checks = diagnosis(environment)
+    assert checks["isolation"][0] == status
+    assert words in checks["isolation"][1]
+    assert ("bubblewrap" in checks["isolation"][2]) == (status == "fail")
+
+
+def test_the_doctor_tells_redis_from_workers(environment: dict[str, str], gateway: dict[str, Any]) -> None:
+    parts = {"redis": "ok", "workers": "no worker is warm yet"}
+    gateway["/readyz"] = (503, {"ready": False, "parts": parts})
+    _, checks = diagnosis(environment)
+    assert checks["redis"][0] == "pass"
+    assert checks["workers"][0] == "fail"
+    assert "no worker is warm yet" in checks["workers"][1]
+
+
+def test_the_doctor_refuses_a_signer_that_is_not_trusted(
+    environment: dict[str, str], gateway: dict[str, Any]
+) -> None:
+    other = base64.b64encode(bytes(32)).decode()
+    _, checks = diagnosis({**environment, "TORCHRELAY_PUBLIC_KEYS": other})
+    assert checks["signature"][0] == "fail"
+    assert "TORCHRELAY_PUBLIC_KEYS" in checks["signature"][2]
+
+
+def test_the_doctor_wants_every_signer_of_the_gateway_trusted(
+    environment: dict[str, str], gateway: dict[str, Any]
+) -> None:
+    """The second key's artifacts, imported from another site, would be refused one by one."""
+    other = base64.b64encode(bytes(32)).decode()
+    _, told = gateway["/v1/info"]
+    gateway["/v1/info"] = (200, {**told, "public_keys": [KEY, other]})
+    _, checks = diagnosis(environment)
+    assert checks["signature"][0] == "fail"
+    assert "torchrelay login" in checks["signature"][2]
+
+
+def test_the_doctor_notices_another_schema(environment: dict[str, str], gateway: dict[str, Any]) -> None:
+    gateway["/v1/info"] = (200, {"version": "9", "schema": 9, "key_ids": [], "public_keys": []})
+    _, checks = diagnosis(environment)
+    assert checks["gateway"][0] == "fail"
+    assert "schema 9" in checks["gateway"][1]
+
+
+# --- up and demo become another program ------------------------------------------------------------------
+
+
+def test_the_process_becomes_the_program_with_the_same_id_and_arguments(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "shown.py").write_text("import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(7)")
+    program = (
+        "from torchrelay.clients.commands.start_service import _become\n"
+        "_become('shown', 'up', '--port', '0', needs=('json',), extra='server')"
+    )
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(tmp_path), *filter(None, [environment.get("PYTHONPATH")])]
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        shown, _ = process.communicate(timeout=60)
+    assert shown == f"{process.pid} ['up', '--port', '0']\n"
+    assert process.returncode == 7
+
+
+def test_a_missing_extra_is_named_with_the_command_that_installs_it() -> None:
+    from torchrelay.clients.commands.start_service import _become
+    from torchrelay.compiler.errors import ClientError
+
+    with pytest.raises(ClientError, match=r"needs no_such_module\. Run `pip install 'torchrelay\[server\]'`"):
+        _become("anything", needs=("json", "no_such_module"), extra="server")
+
+
+def test_without_the_cli_extra_the_command_says_what_to_install(environment: dict[str, str]) -> None:
+    program = (
+        "import importlib.util, sys\n"
+        "real = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'typer' else real(name, *rest)\n"
+        "from torchrelay.clients import cli\n"
+        "cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pip install 'torchrelay[cli]'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,214 @@
+"""One decision for each key in a job: a real TCPStore; ranks are threads with connections of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+from torchrelay.clients.artifacts import rank_agreement as module
+from torchrelay.clients.artifacts.rank_agreement import AgreementStore, Decision, StoreAgreement
+from torchrelay.compiler.errors import JobUnreachable, NoWorker
+from torchrelay.compiler.torch_internals.distributed import job_store
+
+KEY = "ab" * 32
+RANKS = 4
+SECONDS = timedelta(seconds=60)
+
+
+@pytest.fixture
+def server() -> Iterator[list[dist.TCPStore]]:
+    """A list that holds the only reference: emptying it ends the server."""
+    holder = [dist.TCPStore("127.0.0.1", 0, None, True, SECONDS, wait_for_workers=False)]
+    yield holder
+    holder.clear()
+
+
+@pytest.fixture
+def rank(server: list[dist.TCPStore]) -> Callable[..., StoreAgreement]:
+    def connect(readers: int = RANKS - 1) -> StoreAgreement:
+        store = job_store.job_store((server[0].host, server[0].port), SECONDS)
+        return StoreAgreement(AgreementStore(store, "torchrelay/job/"), readers)
+
+    return connect
+
+
+def never() -> bytes:
+    raise AssertionError("a follower must not obtain")
+
+
+def decision_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_one_of_all_ranks_obtains_and_all_have_the_same_bytes(rank: Callable[..., StoreAgreement]) -> None:
+    data, obtained = bytes(range(256)) * 40_000, []  # 10 MB: three chunks
+
+    def obtain() -> bytes:
+        obtained.append(threading.get_ident())
+        time.sleep(0.1)
+        return data
+
+    def run(job: StoreAgreement) -> tuple[Decision, bytes | None]:
+        decision = job.agree(KEY, 60, obtain)
+        mine = obtained == [threading.get_ident()]
+        return decision, data if mine else job.artifact(KEY, decision)
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        found = list(pool.map(run, [rank() for _ in range(RANKS)]))
+    assert len(obtained) == 1
+    assert {decision.digest for decision, _ in found} == {decision_of(data)}
+    assert all(got == data for _, got in found)
+
+
+def test_the_bytes_leave_the_store_once_all_have_read_them_and_the_decision_stays(
+    rank: Callable[..., StoreAgreement],
+) -> None:
+    leader, *others = [rank() for _ in range(RANKS)]
+    decision = leader.agree(KEY, 60, lambda: b"bytes")
+    for other in others:
+        assert other.artifact(KEY, other.agree(KEY, 60, never)) == b"bytes"
+        other.done(KEY, decision)
+    assert leader.artifact(KEY, decision) is None
+    assert rank().agree(KEY, 60, never) == decision
+
+
+def test_all_fall_back_for_the_leaders_reason(rank: Callable[..., StoreAgreement]) -> None:
+    error = NoWorker("none for this torch")
+
+    def fail() -> bytes:
+        raise error
+
+    first = rank().agree(KEY, 60, fail)
+    assert first.error is not None and first.error.code == "no_worker"
+    assert rank().agree(KEY, 60, never) == first
+
+
+def test_ranks_that_need_different_graphs_in_another_order_do_not_wait_for_each_other(
+    rank: Callable[..., StoreAgreement],
+) -> None:
+    both = threading.Barrier(2)
+
+    def run(job: StoreAgreement, keys: list[str]) -> list[str]:
+        both.wait()
+        return [job.agree(key, 60, lambda key=key: key.encode()).digest for key in keys]
+
+    keys = ["aa" * 32, "bb" * 32]
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.submit(run, rank(), keys), pool.submit(run, rank(), keys[::-1])
+    assert one.result() == two.result()[::-1] == [decision_of(key.encode()) for key in keys]
+
+
+def test_a_leader_that_is_interrupted_is_replaced_at_once(rank: Callable[..., StoreAgreement]) -> None:
+    leads = threading.Event()
+
+    def interrupted() -> bytes:
+        leads.set()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rank().agree(KEY, 60, interrupted)
+    assert leads.is_set()
+    assert rank().agree(KEY, 60, lambda: b"second").digest == decision_of(b"second")
+
+
+def test_a_leader_that_stands_still_is_replaced_and_accepts_what_was_decided(
+    rank: Callable[..., StoreAgreement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOST_SECONDS", 0.5)
+    leads, decided = threading.Event(), threading.Event()
+
+    def stands_still() -> bytes:
+        leads.set()
+        assert decided.wait(60)
+        return b"late"
+
+    with monkeypatch.context() as still, ThreadPoolExecutor(1) as pool:
+        still.setattr(module, "_BEAT_SECONDS", 600.0)
+        slow = pool.submit(rank().agree, KEY, 60, stands_still)
+        assert leads.wait(60)
+        still.setattr(module, "_BEAT_SECONDS", 0.1)
+        decision = rank().agree(KEY, 60, lambda: b"second")
+        decided.set()
+        assert slow.result() == decision
+    assert decision.digest == decision_of(b"second")
+
+
+LEADER = """
+import sys, time
+from datetime import timedelta
+from torchrelay.clients.artifacts.rank_agreement import AgreementStore, StoreAgreement
+from torchrelay.compiler.torch_internals.distributed import job_store
+
+store = job_store.job_store(("127.0.0.1", int(sys.argv[1])), timedelta(seconds=60))
+
+def obtain():
+    print("leads", flush=True)
+    time.sleep(600)
+
+StoreAgreement(AgreementStore(store, "torchrelay/job/"), 3).agree(sys.argv[2], 600, obtain)
+"""
+
+
+def test_a_leader_that_is_killed_is_replaced(
+    rank: Callable[..., StoreAgreement], server: list[dist.TCPStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOST_SECONDS", 3.0)
+    command = [sys.executable, "-c", LEADER, str(server[0].port), KEY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as leader:
+        assert leader.stdout is not None and leader.stdout.readline() == "leads\n"
+        with ThreadPoolExecutor(2) as pool:
+            followers = [pool.submit(rank().agree, KEY, 60, lambda: b"second") for _ in range(2)]
+            leader.kill()
+            found = [follower.result() for follower in followers]
+    assert found[0] == found[1]
+    assert found[0].digest == decision_of(b"second")
+
+
+def test_at_the_deadline_all_decide_that_there_is_nothing(rank: Callable[..., StoreAgreement]) -> None:
+    leads, over = threading.Event(), threading.Event()
+
+    def slow() -> bytes:
+        leads.set()
+        assert over.wait(60)
+        return b"late"
+
+    with ThreadPoolExecutor(1) as pool:
+        leader = pool.submit(rank().agree, KEY, 60, slow)
+        assert leads.wait(60)
+        decision = rank().agree(KEY, 0.3, never)
+        over.set()
+        assert leader.result() == decision
+    assert decision.error is not None and decision.error.code == "deadline_exceeded"
+
+
+def test_too_many_bytes_for_the_store_are_taken_out_oldest_first(
+    rank: Callable[..., StoreAgreement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_HELD_BYTES", 10)
+    leader, other = rank(), rank()
+    small = [leader.agree(f"{n:064x}", 60, lambda n=n: bytes([n]) * 6) for n in range(2)]
+    large = leader.agree(KEY, 60, lambda: b"more than ten")
+    found = [other.artifact(f"{n:064x}", decision) for n, decision in enumerate(small)]
+    assert found == [None, b"\1" * 6]
+    assert other.artifact(KEY, large) is None
+
+
+def test_a_store_that_is_gone_is_a_typed_error(
+    rank: Callable[..., StoreAgreement], server: list[dist.TCPStore]
+) -> None:
+    job = rank()
+    server.clear()
+    with pytest.raises(JobUnreachable, match="store failed"):
+        job.agree(KEY, 60, never)
+
+
+def test_a_process_without_a_store_has_none() -> None:
+    assert job_store.job_store(None, SECONDS) is None

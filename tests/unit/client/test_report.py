@@ -1,0 +1,253 @@
+"""The run's report: everything counted, one warning for each reason, written at exit when asked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torchrelay
+from torchrelay.clients.reports.run_report import STAGES, FallbackWarning, RunReport, last_run
+from torchrelay.compiler.errors import (
+    ClientError,
+    CompileTimeout,
+    GatewayUnreachable,
+    JobUnreachable,
+    NoWorker,
+)
+
+
+def test_a_new_report_is_all_zeros() -> None:
+    found = RunReport().snapshot()
+    assert (found.hits, found.disk_hits, found.misses, found.coalesced) == (0, 0, 0, 0)
+    assert (found.shared, found.prefetched, found.fallbacks, found.alone) == (0, 0, {}, {})
+    assert found.seconds == dict.fromkeys(STAGES, 0.0)
+    assert found.graphs == ()
+
+
+def test_each_outcome_counts_in_its_own_place() -> None:
+    run = RunReport()
+    run.record("hit", key="a" * 64, seconds=0.5, nodes=7)
+    run.record("hit")
+    run.record("disk_hit")
+    run.record("miss")
+    run.record("coalesced")
+    run.record("shared")
+    found = run.snapshot()
+    assert (found.hits, found.disk_hits, found.misses, found.coalesced, found.shared) == (2, 1, 1, 1, 1)
+    assert (found.graphs[0].key, found.graphs[0].seconds, found.graphs[0].nodes) == ("a" * 64, 0.5, 7)
+    assert found.graphs[0].reason == ""
+
+
+def test_a_snapshot_does_not_change_afterwards() -> None:
+    run = RunReport()
+    before = run.snapshot()
+    run.record("hit")
+    run.add_seconds("wait", 1)
+    assert (before.hits, before.seconds["wait"], before.graphs) == (0, 0.0, ())
+
+
+def test_a_fallback_warns_once_for_each_code_and_counts_every_time() -> None:
+    run = RunReport()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.fallback(NoWorker("nobody for cp311"))
+        run.fallback(NoWorker("nobody for cp312"), nodes=3)
+        run.fallback(CompileTimeout("took 840 s"))
+    assert [str(w.message) for w in caught] == [
+        f"torchrelay: compiled locally: nobody for cp311. {NoWorker.hint}",
+        f"torchrelay: compiled locally: took 840 s. {CompileTimeout.hint}",
+    ]
+    assert {w.category for w in caught} == {FallbackWarning}
+    found = run.snapshot()
+    assert found.fallbacks == {"no_worker": 2, "compile_timeout": 1}
+    assert [g.reason for g in found.graphs] == ["no_worker", "no_worker", "compile_timeout"]
+    assert {g.outcome for g in found.graphs} == {"fallback"}
+
+
+def test_an_error_that_is_raised_is_listed_and_counts_as_nothing_else() -> None:
+    run, error = RunReport(), NoWorker("nobody")
+    error.key = "c" * 64
+    run.raised(error, nodes=3)
+    found = run.snapshot()
+    assert [(g.key, g.outcome, g.nodes, g.reason) for g in found.graphs] == [
+        ("c" * 64, "raised", 3, "no_worker")
+    ]
+    assert (found.hits, found.misses, found.fallbacks) == (0, 0, {})
+
+
+def test_two_reports_warn_apart() -> None:
+    for _ in range(2):
+        with pytest.warns(FallbackWarning):
+            RunReport().warn_once(GatewayUnreachable("gone"))
+
+
+def test_timed_adds_up_even_when_the_block_raises() -> None:
+    run = RunReport()
+    with pytest.raises(KeyError), run.timed("load"):
+        raise KeyError
+    after_first = run.snapshot().seconds["load"]
+    with run.timed("load"):
+        pass
+    assert 0 < after_first < run.snapshot().seconds["load"]
+
+
+def test_threads_lose_no_count() -> None:
+    run = RunReport()
+
+    def work() -> None:
+        for _ in range(2000):
+            run.record("hit")
+            run.add_seconds("key", 1.0)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert run.snapshot().hits == 8000
+    assert run.snapshot().seconds["key"] == 8000.0
+
+
+def test_only_the_latest_thousand_graphs_are_listed() -> None:
+    run = RunReport()
+    for n in range(1200):
+        run.record("hit", nodes=n)
+    assert run.snapshot().hits == 1200
+    assert [g.nodes for g in run.snapshot().graphs] == list(range(200, 1200))
+
+
+def test_the_public_report_is_the_process_report() -> None:
+    from torchrelay.clients.reports.run_report import process_report
+
+    before = torchrelay.report().hits
+    process_report().record("hit")
+    assert torchrelay.report().hits == before + 1
+
+
+def test_it_is_written_at_exit_by_its_own_process_only(tmp_path: Path) -> None:
+    program = (
+        "import os, pathlib, sys\n"
+        "from torchrelay.clients.reports.run_report import process_report\n"
+        "run = process_report()\n"
+        "for _ in range(2): run.write_at_exit(pathlib.Path(sys.argv[1]))\n"
+        "run.record('miss', key='b' * 64, nodes=2)\n"
+        "if (child := os.fork()) == 0: run.record('hit'); sys.exit()\n"
+        "os.waitpid(child, 0)\n"
+        "print(os.getpid())\n"
+    )
+    target = str(tmp_path / "new" / "{pid}.json")
+    done = subprocess.run([sys.executable, "-c", program, target], capture_output=True, text=True, check=True)
+    (path,) = (tmp_path / "new").iterdir()
+    assert path.name == f"{done.stdout.strip()}.json"
+    found = json.loads(path.read_text())
+    assert (found["hits"], found["misses"]) == (0, 1)
+    assert found["graphs"] == [{"key": "b" * 64, "outcome": "miss", "seconds": 0.0, "nodes": 2, "reason": ""}]
+
+
+LEAVE = (
+    "import os, pathlib, sys\n"
+    "from torchrelay.clients.reports.run_report import process_report\n"
+    "from torchrelay.compiler.errors import NotCached\n"
+    "run = process_report()\n"
+    "for _ in range(2): run.leave_at_exit(pathlib.Path(sys.argv[1]))\n"
+)
+
+
+def leave(folder: Path, program: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "train.py"
+    script.write_text(LEAVE + program)
+    command = [sys.executable, "-W", "ignore", str(script), str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=True)
+
+
+def test_a_run_leaves_its_record_and_the_next_one_replaces_it(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    assert last_run(folder) is None
+    leave(folder, "run.record('miss', key='a' * 64, nodes=2, seconds=0.5)", tmp_path)
+    first = last_run(folder)
+    assert first is not None and first.program == "train.py"
+    (process,) = first.processes
+    assert (process.rank, process.run) == (None, "")
+    (graph,) = process.graphs
+    assert (graph.key, graph.outcome, graph.nodes, graph.seconds) == ("a" * 64, "miss", 2, 0.5)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    leave(folder, "run.fallback(NotCached('no'), key='b' * 64)", tmp_path)
+    second = last_run(folder)
+    assert second is not None
+    (process,) = second.processes
+    assert [(g.key, g.reason) for g in process.graphs] == [("b" * 64, "not_cached")]
+    assert [path.name for path in folder.iterdir()] == ["last_run.json"]
+
+
+RANK = (
+    "import os, pathlib, sys\n"
+    "from torchrelay.clients.reports.run_report import process_report\n"
+    "from torchrelay.clients.settings import LauncherInfo\n"
+    "run, rank = process_report(), int(sys.argv[2])\n"
+    "launch = LauncherInfo(rank=rank, local_rank=rank, world_size=2, run=sys.argv[3], restart=0, "
+    "named=True, store=None)\n"
+    "run.leave_at_exit(pathlib.Path(sys.argv[1]), launch)\n"
+    "run.record('miss', key=f'{rank:064x}')\n"
+)
+
+
+def test_each_rank_leaves_its_own_record_and_a_run_is_all_its_ranks(tmp_path: Path) -> None:
+    def launch(rank: int, run: str) -> None:
+        subprocess.run([sys.executable, "-c", RANK, str(tmp_path), str(rank), run], check=True)
+
+    def ranks() -> list[tuple[int | None, str]]:
+        found = last_run(tmp_path)
+        assert found is not None
+        return [(process.rank, process.graphs[0].key[-1]) for process in found.processes]
+
+    for rank in (2, 1, 0):
+        launch(rank, "first")
+    assert ranks() == [(0, "0"), (1, "1"), (2, "2")]
+    for rank in (1, 0):
+        launch(rank, "second")
+    assert ranks() == [(0, "0"), (1, "1")]
+    leave(tmp_path, "run.record('hit', key='f' * 64)", tmp_path)
+    assert ranks() == [(None, "f")]
+
+
+def test_deciding_without_the_job_counts_and_is_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
+    run = RunReport()
+    for _ in range(3):
+        run.alone(JobUnreachable("the job's store failed"))
+    assert run.snapshot().alone == {"job_unreachable": 3}
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_run_without_graphs_and_a_forked_child_leave_none(tmp_path: Path) -> None:
+    leave(tmp_path / "state", "", tmp_path)
+    leave(
+        tmp_path / "state",
+        "if (child := os.fork()) == 0: run.record('hit'); sys.exit()\nos.waitpid(child, 0)",
+        tmp_path,
+    )
+    assert last_run(tmp_path / "state") is None
+
+
+def test_a_record_that_cannot_be_left_is_not_the_programs_trouble(tmp_path: Path) -> None:
+    done = leave(Path("/dev/null/x"), "run.record('hit'); print('trained')", tmp_path)
+    assert (done.stdout, done.stderr) == ("trained\n", "")
+
+
+def test_a_record_that_cannot_be_read_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "last_run.json").write_text("{")
+    with pytest.raises(ClientError, match="cannot be read"):
+        last_run(tmp_path)
+
+
+def test_a_report_that_cannot_be_written_does_not_change_the_exit_status() -> None:
+    program = (
+        "import pathlib; from torchrelay.clients.reports.run_report import process_report\n"
+        "process_report().write_at_exit(pathlib.Path('/dev/null/x.json'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "could not be written" in done.stderr

@@ -1,0 +1,260 @@
+"""Settings: where each value may come from, which source wins, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchrelay.clients import settings as module
+from torchrelay.clients.settings import (
+    ClientSettings,
+    CredentialsWarning,
+    load_launcher_info,
+    load_settings,
+    wants_prefetch,
+)
+from torchrelay.compiler.errors import SettingsError
+
+KEY = base64.b64encode(bytes(range(32))).decode()
+
+
+@pytest.fixture(autouse=True)
+def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in [name for name in os.environ if name.startswith("TORCHRELAY_")]:
+        monkeypatch.delenv(name)
+    for name, folder in (("XDG_CONFIG_HOME", "config"), ("XDG_CACHE_HOME", "cache")):
+        monkeypatch.setenv(name, str(tmp_path / folder))
+    return tmp_path
+
+
+def write(home: Path, name: str, content: Any, mode: int = 0o600) -> Path:
+    path = home / "config" / "torchrelay" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    path.chmod(mode)
+    return path
+
+
+def test_without_any_source_nothing_is_contacted_and_the_mode_is_remote(empty_home: Path) -> None:
+    found = load_settings()
+    assert (found.url, found.token, found.public_keys, found.mode) == ("", "", (), "remote")
+    assert found.cache_dir == empty_home / "cache" / "torchrelay"
+    assert (found.deadline, found.connect_timeout, found.idle_timeout) == (900, 3, 20)
+
+
+def test_a_user_without_a_home_leaves_no_record_and_is_served_all_the_same(
+    empty_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(empty_home / "state"))
+    assert load_settings().state_dir == empty_home / "state" / "torchrelay"
+
+    def homeless() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert load_settings().state_dir is None
+
+
+def test_argument_beats_environment_beats_config_beats_credentials(
+    empty_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(empty_home, "credentials.json", {"url": "http://127.0.0.1:1", "token": "t", "public_keys": [KEY]})
+    assert load_settings().url == "http://127.0.0.1:1"
+    write(empty_home, "config.json", {"url": "http://127.0.0.1:2", "mode": "cache"})
+    assert load_settings().url == "http://127.0.0.1:2"
+    monkeypatch.setenv("TORCHRELAY_URL", "http://127.0.0.1:3")
+    assert load_settings().url == "http://127.0.0.1:3"
+    assert load_settings(url="http://127.0.0.1:4").url == "http://127.0.0.1:4"
+    assert load_settings(url=None, mode=None).mode == "cache"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "field", "value"),
+    [
+        ("TORCHRELAY_URL", "https://relay.example/", "url", "https://relay.example"),
+        ("TORCHRELAY_TOKEN", " secret ", "token", "secret"),
+        ("TORCHRELAY_PUBLIC_KEYS", f"{KEY}, {KEY}", "public_keys", (KEY, KEY)),
+        ("TORCHRELAY_MODE", "require", "mode", "require"),
+        ("TORCHRELAY_CACHE_DIR", "/x/y", "cache_dir", Path("/x/y")),
+        ("TORCHRELAY_JOB", "night-17", "job", "night-17"),
+        ("TORCHRELAY_PREFETCH", "0", "prefetch", False),
+        ("TORCHRELAY_TUNING_LOCK", "/x/team.lock", "tuning_lock", Path("/x/team.lock")),
+        ("TORCHRELAY_TUNING_LOCK_MODE", "loose", "tuning_lock_mode", "loose"),
+        ("TORCHRELAY_DEADLINE", "1.5", "deadline", 1.5),
+        ("TORCHRELAY_CONNECT_TIMEOUT", "7", "connect_timeout", 7.0),
+        ("TORCHRELAY_IDLE_TIMEOUT", "8", "idle_timeout", 8.0),
+        ("TORCHRELAY_DISK_CACHE_BYTES", "0", "disk_cache_bytes", 0),
+        ("TORCHRELAY_MAX_RESPONSE_BYTES", "1000", "max_response_bytes", 1000),
+        ("TORCHRELAY_STATE_DIR", "/x/s", "state_dir", Path("/x/s")),
+        ("TORCHRELAY_REPORT", "/x/{pid}.json", "report", Path("/x/{pid}.json")),
+    ],
+)
+def test_every_setting_has_its_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, field: str, value: object
+) -> None:
+    monkeypatch.setenv(variable, text)
+    assert getattr(load_settings(), field) == value
+
+
+def test_every_field_can_be_set_and_every_setting_is_a_field() -> None:
+    assert set(module._PARSERS) == set(ClientSettings.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "allowed"),
+    [
+        ("TORCHRELAY_MODE", "on", "off, cache, remote, require"),
+        ("TORCHRELAY_TUNING_LOCK_MODE", "on", "strict, loose"),
+        ("TORCHRELAY_URL", "relay:8000", "http://HOST"),
+        ("TORCHRELAY_URL", "ftp://relay", "http://HOST"),
+        ("TORCHRELAY_URL", "http://user:secret@relay", "without user"),
+        ("TORCHRELAY_URL", "http://relay:99999", "http://HOST"),
+        ("TORCHRELAY_DEADLINE", "soon", "seconds above 0"),
+        ("TORCHRELAY_DEADLINE", "0", "seconds above 0"),
+        ("TORCHRELAY_DEADLINE", "inf", "seconds above 0"),
+        ("TORCHRELAY_DEADLINE", "nan", "seconds above 0"),
+        ("TORCHRELAY_DISK_CACHE_BYTES", "-1", "0 or more"),
+        ("TORCHRELAY_DISK_CACHE_BYTES", "1.5", "whole number"),
+        ("TORCHRELAY_PUBLIC_KEYS", "abcd", "32 bytes each"),
+        ("TORCHRELAY_TOKEN", "two words", "without spaces"),
+    ],
+)
+def test_a_bad_value_names_its_variable_and_what_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, allowed: str
+) -> None:
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert variable in caught.value.message
+    assert allowed in caught.value.advice
+    assert caught.value.code == "bad_setting"
+
+
+def test_a_bad_token_is_not_repeated_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHRELAY_TOKEN", "s3cret word")
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert "s3cret" not in str(caught.value)
+
+
+def test_an_unknown_argument_is_refused() -> None:
+    with pytest.raises(SettingsError, match="unknown setting 'urll'"):
+        load_settings(urll="http://127.0.0.1:1")
+
+
+def test_a_variable_set_to_nothing_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHRELAY_MODE", "")
+    assert load_settings().mode == "remote"
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
+def test_credentials_open_to_others_are_ignored_with_a_warning(empty_home: Path, mode: int) -> None:
+    path = write(empty_home, "credentials.json", {"url": "http://127.0.0.1:1", "token": "t"}, mode)
+    with pytest.warns(CredentialsWarning, match=f"chmod 600 {path}"):
+        assert load_settings().token == ""
+
+
+def test_the_credentials_token_goes_to_the_credentials_gateway_alone(empty_home: Path) -> None:
+    write(empty_home, "credentials.json", {"url": "http://127.0.0.1:1", "token": "t", "public_keys": [KEY]})
+    assert load_settings().token == "t"
+    assert load_settings(url="http://localhost:1/").token == "t"
+    assert load_settings(url="http://127.0.0.1:2").token == ""
+    assert load_settings(url="https://elsewhere.example").token == ""
+    assert load_settings(url="https://elsewhere.example", token="own").token == "own"
+    assert load_settings(url="https://elsewhere.example").public_keys == (KEY,)
+
+
+def test_fields_of_a_later_version_in_the_credentials_are_left_alone(empty_home: Path) -> None:
+    write(empty_home, "credentials.json", {"url": "http://127.0.0.1:1", "token": "t", "expires": 5})
+    assert load_settings().url == "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '"text"', '{"url": 5}'])
+def test_damaged_credentials_are_a_typed_error_that_names_the_file(empty_home: Path, content: str) -> None:
+    path = write(empty_home, "credentials.json", content)
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert str(path) in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["token", "urll"])
+def test_the_config_file_holds_no_token_and_nothing_unknown(empty_home: Path, name: str) -> None:
+    write(empty_home, "config.json", {name: "x"})
+    with pytest.raises(SettingsError, match=name):
+        load_settings()
+
+
+def test_a_relative_xdg_folder_is_ignored(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(empty_home))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert load_settings().cache_dir == empty_home / ".cache" / "torchrelay"
+
+
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [
+        ("http://localhost:1", True),
+        ("http://127.9.9.9", True),
+        ("http://[::1]:5", True),
+        ("http://10.0.0.1", False),
+        ("http://localhost.example", False),
+        ("", False),
+    ],
+)
+def test_loopback_is_known_by_name_and_by_address(url: str, here: bool) -> None:
+    assert module.is_loopback(url) is here
+
+
+TORCHRUN = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "17",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+
+
+def test_a_rank_of_torchrun_knows_its_job_and_the_agents_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    assert load_launcher_info() is None
+    for name, text in TORCHRUN.items():
+        monkeypatch.setenv(name, text)
+    first = load_launcher_info()
+    assert first is not None and first.named
+    assert (first.rank, first.local_rank, first.world_size) == (3, 1, 4)
+    assert first.store == ("127.0.0.1", 29500)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    again = load_launcher_info()
+    assert again is not None and again.run != first.run
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    without = load_launcher_info()
+    assert without is not None and (without.store, without.named) == (None, False)
+    monkeypatch.setenv("WORLD_SIZE", "four")
+    assert load_launcher_info() is None
+
+
+def test_prefetch_is_wanted_where_there_may_be_a_gateway_and_it_is_not_turned_off(
+    empty_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not wants_prefetch()
+    monkeypatch.setenv("TORCHRELAY_URL", "http://127.0.0.1:1")
+    assert wants_prefetch()
+    monkeypatch.setenv("TORCHRELAY_PREFETCH", "0")
+    assert not wants_prefetch()
+    monkeypatch.delenv("TORCHRELAY_PREFETCH")
+    monkeypatch.setenv("TORCHRELAY_MODE", "off")
+    assert not wants_prefetch()
+    monkeypatch.delenv("TORCHRELAY_MODE")
+    monkeypatch.delenv("TORCHRELAY_URL")
+    write(empty_home, "credentials.json", {"url": "http://127.0.0.1:1"})
+    assert wants_prefetch()

@@ -1,0 +1,147 @@
+"""docker-compose.yml holds to the Compose specification, its own promises, and the programs it starts."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+COMPOSE = ROOT / "docker-compose.yml"
+SCHEMA = ROOT / "tests" / "data" / "compose-spec" / "compose-spec.json"
+DOCKERFILE = ROOT / "deploy" / "Dockerfile"
+
+
+@pytest.fixture(scope="module")
+def compose():
+    return yaml.safe_load(COMPOSE.read_text())
+
+
+def test_it_is_valid_by_the_compose_specifications_schema(compose):
+    schema = json.loads(SCHEMA.read_text())
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    assert [error.message for error in validator.iter_errors(compose)] == []
+    broken = {**compose, "services": {**compose["services"], "redis": {"imagee": "redis"}}}
+    assert list(validator.iter_errors(broken)), "the schema lets anything pass"
+
+
+def test_it_has_the_parts_and_each_says_how_it_is(compose):
+    services = compose["services"]
+    assert set(services) == {"redis", "ray-head", "gateway", "worker-cpu", "worker-gpu"}
+    assert [name for name, service in services.items() if "healthcheck" not in service] == []
+    assert services["worker-gpu"]["profiles"] == ["gpu"]
+    device = services["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"][0]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+
+
+def test_only_the_gateway_is_published_and_ray_and_redis_stay_on_an_internal_network(compose):
+    services = compose["services"]
+    assert [name for name, service in services.items() if "ports" in service] == ["gateway"]
+    assert services["gateway"]["ports"] == ["${TORCHRELAY_BIND:-127.0.0.1:8642}:8642"]
+    assert compose["networks"]["inside"]["internal"] is True
+    for name in ("redis", "ray-head", "worker-cpu", "worker-gpu"):
+        assert services[name]["networks"] == ["inside"]
+
+
+def test_every_secret_is_required_from_outside_and_listed_in_the_example():
+    text = COMPOSE.read_text()
+    required = set(re.findall(r"\$\{(\w+):\?", text))
+    assert required == {"TORCHRELAY_OWNER_TOKEN", "TORCHRELAY_REDIS_PASSWORD", "TORCHRELAY_RAY_TOKEN"}
+    example = (ROOT / "deploy" / "example.env").read_text()
+    for name in required:
+        assert re.search(rf"^{name}=$", example, re.MULTILINE), f"{name} is missing, or has a value"
+    for name in set(re.findall(r"\$\{(\w+):-", text)):
+        assert name in example
+    for line in text.splitlines():
+        if re.search(r"(TOKEN|PASSWORD): ", line):
+            assert "${TORCHRELAY_" in line and ":?" in line, line
+
+
+def test_redis_asks_for_a_password_and_keeps_its_data(compose):
+    redis = compose["services"]["redis"]
+    script = redis["command"][-1]
+    assert "CHANGE-ME/$$TORCHRELAY_REDIS_PASSWORD" in script
+    assert "--appendonly yes" in script and "--dir /data" in script
+    data, users = redis["volumes"]
+    assert data == "redis:/data"
+    source, target, mode = users.split(":")
+    assert (ROOT / source).read_text().startswith("user default off\nuser torchrelay on >CHANGE-ME ")
+    assert target in script and mode == "ro"
+    assert (
+        "redis://torchrelay:" in compose["services"]["gateway"]["environment"]["TORCHRELAY_SERVICE_REDIS_URL"]
+    )
+
+
+def test_ray_asks_for_a_token_on_every_node(compose):
+    services = compose["services"]
+    for name in ("ray-head", "worker-cpu", "worker-gpu"):
+        assert services[name]["environment"]["RAY_AUTH_MODE"] == "token"
+
+
+def test_every_build_target_exists_and_the_dockerfile_copies_only_what_is_there(compose):
+    dockerfile = DOCKERFILE.read_text()
+    stages = set(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE))
+    for service in compose["services"].values():
+        if "build" in service:
+            assert service["build"]["target"] in stages
+            assert (ROOT / service["build"]["dockerfile"]) == DOCKERFILE
+            declared = set(re.findall(r"^ARG (\w+)", dockerfile, re.MULTILINE))
+            assert set(service["build"]["args"]) <= declared
+    for sources in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE):
+        assert all((ROOT / source).exists() for source in sources.split())
+
+
+def test_workers_can_isolate_their_compiles_and_keep_files_where_the_gateway_says(compose):
+    services = compose["services"]
+    gateway = services["gateway"]["environment"]
+    kernels, trains = gateway["TORCHRELAY_SERVICE_KERNELS_DIR"], gateway["TORCHRELAY_SERVICE_TRAIN_DIR"]
+    assert gateway["TORCHRELAY_SERVICE_TRAIN_URL"] == f"http://gateway:{services['gateway']['command'][-1]}"
+    stages = re.split(r"^FROM ", DOCKERFILE.read_text(), flags=re.MULTILINE)
+    for name in ("worker-cpu", "worker-gpu"):
+        assert "seccomp=unconfined" in services[name]["security_opt"]
+        assert services[name]["volumes"] == [f"kernels:{kernels}", f"trains:{trains}"]
+        (stage,) = (stage for stage in stages if f" AS {name}\n" in stage)
+        assert " bubblewrap " in stage
+        assert (
+            f"mkdir {kernels} {trains} && chown relay {kernels} {trains}" in stage
+        )  # a new volume takes over owner and mode
+    assert {"kernels", "trains"} <= set(compose["volumes"])
+    assert not {"security_opt"} & set(services["gateway"])
+
+
+def test_the_gateways_image_gets_every_requirement_but_torch():
+    printed = subprocess.run(
+        [sys.executable, str(ROOT / "deploy" / "requirements.py"), "server"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\n")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    every = {*project["dependencies"], *project["optional-dependencies"]["server"]}
+    assert every - set(printed) == {line for line in every if line.startswith("torch")}
+
+
+@pytest.mark.parametrize("name", ["gateway", "worker-cpu", "worker-gpu"])
+def test_its_command_lines_are_ones_the_service_understands(compose, name):
+    """Without the addresses, which come by environment, each stops at that and at nothing before it."""
+    command = [re.sub(r"\$\{\w+:-(.*)\}", r"\1", word) for word in compose["services"][name]["command"]]
+    ran = subprocess.run(
+        [sys.executable, "-m", "torchrelay.service", "up", *command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HOME": "/nonexistent",
+            "PYTHONPATH": ":".join(p for p in sys.path if p),
+        },
+    )
+    assert ran.returncode == 2
+    assert re.search(r"-only needs a (Redis and a )?Ray", ran.stderr), ran.stderr

@@ -1,0 +1,178 @@
+"""The package's outside: public names, what importing costs, where settings are read, what is packaged."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torchrelay
+
+ROOT = Path(torchrelay.__file__).parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = PROJECT["tool"]["setuptools"]["packages"]
+HEAVY = {"torch", "numpy", "ray", "fastapi", "starlette", "uvicorn", "redis", "pydantic", "obstore", "typer"}
+
+
+def imported(statement: str) -> set[str]:
+    """Modules that `statement` adds to a fresh interpreter."""
+    program = (
+        "import json, sys; before = set(sys.modules)\n"
+        f"{statement}\n"
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    # of nobody's: who has a gateway configured here imports what prefetching from it takes
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHRELAY_")}
+    environment = kept | {"XDG_CONFIG_HOME": os.devnull}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )
+    return set(json.loads(done.stdout))
+
+
+def roots(modules: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules}
+
+
+def test_the_public_names_are_these() -> None:
+    assert torchrelay.__all__ == [
+        "FallbackWarning",
+        "RelayError",
+        "Report",
+        "__version__",
+        "compile",
+        "disable",
+        "enable",
+        "errors",
+        "report",
+    ]
+
+
+def test_every_public_name_resolves_and_is_listed() -> None:
+    program = (
+        "import torchrelay\n"
+        "for name in torchrelay.__all__: getattr(torchrelay, name)\n"
+        "assert set(torchrelay.__all__) <= set(dir(torchrelay))\n"
+        "from torchrelay import *\n"
+        "assert compile is torchrelay.compile and callable(enable) and callable(disable)\n"
+        "assert issubclass(errors.NoWorker, RelayError) and isinstance(report(), Report)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nothing_such"):
+        torchrelay.nothing_such  # noqa: B018
+
+
+def test_importing_the_package_imports_what_it_takes_to_know_whether_there_is_a_gateway() -> None:
+    added = imported("import torchrelay")
+    assert roots(added) - set(sys.stdlib_module_names) - {"typing_extensions"} == {"torchrelay", "msgspec"}
+    assert {name for name in added if name.startswith("torchrelay.")} == {
+        "torchrelay.clients",
+        "torchrelay.clients.artifacts",
+        "torchrelay.clients.artifacts.prefetch",
+        "torchrelay.clients.artifacts.script_id",
+        "torchrelay.clients.settings",
+        "torchrelay.compiler",
+        "torchrelay.compiler.decoding",
+        "torchrelay.compiler.errors",
+    }
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from torchrelay import report, errors",
+        "from torchrelay.clients import cli, settings; from torchrelay.clients.artifacts import disk_cache; "
+        "from torchrelay.clients.gateway import compile_client",
+        "from torchrelay.compiler.artifact import container; from torchrelay.compiler.request import codec, key, validate",
+    ],
+)
+def test_the_thin_parts_need_neither_torch_nor_a_server_library(statement: str) -> None:
+    assert roots(imported(statement)) & HEAVY == set()
+
+
+def test_the_gateway_needs_no_torch() -> None:
+    assert "torch" not in roots(imported("import torchrelay.service.gateway.app"))
+
+
+def test_the_version_is_the_projects() -> None:
+    assert torchrelay.__version__ == PROJECT["project"]["version"]
+
+
+def test_every_folder_of_code_is_packaged_and_every_package_exists() -> None:
+    found = {
+        ".".join(("torchrelay", *path.parent.relative_to(ROOT).parts))
+        for top in ("clients", "compiler", "service", "workers", "examples")
+        for path in (ROOT / top).rglob("*.py")
+    }
+    assert sorted(PACKAGES) == sorted(found | {"torchrelay"})
+
+
+def test_only_the_two_settings_modules_of_the_client_read_the_environment() -> None:
+    readers = set()
+    for path in (ROOT / "clients").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb"):
+                readers.add(path.relative_to(ROOT).as_posix())
+    assert readers == {"clients/settings.py", "clients/training/rank_environment.py"}
+
+
+def test_the_back_end_and_the_command_are_registered() -> None:
+    project = PROJECT["project"]
+    assert project["entry-points"]["torch_dynamo_backends"] == {
+        "torchrelay": "torchrelay.clients.backend:torchrelay"
+    }
+    assert project["scripts"] == {"torchrelay": "torchrelay.clients.cli:main"}
+
+
+def test_make_flow_lists_the_ten_stages_in_order_and_imports_nothing() -> None:
+    program = [sys.executable, "-I", "-S", str(ROOT / "docs" / "flow.py")]
+    done = subprocess.run(program, capture_output=True, text=True, check=True, cwd=os.sep)
+    numbers = [int(line.split()[0].partition("-")[0]) for line in done.stdout.splitlines()]
+    assert numbers == sorted(numbers)
+    assert set(numbers) == set(range(1, 11))
+    assert "clients/capture/request.py" in done.stdout.splitlines()[0]
+    assert "clients/artifacts/load.py" in done.stdout.splitlines()[-1]
+
+
+GENERATORS = {f"compiler/request/operator_table/{name}.py" for name in ("generate", "rules")}
+"""Run by a developer for each new torch, never by client, gateway or worker."""
+
+
+def private_names(source: str) -> set[str]:
+    """Dotted names under torch that have a private part, as a module's code spells them."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+    return {
+        name
+        for name in found
+        if name.startswith("torch.")
+        and any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+    }
+
+
+INTERNALS = "compiler/torch_internals/"
+
+
+def test_private_pytorch_apis_are_touched_in_torch_internals_only() -> None:
+    touching = {
+        path.relative_to(ROOT).as_posix(): names
+        for folder in ("clients", "compiler", "workers", "service")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if (names := private_names(path.read_text()))
+    }
+    assert {path for path in touching if not path.startswith(INTERNALS)} <= GENERATORS
+    assert any(path.startswith(INTERNALS) for path in touching)

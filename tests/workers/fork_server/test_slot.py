@@ -1,0 +1,380 @@
+"""A slot's fork server survives what a job's child does, and leaves nothing of it. Real processes, no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from torchrelay.compiler import decoding
+from torchrelay.compiler.errors import CompileFailed, CompileKilled, CompileTimeout, VerifyFailed
+from torchrelay.compiler.request import schema
+from torchrelay.workers.messages import ForkServerReady, JobDone, JobFailed, StageEvent, decode_answer
+from torchrelay.workers.process.process_tree import descendants
+from torchrelay.workers.settings import JobLimits, SlotSettings
+from torchrelay.workers.slot.actor import CompileSlot
+
+HERE = Path(__file__).parents[1] / "parts"
+DEEP = b"\x82\xa1x" + b"\x91" * 200_000 + b"\xc0\xa4type\xa5event"
+"""A field that no event has, and that is skipped before it is known to be one."""
+NO_TEXT = b"\x83\xa4type\xa5event\xa5stage\xa3aot\xa6detail\xa2\xff\xff"
+
+
+@pytest.fixture(autouse=True)
+def engine_on_the_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+
+
+def settings(tmp_path, kernels=None, **limits):
+    return SlotSettings(
+        kernels_dir=None if kernels is None else str(kernels),
+        worker=f"w-{os.getpid()}",
+        kind="cpu",
+        engine="engine",
+        jobs_root=str(tmp_path),
+        limits=JobLimits(**limits),
+    )
+
+
+@contextlib.asynccontextmanager
+async def warm_slot(tmp_path, kernels=None, **limits):
+    slot = CompileSlot(settings(tmp_path, kernels, **limits))
+    ready = decode_answer(await slot.start())
+    assert isinstance(ready, ForkServerReady), ready
+    try:
+        yield slot, ready
+    finally:
+        await slot.close()
+        assert list(tmp_path.glob("torchrelay-jobs-*")) == []
+
+
+async def run(slot, do, seconds=20.0, job_id="j", source=None, **order):
+    """The events of a job, and its artifact; raises its error. `source`: of the kernels that its request holds."""
+    events = []
+    request = msgspec.json.encode({"do": do, **order})
+    if source is not None:
+        request = msgspec.msgpack.encode({"do": do, **order, "kernels": source})
+    async for body in slot.compile(job_id, request, "key", seconds):
+        message = decode_answer(body)
+        if isinstance(message, StageEvent):
+            events.append((message.stage, message.detail))
+        elif isinstance(message, JobFailed):
+            raise message.error()
+        else:
+            assert isinstance(message, JobDone)
+            return events, message.artifact
+    raise AssertionError("no answer")
+
+
+def test_what_a_job_builds_is_found_by_another_slot_while_the_job_still_runs(tmp_path):
+    library = f"c{'a' * 51}.main.so"
+
+    async def scenario():
+        (tmp_path / "one").mkdir()
+        (tmp_path / "other").mkdir()
+        async with (
+            warm_slot(tmp_path / "one", kernels=tmp_path / "kernels") as (one, _),
+            warm_slot(tmp_path / "other", kernels=tmp_path / "kernels") as (other, _),
+        ):
+            building = asyncio.create_task(
+                run(one, "build", name=library, text="binary", sleep=60, seconds=90)
+            )
+            while not (tmp_path / "kernels" / "default" / library).exists():
+                assert not building.done()
+                await asyncio.sleep(0.05)
+            assert (await run(other, "fetch", name=library))[1] == b"binary"
+            assert not building.done()
+            await one.cancel("j")
+            with pytest.raises(CompileKilled):
+                await building
+        assert (tmp_path / "kernels" / "default" / library).read_text() == "binary"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("source", [[], [{"name": "k", "source": "", "configs": []}]])
+def test_what_a_job_with_its_callers_source_builds_is_for_nobody_else(tmp_path, source):
+    library = f"c{'b' * 51}.main.so"
+    kept = tmp_path / "kernels" / "default" / library
+
+    async def scenario():
+        async with warm_slot(tmp_path, kernels=tmp_path / "kernels") as (slot, _):
+            await run(slot, "build", name=library, text="binary", sleep=1, source=source)
+            assert (await run(slot, "fetch", name=library))[1] == (b"" if source else b"binary")
+
+    asyncio.run(scenario())
+    assert kept.exists() == (not source)
+
+
+async def still_works(slot):
+    assert (await run(slot, "answer", text="fine"))[1] == b"fine"
+
+
+async def sleepers(ready, count=2):
+    """The pids of everything below the server, once `count` processes of a job sleep there."""
+    while True:
+        below = descendants(ready.pid)
+        if [name(pid) for pid in below].count("sleep") == count:
+            return below
+        await asyncio.sleep(0.02)
+
+
+def name(pid):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def test_a_job_answers_with_its_artifact_and_its_events_in_order(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, _):
+            events, artifact = await run(slot, "answer", text="x" * 5_000_000)
+            assert events == [("aot", "first"), ("inductor", "second")]
+            assert artifact == b"x" * 5_000_000
+
+    asyncio.run(scenario())
+
+
+def test_events_arrive_while_the_job_runs(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, _):
+            stamps = []
+            async for _body in slot.compile("j", b'{"do":"answer","sleep":1.0}', "key", 20):
+                stamps.append(time.monotonic())
+            assert stamps[1] - stamps[0] > 0.9
+
+    asyncio.run(scenario())
+
+
+def test_the_engines_own_error_keeps_its_code_message_and_hint(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, _):
+            with pytest.raises(VerifyFailed) as caught:
+                await run(slot, "refuse")
+            assert (caught.value.message, caught.value.advice) == ("outputs differ by 3.0", "do this")
+            with pytest.raises(CompileFailed) as caught:
+                await run(slot, "blunder")
+            assert caught.value.message == "ZeroDivisionError: one line"
+            await still_works(slot)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("do", "order", "words"),
+    [
+        ("crash", {"signal": int(signal.SIGSEGV)}, "SIGSEGV"),
+        ("crash", {"signal": int(signal.SIGKILL)}, "SIGKILL"),
+        ("leave", {"status": 3}, "exit status 3"),
+        ("leave", {"status": 0}, "no answer"),
+        ("garbage", {}, "no message"),
+        ("garbage", {"body": DEEP.hex()}, "no message"),
+        ("garbage", {"body": NO_TEXT.hex()}, "no message"),
+    ],
+    ids=["SEGV", "KILL", "status", "silent", "garbage", "deep garbage", "no text"],
+)
+def test_a_child_that_dies_or_talks_nonsense_is_reported_and_the_server_serves_on(tmp_path, do, order, words):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, ready):
+            with pytest.raises(CompileKilled, match=words):
+                await run(slot, do, **order)
+            await still_works(slot)
+            assert decode_answer(await slot.start()).pid == ready.pid
+
+    asyncio.run(scenario())
+
+
+def test_at_the_deadline_the_whole_tree_dies_even_what_left_the_session(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, ready):
+            job = asyncio.create_task(run(slot, "hang", seconds=6))
+            pids = await sleepers(ready)
+            with pytest.raises(CompileTimeout, match="deadline"):
+                await asyncio.wait_for(job, 30)
+            assert not any(alive(pid) for pid in pids)
+            await still_works(slot)
+            assert decode_answer(await slot.start()).pid == ready.pid
+
+    asyncio.run(scenario())
+
+
+def test_a_finished_job_leaves_no_process(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, ready):
+            job = asyncio.create_task(run(slot, "leave_behind"))
+            pids = await sleepers(ready, count=1)
+            await job
+            assert not any(alive(pid) for pid in pids)
+
+    asyncio.run(scenario())
+
+
+def test_memory_over_the_limit_kills_the_job_grandchildren_counted(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path, memory_bytes=300 << 20) as (slot, _):
+            with pytest.raises(CompileKilled, match="limit of 300 MiB"):
+                await run(slot, "hog")
+            await still_works(slot)
+
+    asyncio.run(scenario())
+
+
+def test_too_many_processes_kill_the_job(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path, processes=40) as (slot, _):
+            with pytest.raises(CompileKilled, match="limit of 40"):
+                await run(slot, "swarm")
+            await still_works(slot)
+
+    asyncio.run(scenario())
+
+
+def test_a_cancel_kills_the_job_at_once(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, ready):
+            job = asyncio.create_task(run(slot, "hang"))
+            pids = await sleepers(ready)
+            await slot.cancel("another job")
+            await asyncio.sleep(0.3)
+            assert all(alive(pid) for pid in pids)
+            await slot.cancel("j")
+            with pytest.raises(CompileKilled, match="cancelled"):
+                await asyncio.wait_for(job, 30)
+            assert not any(alive(pid) for pid in pids)
+            await still_works(slot)
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_fork_server_takes_its_job_with_it_and_another_one_starts(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, ready):
+            job = asyncio.create_task(run(slot, "hang"))
+            pids = await sleepers(ready)
+            os.kill(ready.pid, signal.SIGKILL)
+            with pytest.raises(CompileKilled, match="lost its job"):
+                await asyncio.wait_for(job, 30)
+            assert not any(alive(pid) for pid in pids)
+            assert not Path(ready.jobs_dir).exists()
+            again = decode_answer(await slot.start())
+            assert again.pid != ready.pid
+            await still_works(slot)
+
+    asyncio.run(scenario())
+
+
+def test_the_death_of_an_idle_fork_server_is_noticed(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, ready):
+            os.kill(ready.pid, signal.SIGKILL)
+            await asyncio.wait_for(slot.lost(), 30)
+            await slot.start()
+            await still_works(slot)
+
+    asyncio.run(scenario())
+
+
+def test_a_fork_server_without_its_actor_kills_its_job_and_ends(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, ready):
+            job = asyncio.create_task(run(slot, "hang"))
+            pids = await sleepers(ready)
+            slot._compiles._server._writer.transport.abort()  # what the kernel does when an actor dies
+            with pytest.raises(CompileKilled):
+                await asyncio.wait_for(job, 30)
+            assert not any(alive(pid) for pid in [*pids, ready.pid])
+
+    asyncio.run(scenario())
+
+
+def test_a_job_sees_private_directories_no_secret_and_no_descriptor_of_the_server(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret-of-ray")
+    monkeypatch.setenv("TORCHRELAY_SERVICE_REDIS_URL", "redis://:secret@host")
+    monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, ready):
+            seen = decoding.from_json((await run(slot, "surroundings"))[1])
+            environment = seen["environment"]
+            assert "secret" not in str(environment)
+            assert not {"TORCHINDUCTOR_MAX_AUTOTUNE", "OMP_NUM_THREADS"} & set(environment)
+            for name in ("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+                assert environment[name].startswith(ready.jobs_dir)
+            assert seen["temporary"] == environment["TMPDIR"]
+            assert seen["cwd"] == seen["workdir"]
+            assert seen["session"] == seen["pid"]
+            assert seen["core"] == 0
+            assert not [d for d in seen["descriptors"] if d.startswith("socket:")]
+
+    asyncio.run(scenario())
+
+
+def test_the_jobs_directory_goes_with_the_job(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, ready):
+            await run(slot, "fill")
+            assert list(Path(ready.jobs_dir).iterdir()) == []
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_cannot_load_is_said_so(tmp_path):
+    async def scenario():
+        broken = msgspec.structs.replace(settings(tmp_path), engine="no_such_engine")
+        answer = decode_answer(await CompileSlot(broken).start())
+        assert isinstance(answer, JobFailed)
+        assert "cannot start" in answer.message
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind, warm", [("cuda", True), ("cpu", False)])
+def test_beside_a_gpu_searches_have_a_warm_server_before_the_first_one_comes(tmp_path, kind, warm):
+    async def scenario():
+        slot = CompileSlot(
+            msgspec.structs.replace(settings(tmp_path), kind=kind, isolation="off", search_idle_seconds=0.0)
+        )
+        assert isinstance(decode_answer(await slot.start()), ForkServerReady)
+        for _ in range(100 if warm else 5):
+            if len(list(tmp_path.glob("torchrelay-jobs-*"))) == 2 and slot._searches._server is not None:
+                break
+            await asyncio.sleep(0.1)
+        assert (slot._searches._server is not None) is warm
+        slot._rest()
+        assert (slot._searches._server is not None) is warm
+        await slot.close()
+        assert list(tmp_path.glob("torchrelay-jobs-*")) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_slot_that_closes_while_its_searches_server_comes_up_leaves_nothing(tmp_path):
+    async def scenario():
+        slot = CompileSlot(msgspec.structs.replace(settings(tmp_path), kind="cuda", isolation="off"))
+        await slot.start()
+        await slot.close()
+        assert list(tmp_path.glob("torchrelay-jobs-*")) == []
+
+    asyncio.run(scenario())
+
+
+def test_ready_names_the_engines_toolchain_and_target(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (_, ready):
+            assert ready.toolchain.torch == "0.0.0"
+            assert ready.target == schema.Target(kind="cpu", name="", capability="", units=0, cpu=["avx2"])
+
+    asyncio.run(scenario())

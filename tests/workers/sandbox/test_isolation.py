@@ -1,0 +1,252 @@
+"""A compile is shut in: what an intruder in a job tries is refused, in each form that this machine offers.
+
+A form that the kernel here does not offer has that in its tests' names; they then show that a slot finds out, steps
+down and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sysconfig
+import uuid
+from pathlib import Path
+
+import intruder
+import msgspec
+import psutil
+import pytest
+from forms import FORMS_OF_A_JOB, OFFERED, parameter, settings, warm_slot
+from torchrelay.compiler import decoding
+from torchrelay.compiler.errors import CompileFailed, IsolationUnavailable
+from torchrelay.workers.messages import JobDone, JobFailed, decode_answer
+from torchrelay.workers.process import locked_folders
+from torchrelay.workers.sandbox import landlock
+from torchrelay.workers.settings import JobLimits
+
+NO_SOCKETS = {
+    "connect_to_a_port",
+    "connect_to_redis",
+    "connect_to_an_abstract_socket",
+    "send_a_datagram",
+    "trace_the_server",
+    "make_a_user_namespace",
+    "mount_a_file_system",
+    "make_a_ring",
+    "limit_the_server",
+}
+"""What the filter on system calls refuses by itself."""
+
+
+async def run(slot, do, namespace="default", seconds=60.0, **order):
+    request = msgspec.json.encode({"do": do, **order})
+    async for body in slot.compile("j", request, "key", seconds, namespace):
+        message = decode_answer(body)
+        if isinstance(message, JobFailed):
+            raise message.error()
+        if isinstance(message, JobDone):
+            return message.artifact
+    raise AssertionError("no answer")
+
+
+PARAMETERS = [parameter(name) for name in FORMS_OF_A_JOB]
+
+
+class World:
+    """What lies around a worker: secrets, sockets that listen, another job, another team's kernels."""
+
+    def __init__(self, folder, stack):
+        self.folder = folder
+        self.secret = f"secret-{uuid.uuid4().hex}"
+        for name in ("state", "home", "kernels/other", "kernels/default", "shared", "jobs"):
+            (folder / name).mkdir(parents=True)
+        for path in ("state/signing.pem", "home/secret", "kernels/other/secret"):
+            (folder / path).write_text(self.secret)
+        self.other_job, lock = locked_folders.make(str(folder / "jobs"))
+        stack.callback(os.close, lock)
+        (self.other_job / "secret").write_text(self.secret)
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("HOME", str(folder / "home"))
+        patch.setenv("TORCHRELAY_SERVICE_TOKEN", self.secret)
+        self.port = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+        for family_address in (str(folder / "redis.sock"), "\0" + self.secret):
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(family_address)
+            listener.listen()
+
+    def facts(self, ready):
+        return {
+            "port": self.port,
+            "redis": str(self.folder / "redis.sock"),
+            "abstract": self.secret,
+            "secret": self.secret,
+            "other_job": str(self.other_job),
+            "signing_key": str(self.folder / "state" / "signing.pem"),
+            "home": str(self.folder / "home"),
+            "kernels": str(self.folder / "kernels" / "default"),
+            "other_kernels": str(self.folder / "kernels" / "other"),
+            "shared": str(self.folder / "shared"),
+            "python": sysconfig.get_path("purelib"),
+            "pids": [ready.pid, os.getpid()],
+        }
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    with contextlib.ExitStack() as stack:
+        made = World(tmp_path_factory.mktemp("w"), stack)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def outcomes(world):
+    """Each form's: what came of every attempt, in the job and in a program below it. Asked for once."""
+    known = {}
+
+    def of(forms):
+        async def ask():
+            async with warm_slot(settings(world.folder, (*forms, "none"))) as (slot, ready):
+                answer = await run(slot, "try_everything", facts=world.facts(ready))
+                assert psutil.pid_exists(ready.pid)
+                return ready.isolation, decoding.from_json(answer)
+
+        if forms not in known:
+            known[forms] = asyncio.run(ask())
+        return known[forms]
+
+    return of
+
+
+@pytest.mark.parametrize("form", PARAMETERS)
+@pytest.mark.parametrize("who", ["job", "program"])
+@pytest.mark.parametrize("attempt", [attempt.__name__ for attempt in intruder.ATTEMPTS])
+def test_an_attempt_is_refused(outcomes, form, who, attempt):
+    isolation, found = outcomes(FORMS_OF_A_JOB[form])
+    if not OFFERED[form]:
+        assert not set(FORMS_OF_A_JOB[form]) <= set(isolation)
+        return
+    if attempt == "signal_the_server" and form == "landlock" and landlock.version() < 6:
+        return  # the documentation says so
+    assert found[who][attempt].startswith("refused: "), found[who][attempt]
+
+
+@pytest.mark.parametrize("attempt", [attempt.__name__ for attempt in intruder.ATTEMPTS])
+def test_without_isolation_the_same_attempts_reach_something_or_nothing_is_shown(outcomes, attempt):
+    """The attempts are real: what they reach where nothing is in the way."""
+    _, found = outcomes(("none",))
+    may_be_refused_anyway = {
+        "trace_the_server",
+        "make_a_user_namespace",
+        "mount_a_file_system",
+        "make_a_ring",
+    }
+    may_be_refused_anyway |= {
+        "open_a_setting_of_the_kernel",
+        "read_the_shadow_file",
+        "write_into_python",
+        "read_other_processes_environment",
+    }
+    if attempt not in may_be_refused_anyway:
+        assert found["job"][attempt].startswith("reached "), found["job"][attempt]
+
+
+def test_the_filter_alone_refuses_sockets_and_tracing(outcomes):
+    isolation, found = outcomes(("seccomp",))
+    if isolation == ["seccomp"]:
+        for who in ("job", "program"):
+            assert [a for a in NO_SOCKETS if not found[who][a].startswith("refused: ")] == []
+    else:
+        assert isolation == ["none"]
+
+
+@pytest.mark.parametrize("form", PARAMETERS)
+def test_a_job_leaves_no_trace_for_the_next_nor_on_the_machine(world, form):
+    name = f"{uuid.uuid4().int % (1 << 30):x}"
+
+    async def scenario():
+        async with warm_slot(settings(world.folder, (*FORMS_OF_A_JOB[form], "none"))) as (slot, ready):
+            await run(slot, "leave_traces", name=name)
+            assert list(Path(ready.jobs_dir).iterdir()) == []
+            assert "sleep" not in [p.name() for p in psutil.Process(ready.pid).children(recursive=True)]
+            return decoding.from_json(await run(slot, "find_traces", name=name))
+
+    found = asyncio.run(scenario())
+    left = [folder for folder in ("/tmp", "/var/tmp", "/dev/shm") if (Path(folder) / name).exists()]
+    for folder in left:
+        (Path(folder) / name).unlink()
+    segments = Path("/proc/sysvipc/shm").read_text().split("\n")[1:]
+    ours = [line.split()[1] for line in segments if line and int(line.split()[0]) == int(name, 16)]
+    for segment in ours:
+        intruder._libc().shmctl(int(segment), 0, None)
+    if OFFERED[form]:
+        assert (found, left, ours) == ([], [], [])
+
+
+def test_a_job_cannot_mislead_the_server_that_takes_in_its_kernels_and_reads_its_log(world, tmp_path):
+    victim = tmp_path / "kernels" / "other" / f"c{'v' * 51}.so"
+    victim.parent.mkdir(parents=True)
+    victim.write_text("binary")
+
+    async def scenario():
+        async with warm_slot(settings(tmp_path, ("none",))) as (slot, _):
+            with pytest.raises(CompileFailed, match="so that the log is read"):
+                await run(slot, "mislead", victim=str(victim))
+            assert victim.read_text() == "binary"
+            assert list((tmp_path / "kernels" / "default").iterdir()) == []
+
+    asyncio.run(scenario())
+
+
+def test_the_number_of_open_files_is_limited(tmp_path):
+    async def scenario():
+        async with warm_slot(settings(tmp_path, limits=JobLimits(open_files=100))) as (slot, _):
+            return int(await run(slot, "use_up_files"))
+
+    assert 50 < asyncio.run(scenario()) < 100
+
+
+def test_a_worker_that_must_isolate_and_cannot_does_not_start(tmp_path):
+    async def scenario():
+        async with warm_slot(settings(tmp_path, ("seccomp", "none"), isolation="required")):
+            raise AssertionError("it started")
+
+    with pytest.raises(IsolationUnavailable, match="cannot be isolated"):
+        asyncio.run(scenario())
+    assert list((tmp_path / "jobs").iterdir()) == []
+
+
+def test_a_form_that_hides_what_compiles_need_is_passed_over_for_a_weaker_one_and_that_is_said(
+    tmp_path, capfd
+):
+    async def scenario():
+        async with warm_slot(settings(tmp_path, engine="needy")) as (slot, ready):
+            assert set(ready.isolation) <= {"seccomp", "none"}
+            assert ready.missing == ""
+            assert await run(slot, "anything") == Path("/etc/hosts").read_bytes()
+
+    asyncio.run(scenario())
+    if OFFERED["namespaces"]:
+        assert "under isolation by 'namespaces': [Errno 2] No such file" in capfd.readouterr().err
+
+
+def test_isolation_can_be_turned_off_and_that_is_said(tmp_path):
+    async def scenario():
+        async with warm_slot(settings(tmp_path, isolation="off")) as (_, ready):
+            return ready.isolation
+
+    assert asyncio.run(scenario()) == ["off"]
+
+
+def test_what_a_crash_left_is_removed_by_the_next_slot_and_what_is_in_use_stays(tmp_path):
+    abandoned, lock = locked_folders.make(str(tmp_path))
+    (abandoned / "job-x").mkdir()
+    os.close(lock)
+    used, lock = locked_folders.make(str(tmp_path))
+    assert not abandoned.exists()
+    other, other_lock = locked_folders.make(str(tmp_path))
+    assert used.exists()
+    assert other.exists()
+    os.close(lock)
+    os.close(other_lock)

@@ -1,0 +1,339 @@
+"""The pool on a real embedded Ray: warm slots, a queue, replaced actors, cancels. One cluster for all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import engine
+import msgspec
+import psutil
+import pytest
+from torchrelay.compiler import decoding
+from torchrelay.compiler.errors import CompileKilled, CompileTimeout, NoWorker, VerifyFailed
+from torchrelay.compiler.request import schema
+from torchrelay.compiler.tuning import queries, records
+from torchrelay.workers.pool import PoolSettings, WorkerPool
+
+HERE = Path(__file__).parents[1] / "parts"
+TOOLCHAIN = schema.Toolchain(python="cp311", torch="0.0.0", triton="", cuda="", platform="linux-x86_64")
+CPU = schema.Target(kind="cpu", name="", capability="", units=0, cpu=["other"])
+RAY_TOKEN = "0123456789abcdef" * 4
+"""Ray reads its token once in a process, and there are several clusters in this one."""
+GPU = schema.Target(kind="cuda", name="NVIDIA H200", capability="9.0", units=132, cpu=[])
+
+
+class Service:
+    """A pool, and the event loop that it lives on."""
+
+    def __init__(self):
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.pool = WorkerPool(
+            PoolSettings(cpu_slots=2, gpu_slots_per_gpu=0, engine="engine", ray_token=RAY_TOKEN)
+        )
+
+    def submit(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def compile(self, do, seconds=20.0, toolchain=TOOLCHAIN, target=CPU, events=None, on_query=None, **order):
+        """A concurrent future of the artifact."""
+        return self.submit(
+            self.pool.compile(
+                msgspec.json.encode({"do": do, **order}),
+                key="key",
+                toolchain=toolchain,
+                target=target,
+                deadline_seconds=seconds,
+                on_progress=lambda *event: events.append(event) if events is not None else None,
+                on_query=on_query,
+            )
+        )
+
+    def wait_for_idle(self, count=2):
+        wait_until(lambda: [w.state for w in self.pool.workers()].count("idle") == count)
+
+
+def wait_until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def alive(pid):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def hanging():
+    """The processes of the one job that hangs, the fork server's own last; a job knows other pids than we do."""
+
+    def sleeping():
+        below = psutil.Process().children(recursive=True)
+        return [p for p in below if named(p, "sleep")]
+
+    wait_until(lambda: len(sleeping()) == 2)
+    family = {p for sleeper in sleeping() for p in [sleeper, *sleeper.parents()]}
+    return sorted((p for p in family if named(p, "sleep", "python")), key=lambda p: -p.create_time())
+
+
+def named(process, *names):
+    """Whether it is one of a job: a program of that name, or a fork of its server."""
+    try:
+        ours = "workers.fork_server" in " ".join(process.cmdline()) or process.name() == "sleep"
+        return ours and process.name().startswith(names)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture(scope="module")
+def service():
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+        made = Service()
+        made.strangers = before
+        try:
+            made.submit(made.pool.start()).result(60)
+            wait_until(made.pool.ready)
+            yield made
+        finally:
+            made.submit(made.pool.close()).result(60)
+            made.loop.call_soon_threadsafe(made.loop.stop)
+    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=60)
+    assert not left, f"the pool left {left}"
+
+
+def test_slots_come_up_warm_and_say_what_they_are(service):
+    service.wait_for_idle()
+    assert [(w.state, w.toolchain, w.target.kind) for w in service.pool.workers()] == [
+        ("idle", TOOLCHAIN, "cpu")
+    ] * 2
+
+
+def test_an_artifact_and_its_events_come_back(service):
+    events = []
+    artifact = service.compile("answer", text="x" * 3_000_000, events=events).result(30)
+    assert artifact == b"x" * 3_000_000
+    assert events == [("aot", "first"), ("inductor", "second")]
+
+
+def known(question):
+    """An answer whose winner names the size that was asked for."""
+    (problem,) = decoding.from_msgpack(question, type=queries.EntryLookup).problems
+    timing = records.Timing(f"size {problem.result.size[0]}", 1.0, 1.0, 1.0, 1)
+    entry = records.TuningEntry(problem=problem, place=engine.PLACE, winner=timing, candidates=1)
+    return msgspec.msgpack.encode(queries.KnownEntries([entry]))
+
+
+def test_jobs_ask_and_each_is_answered_while_both_run(service):
+    service.wait_for_idle()
+    together = asyncio.Barrier(2)
+
+    async def answer(question):
+        await together.wait()
+        return known(question)
+
+    jobs = [
+        service.compile("inquire", how="in turn", sizes=[size, size + 1], on_query=answer) for size in (2, 7)
+    ]
+    told = [decoding.from_json(job.result(30)) for job in jobs]
+    assert told == [[["size 2"], ["size 3"]], [["size 7"], ["size 8"]]]
+
+
+async def answer_at_once(question):
+    return known(question)
+
+
+async def fail(question):
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("on_query", [None, fail])
+def test_a_job_is_told_at_once_that_nobody_answers(service, on_query):
+    service.wait_for_idle()
+    job = service.compile("inquire", how="in turn", sizes=[2], wait=1000, on_query=on_query)
+    assert decoding.from_json(job.result(30)) == ["the service has no answer about tuning"]
+
+
+class Unanswered:
+    """Answers a question never; knows when it was asked and when that was over."""
+
+    def __init__(self):
+        self.asked, self.over = threading.Event(), threading.Event()
+
+    async def __call__(self, question):
+        self.asked.set()
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            self.over.set()
+
+
+def test_a_job_cancelled_over_an_open_question_ends_and_its_slot_serves_on(service):
+    service.wait_for_idle()
+    unanswered = Unanswered()
+    job = service.compile("inquire", how="in turn", sizes=[2], wait=1000, on_query=unanswered)
+    assert unanswered.asked.wait(20)
+    job.cancel()
+    assert unanswered.over.wait(20)
+    service.wait_for_idle()
+    assert service.compile("answer").result(30) == b"artifact"
+
+
+def test_a_server_that_dies_over_an_open_question_leaves_nobody_at_the_answer(service):
+    service.wait_for_idle()
+    unanswered = Unanswered()
+    job = service.compile("inquire", how="in turn", sizes=[2], wait=1000, on_query=unanswered)
+    assert unanswered.asked.wait(20)
+    (busy,) = [slot for slot in service.pool._slots.all.values() if slot.state == "busy"]
+    os.kill(busy.ready.pid, signal.SIGKILL)
+    with pytest.raises(CompileKilled, match="lost its job"):
+        job.result(30)
+    assert unanswered.over.wait(20)
+    service.wait_for_idle()
+    answers = [
+        service.compile("inquire", how="in turn", sizes=[2], on_query=answer_at_once) for _ in range(2)
+    ]
+    assert [decoding.from_json(each.result(30)) for each in answers] == [[["size 2"]]] * 2
+
+
+def test_the_compilers_error_crosses_ray_whole(service):
+    with pytest.raises(VerifyFailed, match=r"outputs differ by 3\.0\. do this"):
+        service.compile("refuse").result(30)
+
+
+def test_jobs_past_the_slots_wait_in_order_and_say_so(service):
+    service.wait_for_idle()
+    events = []
+    began = time.monotonic()
+    jobs = [service.compile("answer", text=str(i), sleep=1.0) for i in range(2)]
+    time.sleep(0.1)
+    late = service.compile("answer", text="late", events=events)
+    assert late.result(30) == b"late"
+    assert time.monotonic() - began > 0.9
+    assert events[0] == ("queued", "0 ahead of it in the worker queue")
+    assert [job.result(30) for job in jobs] == [b"0", b"1"]
+
+
+def test_waiting_counts_to_the_deadline(service):
+    service.wait_for_idle()
+    jobs = [service.compile("answer", sleep=2.5) for _ in range(2)]
+    time.sleep(0.1)
+    with pytest.raises(CompileTimeout, match="no worker was free"):
+        service.compile("answer", seconds=0.5).result(30)
+    assert [job.result(30) for job in jobs] == [b"artifact"] * 2
+
+
+def test_each_worker_says_what_shuts_its_jobs_in(service):
+    service.wait_for_idle()
+    known = {"bubblewrap", "namespaces", "landlock", "seccomp", "none"}
+    assert all(worker.isolation and set(worker.isolation) <= known for worker in service.pool.workers())
+    assert {worker.processors for worker in service.pool.workers()} == {len(os.sched_getaffinity(0))}
+
+
+def test_nobody_for_this_toolchain_or_device_is_said_at_once_with_what_there_is(service):
+    service.wait_for_idle()
+    other = msgspec.structs.replace(TOOLCHAIN, torch="9.9.9")
+    with pytest.raises(NoWorker, match=r"torch 9\.9\.9.*there is: CPU, cp311 torch 0\.0\.0"):
+        service.compile("answer", toolchain=other).result(30)
+    with pytest.raises(NoWorker, match="NVIDIA H200"):
+        service.compile("answer", target=GPU).result(30)
+
+
+def test_a_cancelled_caller_takes_the_whole_job_with_it(service):
+    service.wait_for_idle()
+    job = service.compile("hang", seconds=60)
+    *job_processes, _ = hanging()
+    pids = [p.pid for p in job_processes]
+    job.cancel()
+    wait_until(lambda: not any(alive(pid) for pid in pids))
+    service.wait_for_idle()
+
+
+def test_at_the_deadline_the_caller_is_told_and_the_slot_is_free_again(service):
+    service.wait_for_idle()
+    job = service.compile("hang", seconds=6)
+    *job_processes, _ = hanging()
+    with pytest.raises(CompileTimeout, match="deadline"):
+        job.result(30)
+    assert not any(alive(p.pid) for p in job_processes)
+    service.wait_for_idle()
+
+
+def test_a_killed_actor_takes_its_job_with_it_and_is_replaced(service):
+    service.wait_for_idle()
+    job = service.compile("hang", seconds=60)
+    pids = [p.pid for p in hanging()]
+    (actor,) = (p for p in psutil.Process(pids[-1]).parents() if "CompileSlot" in " ".join(p.cmdline()))
+    busy = next(w.id for w in service.pool.workers() if w.state == "busy")
+    os.kill(actor.pid, signal.SIGKILL)
+    with pytest.raises(CompileKilled, match=f"worker {busy} died with the job"):
+        job.result(30)
+    wait_until(lambda: not any(alive(pid) for pid in pids))
+    service.wait_for_idle()
+    assert service.compile("answer").result(30) == b"artifact"
+
+
+def test_a_killed_fork_server_is_replaced_by_its_actor(service):
+    service.wait_for_idle()
+    job = service.compile("hang", seconds=60)
+    pids = [p.pid for p in hanging()]
+    os.kill(pids[-1], signal.SIGKILL)
+    with pytest.raises(CompileKilled, match="lost its job"):
+        job.result(30)
+    wait_until(lambda: not any(alive(pid) for pid in pids))  # the kernel ends them, in its own time
+    service.wait_for_idle()
+    assert [service.compile("answer").result(30) for _ in range(3)] == [b"artifact"] * 3
+
+
+def test_no_actor_imports_torch_and_no_server_of_ray_listens_beyond_loopback(service):
+    service.wait_for_idle()
+    family = set(psutil.Process().children(recursive=True)) - service.strangers
+    actors, addresses = [], set()
+    for process in [*family, psutil.Process()]:
+        with contextlib.suppress(psutil.NoSuchProcess):  # one that ends meanwhile is no server
+            if "CompileSlot" in " ".join(process.cmdline()):
+                actors.append(process)
+            connections = process.net_connections("inet")
+            addresses |= {c.laddr.ip for c in connections if c.status == "LISTEN"}
+    assert len(actors) == 2
+    for actor in actors:
+        assert not [m.path for m in actor.memory_maps() if "libtorch" in m.path]
+    assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+
+
+TERMINATED = """
+import asyncio, os, signal, sys
+from torchrelay.workers.pool import PoolSettings, WorkerPool
+
+async def main():
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    pool = WorkerPool(PoolSettings(cpu_slots=0, gpu_slots_per_gpu=0, ray_token=sys.argv[1]))
+    await pool.start()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await stop.wait()
+    await asyncio.sleep(6)  # whatever is being finished
+    await pool.close()
+    print("closed")
+
+asyncio.run(main())
+"""
+
+
+def test_who_is_terminated_may_take_its_time_to_end_in_order():
+    """Ray's own handler of SIGTERM aborts the process 3 s later."""
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINATED, RAY_TOKEN], capture_output=True, text=True, timeout=240
+    )
+    assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr

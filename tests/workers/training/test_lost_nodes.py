@@ -1,0 +1,221 @@
+"""Jobs whose nodes, or whose whole Ray, are lost and come: Ray's head and nodes are processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from test_pool import RAY_TOKEN
+from torchrelay.compiler.api.training.events import LogLines, RankEnded, RankStarted
+from torchrelay.compiler.errors import Unavailable
+from torchrelay.workers.pool import PoolSettings, WorkerPool, node_resources, ray_environment, short_directory
+from train_engine_parts import FIRST_WAITS, MEET, Site, gone
+
+STAYS = """
+    import signal
+    from pathlib import Path
+    def told(*_):
+        print(f"told rank {rank} of {world}", flush=True)
+        sys.exit(143)
+    signal.signal(signal.SIGTERM, told)
+    while not Path(sys.argv[1]).exists():
+        time.sleep(0.1)
+    dist.destroy_process_group()
+"""
+
+
+class Nodes:
+    """`ray start --block` for a head, and for nodes of one core each."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self.folder = short_directory("tr-n-")
+        self.processes: list[psutil.Popen] = []
+
+    def start(self, *arguments: str) -> psutil.Popen:
+        name = self.folder / str(len(self.processes))
+        with (self.folder / f"{len(self.processes)}.log").open("wb") as log:
+            process = psutil.Popen(
+                [
+                    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-gpus=0"),
+                    *("--node-ip-address=127.0.0.1", "--disable-usage-stats", f"--temp-dir={name}"),
+                    *arguments,
+                ],
+                env={**os.environ, **ray_environment(RAY_TOKEN, self.address)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def head(self) -> None:
+        self.start("--head", f"--port={self.port}", "--num-cpus=0", "--include-dashboard=false")
+        end = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                return
+            assert time.monotonic() < end, "Ray's head does not listen"
+            time.sleep(0.2)
+
+    def add(self, cpu_slots: int = 0) -> psutil.Popen:
+        resources = json.dumps(node_resources(cpu_slots))
+        return self.start(f"--address={self.address}", "--num-cpus=1", f"--resources={resources}")
+
+    def close(self) -> None:
+        family = [p for process in self.processes for p in [process, *_below(process)]]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(family, timeout=30)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _below(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    made = Nodes()
+    try:
+        made.head()
+        yield made
+    finally:
+        made.close()
+
+
+def ended_well(job, condition, seconds=240):
+    """As Job.until, with a driver that may be away for a while."""
+    end = time.monotonic() + seconds
+    while not (found := condition(job)):
+        assert time.monotonic() < end, job.news
+        with contextlib.suppress(Unavailable):
+            job.poll()
+        time.sleep(0.1)
+    return found
+
+
+def world(size):
+    """Whether all ranks of the newest attempt have met, and are so many."""
+
+    def condition(job):
+        newest = max((event.attempt for event in job.of(RankStarted)), default=-1)
+        return {f"attempt {newest} rank {rank} of {size}" for rank in range(size)} <= {
+            line.partition(" sum")[0] for line in job.lines()
+        }
+
+    return condition
+
+
+@pytest.mark.slow
+def test_an_elastic_job_goes_on_with_fewer_ranks_and_takes_more_when_a_node_comes(nodes, tmp_path):
+    first, second = nodes.add(), nodes.add()
+    site = Site(tmp_path)
+    site.pool = WorkerPool(
+        PoolSettings(ray_address=nodes.address, ray_token=RAY_TOKEN, cpu_slots=0, gpu_slots_per_gpu=0)
+    )
+    finish = tmp_path / "finish"
+    try:
+        site.call(site.pool.start())
+        end = time.monotonic() + 120
+        while site.call(site.pool.train_room(site.order("", workers=2, cpus=1.0).spec)):
+            assert time.monotonic() < end, "the nodes do not come"
+            time.sleep(0.5)
+        job = site.begin(MEET + STAYS, workers=2, min_workers=1, cpus=1.0, arguments=[str(finish)])
+        ended_well(job, world(2))
+        (raylet,) = [p for p in second.children(recursive=True) if p.name() == "raylet"]
+        raylet.kill()  # its workers notice, and end
+        ended_well(job, world(1))
+        third = nodes.add()
+        ended_well(job, world(2))
+        told = [line for log in job.of(LogLines) for line in log.lines if line.startswith("told")]
+        assert told == ["told rank 0 of 1"]
+        assert 143 in [event.code for event in job.of(RankEnded)]
+        finish.touch()
+        ended_well(job, lambda job: "done" in job.states())
+        assert [each.number for each in job.news] == list(range(1, len(job.news) + 1))
+        assert first.is_running() and third.is_running()
+        job.forget()
+    finally:
+        site.call(site.pool.close())
+        site.loop.call_soon_threadsafe(site.loop.stop)
+
+
+@pytest.mark.slow
+def test_who_tells_elastic_jobs_what_is_free_outlives_the_node_of_the_first_job(nodes, tmp_path):
+    """Ray Train's own is for all jobs, and is made by the first one's controller, on its node and no other."""
+    first = nodes.add()
+    site = Site(tmp_path)
+    site.pool = WorkerPool(
+        PoolSettings(ray_address=nodes.address, ray_token=RAY_TOKEN, cpu_slots=0, gpu_slots_per_gpu=0)
+    )
+    try:
+        site.call(site.pool.start())
+        end = time.monotonic() + 120
+        while site.call(site.pool.train_room(site.order("", workers=1).spec)):
+            assert time.monotonic() < end, "the node does not come"
+            time.sleep(0.5)
+        job = site.begin("print('ran')", workers=1)
+        assert job.end().state == "done"
+        job.forget()
+        import ray  # it reads its environment as it is imported
+
+        teller = ray.get_actor("AutoscalingCoordinator", namespace="AutoscalingCoordinator")
+        nodes.add()
+        (raylet,) = [p for p in first.children(recursive=True) if p.name() == "raylet"]
+        raylet.kill()
+        end = time.monotonic() + 120
+        while all(node["Alive"] for node in ray.nodes()):
+            assert time.monotonic() < end, "the node is not missed"
+            time.sleep(0.2)
+        while True:
+            try:
+                ray.get(teller.cancel_request.remote("nobody"), timeout=5)
+                return
+            except ray.exceptions.ActorDiedError as error:
+                raise AssertionError("it has gone with its node") from error
+            except ray.exceptions.RayError:
+                assert time.monotonic() < end, "it does not come back"
+    finally:
+        site.call(site.pool.close())
+        site.loop.call_soon_threadsafe(site.loop.stop)
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_in_another_ray_when_its_own_has_ended(tmp_path):
+    site = Site(tmp_path)
+    site.call(site.pool.start())
+    job = site.begin(MEET + FIRST_WAITS)
+    first = job.started()
+    job.until(lambda job: len(job.lines()) == 2)
+    site.call(site.pool.close())
+    assert gone([rank.pid for rank in first.values()], 30)
+    job.site = Site(tmp_path)
+    try:
+        job.site.call(job.site.pool.start())
+        job.begin(environment={"FROM_ORDER": "a new token"})
+        assert job.end().state == "done"
+        assert [each.number for each in job.news] == list(range(1, len(job.news) + 1))
+        assert {event.attempt for event in job.of(RankStarted)} == {0, 1}
+        assert job.states() == ["starting", "running", "recovering", "running", "done"]
+        job.forget()
+    finally:
+        job.site.call(job.site.pool.close())
+        for each in (site, job.site):
+            each.loop.call_soon_threadsafe(each.loop.stop)

@@ -1,0 +1,257 @@
+"""Inside a job's process, just forked: shut it in, run the engine, write what comes of it to the pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import resource
+import signal
+import stat
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple, NoReturn
+
+import msgspec
+
+from ...compiler.api import compiles
+from ...compiler.errors import CompileFailed, CompileKilled, RelayError
+from ...compiler.kernel_store.libraries import KernelExchange
+from ..messages import Answer, JobDone, JobFailed, StageEvent, WorkerJob, encode
+from ..process.process_tree import die_with_parent
+from ..sandbox.isolation import Sandbox
+from ..settings import JobLimits, SlotSettings
+from .environment import job_environment
+from .queries import QueryClient, most_questions
+
+OFFERS = "kernels"
+"""The folder of a job's directory in which it lays the libraries that it built."""
+
+_DESCRIBE_SECONDS = 600.0
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The worker's trouble and not the graph's: another worker, or this one later, may well succeed."""
+
+
+class ChildProcess(NamedTuple):
+    """A process that was forked, as its parent sees it."""
+
+    pid: int
+    pipe: int
+    """The reading end of what it tells."""
+    replies: int
+    """The writing end of what it is told; does not block."""
+    idle: frozenset[int]
+    """Processes that only hold the child's namespaces: copies of the server that do nothing."""
+
+    def close(self) -> None:
+        """Close both pipes."""
+        os.close(self.pipe)
+        os.close(self.replies)
+
+
+class ChildPipes(NamedTuple):
+    """The child's own ends."""
+
+    tell: int
+    hear: int
+
+
+def fork(body: Callable[[ChildPipes], None], log: Path | None, enclosure: Sandbox) -> ChildProcess:
+    """Run `body` in a child with a session of its own, shut in as `enclosure` says.
+
+    The child writes to `log` instead of the server's output, and ends without unwinding the server's stack.
+    """
+    server = os.getpid()
+    reading, writing = os.pipe()
+    hearing, replying = os.pipe()
+    told, telling = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        for descriptor in (writing, hearing, telling):
+            os.close(descriptor)
+        os.set_blocking(replying, False)
+        with os.fdopen(told, "rb") as stream:
+            first = stream.read()
+        return ChildProcess(pid, reading, replying, frozenset({pid, int(first)}) if first else frozenset())
+    status = 70
+    try:
+        os.setsid()
+        die_with_parent(server)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with contextlib.suppress(
+            OSError
+        ):  # some sandboxes lack the file; the server's watch on memory remains
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        if log is not None:
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+        if enclosure.form != "namespaces":
+            os.close(telling)
+            telling = writing
+        _close_all_but(writing, hearing, telling)
+        pipes = ChildPipes(writing, hearing)
+        enclosure.run(functools.partial(body, pipes), keep=pipes, tell=telling)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        _end(status)
+
+
+def _end(status: int) -> NoReturn:
+    os._exit(status)
+
+
+def _close_all_but(*kept: int) -> None:
+    """Close what the server has open past standard error: its socket first of all."""
+    begin = 3
+    for descriptor in sorted(kept):
+        os.closerange(begin, descriptor)
+        begin = descriptor + 1
+    os.closerange(begin, os.sysconf("SC_OPEN_MAX"))
+
+
+def lay_out(work: Path) -> None:
+    """Make the folders of a job's own."""
+    for name in ("home", "tmp", "inductor", "triton", "cuda", "compile", OFFERS):
+        (work / name).mkdir()
+
+
+def read_log(log: Path, most: int) -> str:
+    """The last `most` bytes of what a child printed; the file is the child's, and may be anything by now."""
+    try:
+        descriptor = os.open(log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return ""
+        stream.seek(max(0, status.st_size - most))
+        return stream.read(most).decode(errors="replace")
+
+
+def describe(
+    engine: ModuleType, settings: SlotSettings, work: Path, environment: Mapping[str, str], pipes: ChildPipes
+) -> None:
+    """Write the engine's toolchain, its target and what of its tools does not work as MessagePack, or JobFailed."""
+    try:
+        _shut_in(work, _DESCRIBE_SECONDS, settings.limits, environment)
+        data = msgspec.msgpack.encode((*engine.describe(settings.kind), engine.missing(settings.kind)))
+    except Exception as error:
+        traceback.print_exc()
+        data = msgspec.msgpack.encode(JobFailed.of(CompileFailed(_one_line(error))))
+    _write(pipes.tell, data)
+
+
+def prepare(
+    engine: ModuleType,
+    *,
+    request: bytes,
+    work: Path,
+    limits: JobLimits,
+    environment: Mapping[str, str],
+    shared: Path,
+    pipes: ChildPipes,
+) -> None:
+    """Have the engine prepare what jobs like this one share; JobDone, whatever comes of it: jobs do without."""
+    _shut_in(work, _DESCRIBE_SECONDS, limits, environment)
+    try:
+        engine.prepare(request, limits.request, shared)
+    except Exception:
+        traceback.print_exc()
+    _write(pipes.tell, encode(JobDone(b"")))
+
+
+def do_job(
+    engine: ModuleType,
+    *,
+    job: WorkerJob,
+    worker: str,
+    seconds: float,
+    work: Path,
+    limits: JobLimits,
+    environment: Mapping[str, str],
+    kernels: Path | None,
+    shared: Path | None,
+    pipes: ChildPipes,
+) -> None:
+    """Shut this process in and run the engine in it; StageEvents, JobQueries and its end are written."""
+    _shut_in(work, seconds, limits, environment)
+    lock = threading.Lock()
+
+    def send(message: Answer) -> None:
+        with lock:  # progress may come from any of the engine's threads
+            _write(pipes.tell, encode(message))
+
+    def progress(stage: compiles.Stage, detail: str = "") -> None:
+        send(StageEvent(stage, detail))
+
+    answer: Answer
+    if job.work == "search":
+        do = functools.partial(engine.search, job.request)
+    else:
+        do = functools.partial(engine.compile_graph, job.request, key=job.key)
+    try:
+        result = do(
+            worker=worker,
+            workdir=work / "compile",
+            limits=limits.request,
+            progress=progress,
+            kernels=None if kernels is None else KernelExchange(kernels, work / OFFERS),
+            shared=shared,
+            ask=QueryClient(send, pipes.hear, most_questions(job)),
+        )
+        answer = JobDone(result)
+    except RelayError as error:
+        traceback.print_exc()
+        answer = JobFailed.of(error)
+    except MemoryError:
+        traceback.print_exc()
+        answer = JobFailed.of(CompileKilled(f"the {job.work} ran out of memory"))
+    except Exception as error:  # whatever the compiler raises is the answer to this request
+        traceback.print_exc()
+        no_room = isinstance(error, OSError) and error.errno in _NO_ROOM
+        answer = JobFailed.of((CompileKilled if no_room else CompileFailed)(_one_line(error)))
+    send(answer)
+
+
+def _one_line(error: Exception) -> str:
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first}"[:500].removesuffix(": ")
+
+
+def _shut_in(work: Path, seconds: float, limits: JobLimits, environment: Mapping[str, str]) -> None:
+    processor_seconds = int(seconds * (os.cpu_count() or 1)) + 60
+    for what, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, limits.file_bytes),
+        (resource.RLIMIT_CPU, processor_seconds),
+        (resource.RLIMIT_NOFILE, limits.open_files),
+    ):
+        hard = resource.getrlimit(what)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(what, (value, value))
+    private = job_environment(environment, work)
+    for name in set(os.environ) - set(private):
+        del os.environ[name]
+    os.environ.update(private)
+    tempfile.tempdir = None  # the server's choice, cached by the module
+    os.chdir(work / "compile")
+
+
+def _write(pipe: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(pipe, view) :]

@@ -1,0 +1,185 @@
+"""Steps 7 to 9 in one killable process: a request's canonical bytes in, an unsigned artifact out.
+
+This is the engine that a fork server loads: `preload` runs once in the server, before it forks; `describe`, `missing`,
+`prepare` and `compile_graph` run in children of it. The request was checked by the gateway and is checked again here,
+on the machine that will run the compiler on it.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from ...compiler import decoding
+from ...compiler.api import compiles
+from ...compiler.api.tuning.search_order import SearchJobSpec
+from ...compiler.errors import MalformedRequest
+from ...compiler.kernel_store.libraries import KernelExchange
+from ...compiler.request import codec, schema
+from ...compiler.tuning import queries
+from .frame_stack import with_frame_stack
+
+_TRIAL = '#include <cmath>\n#include <Python.h>\nextern "C" double tried(double x) { return std::sqrt(x); }\n'
+_COLLECTIONS = (2_000_000, 50, 1_000)
+"""gc.set_threshold for one compile. A graph of a dozen layers leaves 1.4 million objects, two thirds of them garbage of
+100 MB; to look through them as they come took a tenth of its time. A larger graph's are still collected."""
+
+
+def preload() -> None:
+    """Import torch and Inductor, without initialising CUDA."""
+    from ...compiler.pipeline import pipeline
+
+    pipeline.preload()
+
+
+def describe(kind: Literal["cpu", "cuda"]) -> tuple[schema.Toolchain, schema.Target]:
+    """What this process builds with, and for. Initialises CUDA for `cuda`."""
+    from ...compiler.graph.toolchain import local_target, local_toolchain
+
+    return local_toolchain(), local_target(kind)
+
+
+def missing(kind: Literal["cpu", "cuda"]) -> str:
+    """What a compile needs and does not find, shut in as this process is; '' if all is there."""
+    compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+    if compiler is None:
+        return "there is no C++ compiler"
+    order = [
+        compiler,
+        "-shared",
+        "-fPIC",
+        f"-I{sysconfig.get_path('include')}",
+        "-o",
+        "tried.so",
+        "-x",
+        "c++",
+        "-",
+    ]
+    built = subprocess.run(order, input=_TRIAL, capture_output=True, text=True, timeout=60)
+    if built.returncode != 0:
+        return f"{compiler} does not work: {built.stderr.strip()[-300:]}"
+    return _gpu_missing() if kind == "cuda" else ""
+
+
+def _gpu_missing() -> str:
+    import torch
+
+    multiprocessing.get_context("fork").Lock()  # for Inductor's pool of Triton compilers
+    held = torch.ones(1 << 20, device="cuda")
+    total = int(held.mul_(2).sum().item())
+    return "" if total == 2 << 20 else f"the GPU adds 2 a million times and gets {total}"
+
+
+class _Aim(Struct):
+    """All of a request that says what must be prepared."""
+
+    target: schema.Target
+
+
+def preparation(request: bytes) -> str:
+    """A name for what jobs like this one share and `prepare` makes; '' if there is nothing."""
+    from ...compiler.pipeline import precompiled_header
+
+    try:
+        return precompiled_header.name_for(decoding.from_msgpack(request, type=_Aim).target)
+    except msgspec.MsgspecError:
+        return ""  # the job will say what is wrong with it
+
+
+def prepare(request: bytes, limits: codec.Limits, shared: Path) -> None:
+    """Make it, in a process that only the worker's own code runs in."""
+    from ...compiler.pipeline import precompiled_header
+
+    order = _order(request)
+    if order is not None:
+        precompiled_header.build_for_searches(order, shared)
+    else:
+        precompiled_header.build(_checked(request, limits), shared)
+
+
+def compile_graph(
+    request: bytes,
+    *,
+    key: str,
+    worker: str,
+    workdir: Path,
+    limits: codec.Limits,
+    progress: Callable[[compiles.Stage, str], None],
+    kernels: KernelExchange | None = None,
+    shared: Path | None = None,
+    ask: queries.SendQuery | None = None,
+) -> bytes:
+    """Decode, check against `limits` and compile. `shared`: what `prepare` made. Raises RelayError subclasses."""
+    from ...compiler.pipeline import precompiled_header
+    from ...compiler.pipeline.pipeline import compile_request
+
+    graph_request = _checked(request, limits)
+    gc.set_threshold(*_COLLECTIONS)
+    with precompiled_header.borrowed(shared, workdir / "headers"):
+        return with_frame_stack(
+            lambda: compile_request(
+                graph_request,
+                key=key,
+                worker=worker,
+                workdir=workdir,
+                progress=progress,
+                kernels=kernels,
+                ask=ask,
+            )
+        )
+
+
+def search(
+    request: bytes,
+    *,
+    worker: str,
+    workdir: Path,
+    limits: codec.Limits,
+    progress: Callable[[compiles.Stage, str], None],
+    kernels: KernelExchange | None = None,
+    shared: Path | None = None,
+    ask: queries.SendQuery | None = None,
+) -> bytes:
+    """Search what `ask` hands out, as a SearchJobSpec says; b'' once it is over. Raises RelayError subclasses."""
+    from ...compiler.pipeline import precompiled_header
+    from ...compiler.search import search_worker
+
+    order = _order(request)
+    if order is None:
+        raise MalformedRequest("the order of a search does not match its schema")
+    if ask is None:
+        raise MalformedRequest("a searcher needs somebody to ask")
+    asking = ask
+    with precompiled_header.borrowed(shared, workdir / "headers"):
+        with_frame_stack(
+            lambda: search_worker.serve(order, asking, workdir=workdir, progress=progress, kernels=kernels)
+        )
+    return b""
+
+
+def _order(request: bytes) -> SearchJobSpec | None:
+    """What a search's request says; None for a compile's."""
+    try:
+        return decoding.from_msgpack(request, type=SearchJobSpec)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _checked(request: bytes, limits: codec.Limits) -> schema.GraphRequest:
+    from ...compiler.request import validate
+
+    try:
+        graph_request = decoding.from_msgpack(request, type=schema.GraphRequest)
+    except msgspec.MsgspecError as error:
+        raise MalformedRequest(f"request does not match schema {schema.SCHEMA}: {error}") from None
+    validate.check_request(graph_request, limits)
+    return graph_request

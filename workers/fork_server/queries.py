@@ -1,0 +1,147 @@
+"""What a job asks of the service while it runs, at both ends of its pipes: QueryClient in the job, QueryRelay outside.
+
+A question goes up the pipe of events, through fork server, actor and pool, to the gateway; its answer comes down a
+pipe of its own. No answer is worth a compile: who gets none in time goes on without. The job is not trusted: it is
+killed when it asks more, or more at once, than a QueryClient does, and what it does not read is dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ...compiler import decoding
+from ...compiler.errors import Unavailable
+from ...compiler.tuning import queries
+from ..messages import BadFrame, FrameDecoder, JobQuery, QueryReply, WorkerJob, decode_reply, encode
+
+MOST = 4096
+"""Questions of one compile."""
+MOST_OF_A_SEARCH = 1 << 20
+"""A searcher names each candidate that it tries, and works for an hour."""
+MOST_OPEN = 8
+"""Of these, such as have no answer yet."""
+WAIT_SECONDS = 10.0
+"""For an answer."""
+REST_SECONDS = 30.0
+"""After a question without an answer, none is asked for so long: a search of a hundred problems must not wait for a
+service that is down a hundred times."""
+_UNREAD_BYTES = 16 << 20
+"""Answers on their way to a job that does not read them; the largest has some 4 MiB (256 entries)."""
+
+
+def most_questions(job: WorkerJob) -> int:
+    return MOST_OF_A_SEARCH if job.work == "search" else MOST
+
+
+class QueryClient:
+    """In the job: a queries.SendQuery. Questions of several threads wait for each other.
+
+    send: to the fork server. pipe: the reading end of the answers'. most: questions.
+    """
+
+    def __init__(self, send: Callable[[JobQuery], None], pipe: int, most: int = MOST) -> None:
+        self._send = send
+        self._pipe = pipe
+        self._most = most
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._frames = FrameDecoder()
+        self._asked = 0
+        self._open: set[int] = set()
+        self._rests_until = 0.0
+
+    def __call__(self, question: queries.TuningQuery) -> queries.TuningReply:
+        data = msgspec.msgpack.encode(question)
+        if len(data) > queries.QUESTION_LIMIT:
+            raise Unavailable(f"a question may have {queries.QUESTION_LIMIT} bytes, and this has {len(data)}")
+        if os.getpid() != self._process:  # a copy of the job would take its answers
+            raise Unavailable("a copy of the compile's process cannot ask the service")
+        with self._lock:
+            if time.monotonic() < self._rests_until:
+                raise Unavailable("the service did not answer a moment ago")
+            if self._asked >= self._most or len(self._open) >= MOST_OPEN:
+                raise Unavailable("this job has asked as much as it may")
+            answer = self._exchange(data)
+            if not answer:
+                self._rests_until = time.monotonic() + REST_SECONDS
+                raise Unavailable("the service has no answer about tuning", hint="Its log says why")
+        try:
+            answered: queries.TuningReply = decoding.from_msgpack(answer, type=queries.TuningReply)
+            return answered
+        except msgspec.MsgspecError as error:
+            raise Unavailable(f"the service's answer about tuning cannot be read: {error}") from None
+
+    def _exchange(self, question: bytes) -> bytes:
+        """The answer, or b'' if none comes in time."""
+        until = time.monotonic() + WAIT_SECONDS
+        self._asked += 1
+        own = self._asked
+        self._open.add(own)
+        self._send(JobQuery(own, question))
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        while (left := until - time.monotonic()) > 0 and poll.poll(left * 1000):
+            piece = os.read(self._pipe, 1 << 20)
+            if not piece:
+                break
+            replies = [decode_reply(body) for body in self._frames.feed(piece)]
+            self._open.difference_update(reply.id for reply in replies)
+            for reply in replies:
+                if reply.id == own:  # others come too late for whoever asked
+                    return reply.answer
+        return b""
+
+
+class QueryRelay:
+    """In the fork server: one job's questions on their way up, and their answers on the way down.
+
+    pipe: the writing end of the answers', which does not block. most: questions.
+    """
+
+    def __init__(self, pipe: int, most: int = MOST) -> None:
+        self._pipe = pipe
+        self._most = most
+        self._asked = 0
+        self._open: set[int] = set()
+        self._unread = bytearray()
+
+    def ask(self, query: JobQuery) -> None:
+        """Let `query` pass. Raises BadFrame for one that no QueryClient sends."""
+        self._asked += 1
+        if self._asked > self._most:
+            raise BadFrame(f"more than {self._most} questions")
+        if len(query.question) > queries.QUESTION_LIMIT:
+            raise BadFrame(f"a question of {len(query.question)} bytes")
+        if query.id in self._open or len(self._open) >= MOST_OPEN:
+            raise BadFrame("a question before earlier ones were answered")
+        self._open.add(query.id)
+
+    def answer(self, reply: QueryReply) -> None:
+        """Hand `reply` to the job, now or by `flush`; drop it if the job has not asked, or reads nothing."""
+        if reply.id not in self._open:
+            return
+        self._open.remove(reply.id)
+        if len(self._unread) + len(reply.answer) <= _UNREAD_BYTES:
+            self._unread += encode(reply)
+            self.flush()
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to flush once the pipe takes it."""
+        return bool(self._unread)
+
+    def flush(self) -> None:
+        """Write what the pipe takes."""
+        try:
+            while self._unread:
+                del self._unread[: os.write(self._pipe, self._unread)]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._unread.clear()

@@ -1,0 +1,129 @@
+"""The strongest form of isolation in which the engine works on this machine: found by trying each, strongest first.
+
+In: the forms that may be tried. Out: the first in which a child names its toolchain and its tools work. A form that
+only hides a tool (a compiler in somebody's home, a driver that wants more than it is given) is passed over in favour
+of a weaker one: isolation never costs a worker what it can do without.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+from msgspec import Struct
+
+from ...compiler import decoding
+from ...compiler.errors import CompileKilled, IsolationUnavailable, RelayError
+from ...compiler.request import schema
+from ..messages import JobFailed
+from ..process.process_tree import kill_below, reap
+from ..sandbox import isolation
+from ..sandbox.visible_paths import VisiblePaths
+from ..settings import Form, SlotSettings
+from . import child
+
+_SECONDS, _LAST_SECONDS = 60.0, 240.0
+"""CUDA comes up in seconds; in a sandbox that it does not like it may hang. The weakest form gets more time: a machine
+may be slow, and after it there is nothing to try."""
+
+
+class ProbedForm(Struct, frozen=True):
+    """A form that works here, and what the engine says of itself in it."""
+
+    form: Form
+    toolchain: schema.Toolchain
+    target: schema.Target
+    missing: str
+
+
+def strongest(
+    engine: ModuleType,
+    settings: SlotSettings,
+    view: VisiblePaths,
+    jobs_dir: Path,
+    environment: Mapping[str, str],
+) -> ProbedForm:
+    """Raises IsolationUnavailable if none may be used, and what the engine raised if it works in none."""
+    first: ProbedForm | None = None
+    failure: RelayError = CompileKilled(
+        "the process that names this worker's toolchain died", hint="See its log"
+    )
+    forms = isolation.forms(settings)
+    for form in forms:
+        seconds = _LAST_SECONDS if form == forms[-1] else _SECONDS
+        try:
+            found = _tried(form, seconds, engine, settings, view, jobs_dir, environment)
+        except RelayError as error:
+            failure = error
+            print(f"isolation by {form!r} does not work here: {error.message}", file=sys.stderr, flush=True)
+            continue
+        if not found.missing:
+            return found
+        first = first or found
+        print(f"under isolation by {form!r}: {found.missing}", file=sys.stderr, flush=True)
+    if first is not None:  # nor does it work with less
+        return first
+    if settings.isolation == "required":
+        raise IsolationUnavailable(f"compiles cannot be isolated on this machine: {failure.message}")
+    raise failure
+
+
+def _tried(
+    form: Form,
+    seconds: float,
+    engine: ModuleType,
+    settings: SlotSettings,
+    view: VisiblePaths,
+    jobs_dir: Path,
+    environment: Mapping[str, str],
+) -> ProbedForm:
+    work = jobs_dir / f"try-{form}"
+    work.mkdir()
+    try:
+        child.lay_out(work)
+        body = functools.partial(child.describe, engine, settings, work, environment)
+        enclosure = isolation.Sandbox(form, view, work, [])
+        data = _answer(child.fork(body, work / "log", enclosure), seconds)
+        try:
+            toolchain, target, missing = decoding.from_msgpack(
+                data, type=tuple[schema.Toolchain, schema.Target, str]
+            )
+        except msgspec.MsgspecError:
+            raise _failure(data, work / "log") from None
+        return ProbedForm(form, toolchain, target, missing)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _answer(started: child.ChildProcess, seconds: float) -> bytes:
+    """All that the child writes until it closes its pipe; nothing of it is left afterwards."""
+    end = time.monotonic() + seconds
+    data = b""
+    try:
+        while select.select([started.pipe], [], [], max(0.0, end - time.monotonic()))[0]:
+            piece = os.read(started.pipe, 1 << 20)
+            data += piece
+            if not piece:
+                break
+        return data
+    finally:
+        started.close()
+        kill_below(os.getpid())
+        reap()
+
+
+def _failure(data: bytes, log: Path) -> RelayError:
+    try:
+        return decoding.from_msgpack(data, type=JobFailed).error()
+    except msgspec.MsgspecError:
+        lines = child.read_log(log, 4000).splitlines()
+        last = next((line for line in reversed(lines) if line.strip()), "no answer")
+        return CompileKilled(f"the process that names this worker's toolchain died: {last.strip()}")

@@ -1,0 +1,134 @@
+"""The processes under one process: find them all, measure them, kill them all. Linux only.
+
+A compile starts g++, which starts cc1plus, as and ld; Inductor may start a pool in a session of its own;
+ptxas hangs now and then. Process groups miss whoever called setsid, so the fork server makes itself a
+subreaper: orphans of its jobs become its children, and all below it belongs to the one job that it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from . import linux
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 0x4
+"""Of a process's flags: it is in the kernel for good, on its way to its end."""
+
+
+class UnkillableProcesses(Exception):
+    """Processes that SIGKILL does not end (stuck in the kernel)."""
+
+
+class _Process(NamedTuple):
+    pid: int
+    parent: int
+    state: str
+    ending: bool
+
+
+class ProcessUsage(NamedTuple):
+    """What a set of processes holds. `memory` in bytes: anonymous and shared-memory pages, not files."""
+
+    processes: int
+    memory: int
+
+
+def become_subreaper() -> None:
+    """Orphans among this process's descendants become its children, whatever session they are in."""
+    linux.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
+    """Have the kernel send `sig` here when the thread that started this process ends; `parent`: its pid."""
+    linux.prctl(linux.PR_SET_PDEATHSIG, sig)
+    if os.getppid() != parent:  # it died before the call above
+        os.kill(os.getpid(), sig)
+
+
+def descendants(root: int) -> list[int]:
+    """All living processes below `root`, zombies left out."""
+    return [process.pid for process in _below(root)]
+
+
+def _below(root: int) -> list[_Process]:
+    children: dict[int, list[_Process]] = {}
+    for process in _processes():
+        children.setdefault(process.parent, []).append(process)
+    found: list[_Process] = []
+    frontier = [root]
+    while frontier:
+        below = children.get(frontier.pop(), [])
+        frontier += [process.pid for process in below]
+        found += below
+    return [process for process in found if process.state != "Z"]
+
+
+def _processes() -> Iterator[_Process]:
+    for entry in os.listdir("/proc"):  # noqa: PTH208 (runs four times a second: no Path per process)
+        if not entry.isdigit():
+            continue
+        try:
+            stat = Path("/proc", entry, "stat").read_bytes()
+        except OSError:  # it has ended meanwhile
+            continue
+        # "pid (name) state ppid pgrp session tty tpgid flags ...", and a name may hold anything, brackets included
+        state, parent, _, _, _, _, flags, _ = stat[stat.rindex(b")") + 2 :].split(None, 7)
+        yield _Process(int(entry), int(parent), state.decode(), bool(int(flags) & _PF_EXITING))
+
+
+def usage(pids: list[int]) -> ProcessUsage:
+    """What `pids` hold together. File-backed pages (libraries) can be dropped and are not counted."""
+    memory = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            lines = Path("/proc", str(pid), "status").read_bytes().splitlines()
+            sizes = {name: value for name, _, value in (line.partition(b":") for line in lines)}
+            kept = [sizes[name] for name in (b"RssAnon", b"RssShmem") if name in sizes]
+            # some sandboxes' kernels give only the sum
+            memory += sum(int(size.split()[0]) << 10 for size in kept or [sizes.get(b"VmRSS", b"0")])
+    return ProcessUsage(len(pids), memory)
+
+
+def kill_below(root: int, *, mark: str = "", within: float = 10.0) -> None:
+    """SIGKILL everything below `root` until nothing is left.
+
+    `mark`: only processes that were started with this "NAME=value" in their environment. One that is ending has none
+    any more: whoever's it was, it is waited for too, for as long. Zombies that are children of this process stay for
+    their owner, or for `reap`. Raises UnkillableProcesses after `within` seconds.
+    """
+    end = time.monotonic() + within
+    while True:
+        pids = [pid for pid in descendants(root) if _has_mark(pid, mark)]
+        if not pids and not any(process.ending for process in _below(root)):  # asked after what has a mark
+            return
+        if time.monotonic() > end:
+            if pids:
+                raise UnkillableProcesses(f"processes {pids} survive SIGKILL")
+            return
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def _has_mark(pid: int, mark: str) -> bool:
+    if not mark:
+        return True
+    try:
+        return mark.encode() in Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended meanwhile
+        return False
+
+
+def reap() -> None:
+    """Collect every dead child of this process: for one that adopts orphans."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

@@ -1,0 +1,43 @@
+"""Private folders whose paths are short enough for Unix sockets: a name's prefix in; a new folder out."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from ...compiler.errors import Unavailable
+from . import locked_folders
+
+_NODE = "torchrelay-node-"
+
+
+_SOCKET_ROOM = 43
+"""Bytes that a session directory may have: Ray adds up to 64 (process ids have seven digits), sockets hold 107."""
+
+
+def short_directory(prefix: str) -> Path:
+    """A new private directory whose path leaves room for sockets. Raises Unavailable."""
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=short_root(prefix)))
+
+
+def node_directory() -> tuple[Path, int]:
+    """A directory for the sockets and logs of a Ray node that outlives this program, and its lock's descriptor.
+
+    Nodes of one machine that shared Ray's default would race for the names of their sockets. Whoever makes one
+    removes those of dead nodes. Raises Unavailable.
+    """
+    return locked_folders.make(str(short_root(_NODE)), _NODE)
+
+
+def short_root(prefix: str) -> Path:
+    """Where a folder whose name begins so may hold sockets. Raises Unavailable."""
+    roots = [Path(tempfile.gettempdir()), Path("/tmp")]
+    root = next(
+        (r for r in roots if len(os.fsencode(r)) + len(prefix) + 9 <= _SOCKET_ROOM and r.is_dir()), None
+    )
+    if root is None:
+        raise Unavailable(
+            f"{roots[0]} is too long a path for sockets", hint="Set TMPDIR to a shorter directory"
+        )
+    return root

@@ -1,0 +1,95 @@
+"""How a compile's process is shut in: the forms there are, strongest first, and the way into each.
+
+namespaces  no network, no other process, of the files only the view; a filter on system calls
+landlock    of the files only the view, no sockets; a filter on system calls
+seccomp     no sockets; the filter alone, all files that the worker's user may read
+none        limits on memory, processes, files and time, as all forms have
+
+Which of them a machine has is found out by trying (sandbox_probe.py). Bubblewrap around the fork server is apart from
+these: it holds whatever the job's own form is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from ..process import linux
+from ..settings import Form, IsolationSetting, SlotSettings
+from . import landlock, namespaces, seccomp
+from .visible_paths import VisiblePaths
+
+_LAYERS: dict[Form, list[str]] = {
+    "namespaces": ["namespaces", "seccomp"],
+    "landlock": ["landlock", "seccomp"],
+    "seccomp": ["seccomp"],
+    "none": ["none"],
+}
+
+
+class Sandbox(Struct, frozen=True):
+    """One process' form, and what it is shown."""
+
+    form: Form
+    view: VisiblePaths
+    own: Path
+    """The only folder that it may write to; it holds `tmp`, and neither `root` nor `shm`."""
+    shown: list[Path]
+    """Folders that it may read besides the view."""
+
+    def run(self, body: Callable[[], None], *, keep: Sequence[int], tell: int) -> None:
+        """Run `body` shut in; returns when it has ended. See namespaces.run for `keep` and `tell`.
+
+        Raises OSError where this machine does not offer the form.
+        """
+        match self.form:
+            case "namespaces":
+                namespaces.run(
+                    lambda: self._filtered(body),
+                    view=self.view,
+                    own=self.own,
+                    shown=self.shown,
+                    keep=keep,
+                    tell=tell,
+                )
+            case "landlock":
+                linux.drop_capabilities()
+                self._give_up_files()
+                self._filtered(body)
+            case "seccomp":
+                linux.drop_capabilities()
+                self._filtered(body)
+            case "none":
+                body()
+
+    def _filtered(self, body: Callable[[], None]) -> None:
+        apart = self.form == "namespaces"
+        # in a network namespace of its own a Unix socket reaches nobody, and CUDA may want one
+        seccomp.install(unix_sockets=apart, shared_memory=apart)
+        body()
+
+    def _give_up_files(self) -> None:
+        # POSIX semaphores of Triton's compile pool lie in /dev/shm; without namespaces there is but one
+        shared = ["/dev/shm"] if self.view.gpu else []
+        landlock.restrict(
+            readable=[*self.view.readable, "/proc", *self.shown],
+            devices=self.view.devices,
+            writable=[self.own, *shared],
+        )
+
+
+def forms(settings: SlotSettings) -> list[Form]:
+    """Those that may be tried for jobs, strongest first."""
+    allowed: dict[IsolationSetting, list[Form]] = {
+        "auto": ["namespaces", "landlock", "seccomp", "none"],
+        "required": ["namespaces", "landlock"],
+        "off": ["none"],
+    }
+    return [form for form in allowed[settings.isolation] if form in settings.forms]
+
+
+def layers(form: Form, setting: IsolationSetting) -> list[str]:
+    """What is in force, as /v1/workers names it."""
+    return ["off"] if setting == "off" else _LAYERS[form]

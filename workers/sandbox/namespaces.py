@@ -1,0 +1,149 @@
+"""A process in namespaces of its own: no network, no other process, and of the files only what it is shown.
+
+Three processes, because a pid namespace begins with a child of whoever makes it, and its first process is deaf to
+signals: the keeper, which makes the namespaces and ends as the job ends; the first process, which collects the dead
+and with which all the others end; and its child, the job. A user namespace gives the right to do so, to whoever may
+have one; the job gives up all of its rights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..process import linux
+from ..process.process_tree import die_with_parent
+from .visible_paths import VisiblePaths
+
+_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+}
+
+
+def run(
+    body: Callable[[], None],
+    *,
+    view: VisiblePaths,
+    own: Path,
+    shown: Sequence[Path],
+    keep: Sequence[int],
+    tell: int,
+) -> None:
+    """Run `body` in a grandchild that sees `view`, `shown` and its `own` folder; return, or die, as it does.
+
+    keep: file descriptors that only the job keeps. tell: closed once it was told the first process' pid. Raises
+    OSError, before `body` starts, where the kernel refuses.
+    """
+    keeper, uid, gid = os.getpid(), os.getuid(), os.getgid()
+    parent = os.getppid()
+    linux.unshare(linux.CLONE_NEW)
+    die_with_parent(parent)  # new credentials may have unset it
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    status, report = os.pipe()
+
+    def in_the_job() -> None:
+        os.close(report)
+        os.setsid()
+        _show(view, own, shown)
+        linux.drop_capabilities()
+        body()
+
+    def in_the_first() -> None:
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # its parent has no pid in its own namespace
+        for descriptor in (status, tell):
+            os.close(descriptor)
+        job = _forked(lambda: (die_with_parent(1), in_the_job()))
+        for descriptor in keep:
+            os.close(descriptor)
+        dead, how = os.wait()
+        while dead != job:
+            dead, how = os.wait()
+        os.write(report, how.to_bytes(4, "little"))
+
+    first = _forked(in_the_first)
+    os.write(tell, str(first).encode())
+    for descriptor in (tell, report, *keep):
+        os.close(descriptor)
+    told = os.read(status, 4)
+    how = os.waitpid(first, 0)[1]
+    _end_as(os.waitstatus_to_exitcode(int.from_bytes(told, "little") if told else how), keeper)
+
+
+def _forked(body: Callable[[], object]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 70
+    try:
+        body()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _end_as(code: int, keeper: int) -> None:
+    if code >= 0:
+        os._exit(code)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError, ValueError):  # SIGKILL has no action to set
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(keeper, -code)
+    os._exit(70)
+
+
+def _show(view: VisiblePaths, own: Path, shown: Sequence[Path]) -> None:
+    """Make a file system of what may be seen, and go there."""
+    (root := own / "root").mkdir()
+    linux.mount("none", "/", "", linux.MS_REC | linux.MS_PRIVATE)
+    linux.mount("tmpfs", root, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=1m,mode=755")
+    (own / "shm").mkdir()
+    for source, target in ((own / "tmp", "tmp"), (own / "shm", "dev/shm")):
+        (root / target).mkdir(parents=True)
+        linux.mount(str(source), root / target, "", linux.MS_BIND)
+    for path in [*view.readable, *map(str, shown)]:
+        _bind(path, root)
+        linux.make_read_only(_within(root, path), recursive=True)
+    for path in view.devices:
+        _bind(path, root)
+    for name, target in _LINKS.items():
+        (root / "dev" / name).symlink_to(target)
+    (root / "proc").mkdir()
+    try:
+        linux.mount("proc", root / "proc", "proc", linux.MS_NOSUID | linux.MS_NODEV)
+    except PermissionError:
+        # In a container that hides parts of /proc no other may be mounted. The outer one tells no secret: another
+        # user namespace's processes may not be read.
+        linux.mount("/proc", root / "proc", "", linux.MS_BIND | linux.MS_REC)
+    # the kernel's settings ask for root's number alone, which a root's job keeps without any of its rights
+    linux.make_read_only(root / "proc", recursive=True)
+    _bind(str(own), root, recursive=False)  # `root` lies in it
+    linux.make_read_only(root, recursive=False)
+    linux.become_root_of(root)
+
+
+def _bind(path: str, root: Path, *, recursive: bool = True) -> None:
+    target = _within(root, path)
+    if Path(path).is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    linux.mount(path, target, "", linux.MS_BIND | (linux.MS_REC if recursive else 0))
+
+
+def _within(root: Path, path: str) -> Path:
+    return root / path.lstrip("/")

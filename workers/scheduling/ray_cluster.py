@@ -1,0 +1,219 @@
+"""Ray as the pool sees it: start or join a cluster, list the nodes that offer slots, place actors on them.
+
+Ray's calls block, and its servers die with the thread that started them (PR_SET_PDEATHSIG follows threads,
+not processes), so one thread makes all of them and lives until `stop`. An embedded cluster listens on
+loopback alone and asks for a token even there: whoever can talk to Ray can run code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+from ...compiler.errors import Unavailable
+from ..process.process_tree import die_with_parent
+from ..process.socket_folders import short_directory
+from ..settings import PoolSettings, SlotSettings
+from .ray_resources import CPU_SLOTS, DRIVER_SHARE, NAMESPACE, OFFER, node_resources
+
+_GPU_SLOTS_SHARE = 0.99
+"""Of OFFER, for all GPU slots of a node: one pool's fill a node. Ray's own GPUs are left to training jobs."""
+
+
+T = TypeVar("T")
+
+
+class RayNode(NamedTuple):
+    """A node that offers slots."""
+
+    id: str
+    host: str
+    cpu_slots: int
+    gpus: int
+    resources: Mapping[str, float] = MappingProxyType({})
+    """All, in Ray's words."""
+
+
+def ray_environment(token: str | None, address: str | None) -> dict[str, str]:
+    """Environment for Ray, which it reads in this process at import and hands to its servers and workers."""
+    return {
+        **({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {}),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # a node that starts on a busy machine needs longer than Ray's 30 s
+        "RAY_raylet_start_wait_time_s": "120",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        # a node has as many of Ray's CPUs as cores, for training jobs; no process is to wait on each of them
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_enable_worker_prestart": "0",
+        # a slot's actor takes none of Ray's GPUs, and picks its device from those that its node sees
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # kills whole actors when the machine is short of memory; jobs have limits of their own
+        "RAY_memory_monitor_refresh_ms": "0",
+        # a cluster of one machine binds its ports to 127.0.0.1 alone; the name tells only who asked for it
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if address is None else "1",
+    }
+
+
+class RayCluster:
+    """This process's connection to Ray; one a process, because Ray's driver is global to it."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self._settings = settings
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        self._own_dir: Path | None = None
+        self._gateway_node: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        """Start or join. Raises Unavailable."""
+        await self.call(self._start)
+        _keep_sigterm()
+
+    async def stop(self) -> None:
+        """Leave; an embedded cluster ends, its processes too."""
+        await self.call(self._stop)
+        self._thread.shutdown()
+
+    async def nodes(self) -> list[RayNode]:
+        """Live nodes that offer slots. Raises Unavailable."""
+        return await self.call(self._nodes)
+
+    def place(self, node: RayNode, settings: SlotSettings) -> Any:
+        """Create a slot's actor on `node`; the handle is returned at once, the actor comes up meanwhile."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from ..slot.actor import CompileSlot
+
+        device: dict[str, Any]
+        if settings.kind == "cuda":
+            slots = node.gpus * self._settings.gpu_slots_per_gpu
+            device = {"resources": {OFFER: round(_GPU_SLOTS_SHARE / slots - DRIVER_SHARE / 2, 4)}}
+        else:
+            device = {"resources": {CPU_SLOTS: 1}}
+        options = {
+            "num_cpus": 0,
+            "num_gpus": 0,
+            "max_restarts": 0,
+            "max_concurrency": 16,  # so that a cancel reaches an actor whose job runs
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False),
+            **device,
+        }
+        return ray.remote(CompileSlot).options(**options).remote(settings)
+
+    @staticmethod
+    def remove(actor: Any) -> None:
+        """Kill an actor; its fork server notices and ends."""
+        import ray
+
+        if ray.is_initialized():
+            ray.kill(actor, no_restart=True)
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """`function`, which calls Ray, on the one thread that does."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    def _start(self) -> None:
+        address = self._settings.ray_address
+        os.environ.update(ray_environment(self._settings.ray_token, address))
+        import ray  # after the environment, which it reads once
+
+        try:
+            if address is None:
+                self._start_embedded(ray)
+            else:
+                self._join(ray, address)
+        except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
+            self._stop()
+            raise Unavailable(f"Ray did not start: {error}") from error
+
+    def _start_embedded(self, ray: Any) -> None:
+        temp_dir = self._settings.temp_dir
+        if temp_dir is None:
+            self._own_dir = short_directory("torchrelay-")
+            temp_dir = str(self._own_dir)
+        ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            num_gpus=None if self._settings.gpu_slots_per_gpu else 0,
+            resources=node_resources(self._settings.cpu_slots),
+            object_store_memory=self._settings.object_store_bytes,
+            include_dashboard=False,
+            logging_level="ERROR",
+            log_to_driver=True,
+            _temp_dir=temp_dir,
+        )
+
+    def _join(self, ray: Any, address: str) -> None:
+        """A driver talks through a node on its own machine, so this process brings one, without slots."""
+        self._own_dir = short_directory("torchrelay-")
+        with (self._own_dir / "ray-node.log").open("wb") as log:
+            self._gateway_node = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+                    *(f"--address={address}", "--num-cpus=0", "--num-gpus=0", "--disable-usage-stats"),
+                    f"--temp-dir={self._own_dir}",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=functools.partial(die_with_parent, os.getpid(), signal.SIGTERM),
+            )
+        ray.init(address=address, namespace=NAMESPACE, logging_level="ERROR", log_to_driver=True)
+
+    def _stop(self) -> None:
+        import ray
+
+        ray.shutdown()
+        if self._gateway_node is not None:
+            self._gateway_node.terminate()
+            try:
+                self._gateway_node.wait(10)
+            except subprocess.TimeoutExpired:
+                self._gateway_node.kill()
+                self._gateway_node.wait()
+            self._gateway_node = None
+        if self._own_dir is not None:
+            shutil.rmtree(self._own_dir, ignore_errors=True)
+            self._own_dir = None
+
+    def _nodes(self) -> list[RayNode]:
+        import ray
+
+        try:
+            listed = ray.nodes()
+        except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
+            raise Unavailable(f"Ray does not answer: {error}") from error
+        return [_node(entry) for entry in listed if entry["Alive"] and OFFER in entry["Resources"]]
+
+
+def _keep_sigterm() -> None:
+    """Handle SIGTERM as this process did before Ray put its own handler in front: that one aborts a process 3 s after
+    the signal, whatever it is still bringing to an end. Only a main thread may, which is where a service lives."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
+        if callable(handler):
+            signal.siginterrupt(signal.SIGTERM, False)  # as asyncio has it
+
+
+def _node(entry: dict[str, Any]) -> RayNode:
+    resources = entry["Resources"]
+    return RayNode(
+        id=entry["NodeID"],
+        host=entry["NodeManagerHostname"],
+        cpu_slots=int(resources.get(CPU_SLOTS, 0)),
+        gpus=int(resources.get("GPU", 0)),
+        resources=resources,
+    )

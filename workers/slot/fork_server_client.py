@@ -1,0 +1,350 @@
+"""A fork server and its one client: in a slot's actor, it starts the server and has one job at a time done there.
+
+Requests come in as bytes and answers leave as encoded messages (workers/messages.py without the length), so that no
+exception type crosses Ray. torch is imported in the fork server, never here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+
+from ...compiler.errors import CompileFailed, CompileKilled, CompileTimeout, RelayError
+from ..fork_server.environment import server_environment, slot_mark
+from ..messages import (
+    Answer,
+    BadFrame,
+    CancelJob,
+    Command,
+    ForkServerReady,
+    JobDone,
+    JobFailed,
+    QueryReply,
+    StageEvent,
+    WorkerJob,
+    decode_answer,
+    encode,
+    frame_length,
+)
+from ..process import locked_folders
+from ..process.process_tree import become_subreaper, descendants, kill_below
+from ..sandbox import bubblewrap
+from ..sandbox.visible_paths import visible_paths_of
+from ..settings import SlotSettings
+
+_WARM_SECONDS = 300.0
+"""Importing torch from a cold, shared disk takes minutes at worst."""
+_GRACE_SECONDS = 15.0
+"""How long past a job's deadline the fork server may take to answer before it counts as hung."""
+
+
+class ForkServerLost(Exception):
+    """The fork server has died, hung or written garbage."""
+
+
+class _ForkServerProcess:
+    """A running fork server and the socket to it."""
+
+    def __init__(
+        self,
+        settings: SlotSettings,
+        process: subprocess.Popen[bytes],
+        jobs_dir: Path,
+        lock: int,
+        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        *,
+        wrapped: bool,
+    ) -> None:
+        self._settings = settings
+        self._process = process
+        self._jobs_dir = jobs_dir
+        self._lock = lock
+        self._reader, self._writer = streams
+        self._wrapped = wrapped
+        self.ready: ForkServerReady | None = None
+        self.gone = asyncio.Event()
+
+    @classmethod
+    async def start(cls, settings: SlotSettings, *, wrapped: bool) -> _ForkServerProcess:
+        """`wrapped`: inside bubblewrap. Raises OSError."""
+        environment = server_environment(
+            os.environ,
+            os.pathsep.join(entry for entry in sys.path if entry),
+            settings.worker,
+            settings.gpu if settings.kind == "cuda" else None,
+        )
+        jobs_dir, lock = locked_folders.make(settings.jobs_root)
+        shared = locked_folders.shared(settings.shared_dir)
+        settings = msgspec.structs.replace(settings, shared_dir=shared and str(shared))
+        here, there = socket.socketpair()
+        with there:
+            order = [
+                *(sys.executable, "-P", "-m", "torchrelay.workers.fork_server.server"),
+                *("--socket", str(there.fileno()), "--jobs", str(jobs_dir)),
+                *("--settings", msgspec.json.encode(settings).decode()),
+            ]
+            if wrapped:
+                view = visible_paths_of(settings.kind, environment)
+                writable = [jobs_dir, *([shared] if shared else []), *cls._kept(settings)]
+                order = bubblewrap.wrapped(order, view, writable=writable, environment=environment)
+            process = subprocess.Popen(
+                order,
+                pass_fds=[there.fileno(), lock],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+        streams = await asyncio.open_connection(sock=here)
+        return cls(settings, process, jobs_dir, lock, streams, wrapped=wrapped)
+
+    @staticmethod
+    def _kept(settings: SlotSettings) -> list[Path]:
+        """What outlives the server, made here: inside bubblewrap there is no other way to it."""
+        if settings.kernels_dir is None:
+            return []
+        folder = Path(settings.kernels_dir)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:  # the server says so, and does without
+            return []
+        return [folder]
+
+    def greeted(self, ready: ForkServerReady) -> ForkServerReady:
+        """Its greeting as it is seen from out here."""
+        if self._wrapped:
+            (inside, *_) = descendants(self._process.pid)
+            layers = ["bubblewrap", *(layer for layer in ready.isolation if layer != "none")]
+            ready = msgspec.structs.replace(ready, pid=inside, isolation=layers)
+        self.ready = ready
+        return ready
+
+    async def send(self, order: Command) -> None:
+        self._writer.write(encode(order))
+        try:
+            await self._writer.drain()
+        except ConnectionError:
+            raise self._lost() from None
+
+    async def receive(self) -> Answer:
+        try:
+            length = frame_length(await self._reader.readexactly(4))
+            return decode_answer(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise self._lost() from None
+        except BadFrame as error:
+            raise ForkServerLost(f"the fork server wrote garbage ({error})") from None
+
+    def _lost(self) -> ForkServerLost:
+        try:
+            code = self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            return ForkServerLost("the fork server closed its socket")
+        return ForkServerLost(f"the fork server ended with status {code}")
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """Kill the server and all that it left: once it is dead, what was below it is below this process."""
+        self._writer.close()
+        if self.alive():
+            self._process.kill()
+        self._process.wait()
+        kill_below(os.getpid(), mark=slot_mark(self._settings.worker))
+        shutil.rmtree(self._jobs_dir, ignore_errors=True)
+        os.close(self._lock)
+        self.gone.set()
+
+
+class ForkServerClient:
+    """One job at a time, each in a fresh child of a warm fork server."""
+
+    def __init__(self, settings: SlotSettings) -> None:
+        self._settings = settings
+        self._server: _ForkServerProcess | None = None
+        self._starting = asyncio.Lock()
+        self._running: str | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._unwanted: dict[str, asyncio.Event] = {}
+        """Of jobs for which the server still has to come up; set: cancelled."""
+        self._wraps: bool | None = None
+        """Whether servers start inside bubblewrap; None: not tried yet."""
+
+    async def start(self) -> bytes:
+        """Have a warm fork server; return its ForkServerReady, or a JobFailed, encoded."""
+        async with self._starting:
+            if self._server is None:
+                become_subreaper()
+                if self._wraps is None:
+                    self._wraps = await asyncio.to_thread(self._can_wrap)
+                server, answer = await self._started(wrapped=self._wraps)
+                if self._wraps and not (isinstance(answer, ForkServerReady) and not answer.missing):
+                    _say(f"inside bubblewrap worker {self._settings.worker} does not work: {_words(answer)}")
+                    self._wraps = False
+                    server.stop()
+                    server, answer = await self._started(wrapped=False)
+                if not isinstance(answer, ForkServerReady):
+                    server.stop()
+                    return msgspec.msgpack.encode(answer)
+                answer = server.greeted(answer)
+                _say(f"worker {self._settings.worker} isolates its jobs by: {', '.join(answer.isolation)}")
+                self._server = server
+                self._watching = asyncio.create_task(self._watch(server))
+            return msgspec.msgpack.encode(self._server.ready)
+
+    def _can_wrap(self) -> bool:
+        if self._settings.isolation == "off" or "bubblewrap" not in self._settings.forms:
+            return False
+        environment = server_environment(os.environ, "", self._settings.worker)
+        why = bubblewrap.why_not(visible_paths_of(self._settings.kind, environment), environment)
+        if why:
+            _say(f"worker {self._settings.worker} does without bubblewrap: {why}")
+        return not why
+
+    async def _started(self, *, wrapped: bool) -> tuple[_ForkServerProcess, Answer]:
+        server = await _ForkServerProcess.start(self._settings, wrapped=wrapped)
+        try:
+            return server, await self._first_answer(server)
+        except asyncio.CancelledError:
+            server.stop()
+            raise
+
+    @staticmethod
+    async def _first_answer(server: _ForkServerProcess) -> Answer:
+        try:
+            async with asyncio.timeout(_WARM_SECONDS):
+                return await server.receive()
+        except ForkServerLost as error:
+            return JobFailed.of(
+                CompileFailed(f"the worker cannot start: {error}", hint="See the worker's log")
+            )
+        except TimeoutError:
+            return JobFailed.of(CompileTimeout(f"the worker was not warm after {_WARM_SECONDS:.0f} s"))
+
+    async def _watch(self, server: _ForkServerProcess) -> None:
+        """Notice the death of an idle server; a running job notices it by itself."""
+        while server.alive():
+            await asyncio.sleep(0.5)
+        if self._server is server and self._running is None:
+            self._drop(server)
+
+    def _drop(self, server: _ForkServerProcess) -> None:
+        if self._server is server:
+            self._server = None
+        if not server.gone.is_set():
+            server.stop()
+
+    async def lost(self) -> None:
+        """Return once there is no fork server (any more); `start` brings a new one."""
+        if self._server is not None:
+            await self._server.gone.wait()
+
+    def busy(self) -> bool:
+        return self._running is not None
+
+    async def run(self, job_id: str, job: WorkerJob) -> AsyncIterator[bytes]:
+        """Encoded StageEvents and JobQueries, then one encoded JobDone or JobFailed."""
+        greeting = await self._started_for(job_id)  # at once, if the server is warm
+        server = self._server
+        if server is None or greeting is None:
+            yield greeting or msgspec.msgpack.encode(
+                JobFailed.of(CompileKilled(f"the {job.work} was cancelled"))
+            )
+            return
+        if self._running is not None:
+            error = CompileKilled(f"worker {self._settings.worker} runs another job", hint="Try again")
+            yield msgspec.msgpack.encode(JobFailed.of(error))
+            return
+        self._running = job_id
+        answered = False
+        try:
+            async for answer in self._exchange(server, job):
+                if isinstance(answer, JobDone | JobFailed):
+                    answered = True
+                    self._running = (
+                        None  # before the yield: the next job may come before the generator resumes
+                    )
+                yield msgspec.msgpack.encode(answer)
+        except TimeoutError:
+            self._drop(server)
+            failure: RelayError = CompileTimeout(
+                f"worker {self._settings.worker} did not answer at the job's deadline"
+            )
+        except ForkServerLost as lost:
+            self._drop(server)
+            failure = CompileKilled(f"worker {self._settings.worker} lost its job: {lost}", hint="Try again")
+        except (GeneratorExit, asyncio.CancelledError):
+            if not answered:
+                self._running = None
+                self._drop(server)  # its answer to this job must not become the next one's
+            raise
+        else:
+            return
+        self._running = None
+        yield msgspec.msgpack.encode(JobFailed.of(failure))
+
+    async def _started_for(self, job_id: str) -> bytes | None:
+        """As `start`; None if the job is cancelled meanwhile, and the server goes on coming up for the next one."""
+        starting = asyncio.ensure_future(self.start())
+        self._unwanted[job_id] = asyncio.Event()
+        cancelled = asyncio.ensure_future(self._unwanted[job_id].wait())
+        try:
+            await asyncio.wait({starting, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+            return None if cancelled.done() else starting.result()
+        finally:
+            del self._unwanted[job_id]
+            cancelled.cancel()
+
+    @staticmethod
+    async def _exchange(server: _ForkServerProcess, job: WorkerJob) -> AsyncIterator[Answer]:
+        deadline = asyncio.get_running_loop().time() + job.seconds + _GRACE_SECONDS
+        await server.send(job)
+        answer: Answer = StageEvent("queued")
+        while not isinstance(answer, JobDone | JobFailed):
+            async with asyncio.timeout_at(deadline):
+                answer = await server.receive()
+            if isinstance(answer, ForkServerReady):
+                raise ForkServerLost("the fork server answered a job with another greeting")
+            yield answer
+
+    async def cancel(self, job_id: str) -> None:
+        """Kill job `job_id` if it still runs; its `run` then ends with a JobFailed."""
+        if job_id in self._unwanted:
+            self._unwanted[job_id].set()
+        if self._running == job_id and self._server is not None:
+            await self._server.send(CancelJob())
+
+    async def reply(self, job_id: str, question: int, answer: bytes) -> None:
+        """Answer what job `job_id` asked, if it still runs."""
+        if self._running == job_id and self._server is not None:
+            with contextlib.suppress(ForkServerLost):  # `run` says so
+                await self._server.send(QueryReply(question, answer))
+
+    def close(self) -> None:
+        """Stop the fork server and its job."""
+        if self._server is not None:
+            self._drop(self._server)
+
+
+def _words(answer: Answer) -> str:
+    match answer:
+        case JobFailed():
+            return answer.message
+        case ForkServerReady():
+            return answer.missing
+        case _:
+            return type(answer).__name__
+
+
+def _say(line: str) -> None:
+    """To Ray, which shows it in the service's log."""
+    print(line, file=sys.stderr, flush=True)

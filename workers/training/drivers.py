@@ -1,0 +1,231 @@
+"""Training jobs, as the pool offers them: orders in; drivers on the cluster's nodes, and what they know, out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from ...compiler import decoding
+from ...compiler.api.training.events import NumberedEvent
+from ...compiler.api.training.jobs import TrainSpec
+from ...compiler.api.training.node_messages import CapturedGraphs, TrainOrder, node_job_id
+from ...compiler.errors import CompileKilled, CompileTimeout, Unavailable
+from ..ray_internals import remove_placement_groups_of_the_dead
+from ..scheduling.ray_cluster import RayCluster
+from ..scheduling.ray_resources import DRIVER_SHARE, NAMESPACE, OFFER
+from .capture import CaptureActor
+from .job_driver import JobDriverActor
+from .messages import RankDevice, driver_name
+from .prefork.nodes import ranks_on
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ANSWER_SECONDS = 30.0
+"""A driver that is being started again answers later; the caller tries again then."""
+_CLOSE_SECONDS = 3.0
+"""A driver that does not close by itself is killed; what it held is freed all the same."""
+
+
+class DriverLost(CompileKilled):
+    """The job has no driver."""
+
+
+class JobDrivers:
+    """The jobs on one cluster."""
+
+    def __init__(self, cluster: RayCluster) -> None:
+        self._cluster = cluster
+
+    async def begin(self, order: TrainOrder) -> None:
+        """Raises Unavailable, DriverLost."""
+        driver = await self._call(lambda: _make(order))
+        await self._answer(driver.begin.remote(msgspec.msgpack.encode(order)))
+
+    async def warm(self, order: TrainOrder) -> None:
+        """Raises Unavailable, DriverLost."""
+        driver = await self._call(lambda: _make(order))
+        await self._answer(driver.warm.remote(msgspec.msgpack.encode(order)))
+
+    async def news(self, job: str, after: int, seconds: float) -> list[NumberedEvent]:
+        """Raises DriverLost, Unavailable."""
+        driver = await self._find(job)
+        if driver is None:
+            raise DriverLost(f"job {job} has no driver", hint="Begin it again")
+        news = await self._answer(driver.news.remote(after, seconds), seconds + _ANSWER_SECONDS)
+        if news is None:
+            raise DriverLost(f"the driver of job {job} has lost its order", hint="Begin it again")
+        return decoding.from_msgpack(news, type=list[NumberedEvent])
+
+    async def cancel(self, job: str) -> None:
+        """Raises Unavailable."""
+        driver = await self._find(job)
+        if driver is not None:
+            await self._answer(driver.cancel.remote())
+
+    async def forget(self, job: str) -> None:
+        """Raises Unavailable."""
+        driver = await self._find(job)
+        if driver is None:
+            return
+        try:
+            await self._answer(driver.close.remote(), _CLOSE_SECONDS)
+        except (Unavailable, DriverLost) as error:
+            log.warning("the driver of job %s did not close: %s", job, error.message)
+        await self._call(lambda: RayCluster.remove(driver))
+        until = time.monotonic() + _CLOSE_SECONDS
+        while await self._find(job) is not None and time.monotonic() < until:
+            await asyncio.sleep(0.05)  # whoever begins it again is not to find the old one
+
+    async def capture(
+        self,
+        order: TrainOrder,
+        world: int,
+        seconds: float,
+        placed: Callable[[], Awaitable[None]] | None,
+    ) -> CapturedGraphs:
+        """Raises CompileTimeout, DriverLost, Unavailable, and what `placed` raises."""
+        from ray.exceptions import RayError
+
+        actor = await self._call(lambda: _make_capture(order.spec))
+        try:
+            await actor.placed.remote()
+            if placed is not None:
+                await placed()
+            async with asyncio.timeout(seconds):
+                data = await actor.run.remote(msgspec.msgpack.encode(order), world, seconds)
+        except TimeoutError:
+            raise CompileTimeout(f"the script's first step did not end within {seconds:g} s") from None
+        except RayError as error:
+            raise DriverLost(f"the worker that ran the script was lost: {_first_line(error)}") from None
+        finally:
+            await asyncio.shield(self._call(lambda: RayCluster.remove(actor)))
+        return decoding.from_msgpack(data, type=CapturedGraphs)
+
+    async def held(self) -> list[RankDevice]:
+        """What all jobs' ranks hold. Raises Unavailable."""
+
+        async def of(driver: Any) -> list[RankDevice]:
+            try:
+                return decoding.from_msgpack(
+                    await self._answer(driver.held.remote(), 5.0), type=list[RankDevice]
+                )
+            except (Unavailable, DriverLost):
+                return []
+
+        drivers = await self._call(_drivers)
+        return [each for held in await asyncio.gather(*map(of, drivers)) for each in held]
+
+    async def free(self) -> None:
+        """Give back what dead jobs left taken. Raises Unavailable."""
+        if freed := await self._call(lambda: remove_placement_groups_of_the_dead(NAMESPACE)):
+            log.warning("%d placement groups of dead controllers were removed", freed)
+
+    async def _find(self, job: str) -> Any:
+        return await self._call(lambda: _get(driver_name(job)))
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        """`function`, which calls Ray. Raises Unavailable where Ray does not answer."""
+        from ray.exceptions import RayError
+
+        try:
+            return await self._cluster.call(function)
+        except (RayError, ConnectionError, RuntimeError) as error:
+            raise Unavailable(f"Ray does not answer: {_first_line(error)}") from None
+
+    @staticmethod
+    async def _answer(reference: Any, seconds: float = _ANSWER_SECONDS) -> Any:
+        from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+
+        try:
+            async with asyncio.timeout(seconds):
+                return await reference
+        except TimeoutError:
+            raise Unavailable("the job's driver does not answer") from None
+        except ActorUnavailableError as error:
+            raise Unavailable(f"the job's driver cannot be reached: {_first_line(error)}") from None
+        except RayActorError as error:
+            raise DriverLost(f"the job's driver was lost: {_first_line(error)}") from None
+        except RayError as error:
+            raise Unavailable(f"the job's driver failed: {_first_line(error)}") from None
+
+
+def why_no_room(spec: TrainSpec, nodes: Sequence[Mapping[str, float]]) -> str:
+    """Why `nodes` (each one's resources) can never hold the ranks; '' if they can."""
+    offering = [node for node in nodes if OFFER in node]
+    if not offering:
+        return "no node runs jobs"
+    if spec.device == "cuda" and not any(node.get("GPU", 0) >= 1 for node in offering):
+        return "no node has a GPU"
+    fit = sum(ranks_on(node, spec) for node in offering)
+    least = spec.min_workers or spec.workers
+    if fit >= least:
+        return ""
+    each = [f"{spec.cpus:g} CPU"]
+    if spec.device == "cuda":
+        each.append("1 GPU")
+    if spec.memory_bytes:
+        each.append(f"{spec.memory_bytes / (1 << 30):.1f} GiB")
+    return f"the nodes together hold {fit} ranks of {', '.join(each)} each, and the job needs {least}"
+
+
+def _make(order: TrainOrder) -> Any:
+    import ray
+
+    name = driver_name(node_job_id(order.namespace, order.job))
+    existing = _get(name)
+    if existing is not None:
+        return existing
+    options: dict[str, Any] = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "max_restarts": -1,
+        "max_concurrency": 64,
+        "num_cpus": 0,
+        "resources": {OFFER: DRIVER_SHARE},
+    }
+    folder = str(Path(order.folder) / order.job)
+    return ray.remote(JobDriverActor).options(**options).remote(name, folder)
+
+
+def _make_capture(spec: TrainSpec) -> Any:
+    import ray
+
+    options: dict[str, Any] = {
+        "num_cpus": spec.cpus,
+        "num_gpus": 1 if spec.device == "cuda" else 0,
+        "resources": {OFFER: DRIVER_SHARE},
+        "max_restarts": 0,
+        **({"memory": spec.memory_bytes} if spec.memory_bytes else {}),
+        **({"runtime_env": {"pip": list(spec.requirements)}} if spec.requirements else {}),
+    }
+    return ray.remote(CaptureActor).options(**options).remote()
+
+
+def _get(name: str) -> Any:
+    import ray
+
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _drivers() -> list[Any]:
+    from ray.util import list_named_actors
+
+    names = [name for name in list_named_actors() if name.startswith(driver_name(""))]
+    return [driver for name in names if (driver := _get(name)) is not None]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

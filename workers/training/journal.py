@@ -1,0 +1,291 @@
+"""A training job's news: events in; numbered, kept on disk until the service has them, and files for people out.
+
+`news.jsonl` holds what the service may still ask for, `metrics.jsonl`, `events.jsonl` and `logs/rank-N.log` are for
+reading. A disk that takes nothing costs lines of these files, and at worst log lines and metrics, never the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from ...compiler import decoding
+from ...compiler.api.training.events import (
+    CheckpointEvent,
+    FirstStep,
+    JobNote,
+    LogLines,
+    NumberedEvent,
+    RankStarted,
+    StateChanged,
+    StepMetrics,
+    TrainEvent,
+)
+from ...compiler.api.training.jobs import TRAIN_ENDED
+
+MOST_NEWS = 1000
+"""In one answer."""
+_ANSWER_BYTES = 8 << 20
+_REMEMBERED_BYTES = 8 << 20
+"""Of news in memory; older ones are read from the disk."""
+_UNWRITTEN_BYTES = 64 << 20
+"""Of news that the disk did not take: past it, log lines and metrics are lost."""
+_DISK_BYTES = 1 << 30
+"""Of news that nobody fetched: past it, log lines and metrics are lost."""
+_COMPACT_BYTES = 4 << 20
+"""A file of news that were all fetched starts anew from this size."""
+
+_SHOWN_BYTES = 256 << 20
+"""A file for people that has grown past it is put aside, in place of the one before: the service has all of it."""
+
+
+class JobJournal:
+    """The news of one job, in `folder`. Safe for threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = folder / "news.jsonl"
+        self._changed = threading.Condition()
+        self._lines: deque[tuple[int, bytes]] = deque()
+        """The newest news, without gaps up to the last one."""
+        self._bytes = 0
+        self._written = 0
+        """Number of the last one on disk."""
+        self._unwritten = 0
+        """Bytes of those after it."""
+        self._size = 0
+        """Bytes of the file that are whole lines."""
+        self._place = (0, 0)
+        """Number of the news that were not asked for yet, and where in the file they begin, past its first line."""
+        self._fetched = self._loaded = 0
+        self._trouble = ""
+        self._losing = False
+        self.last = 0
+        """Number of the newest."""
+        self.attempts = 0
+        """How often ranks were started."""
+        self.stepped = False
+        """Some rank has told of a step, or of a checkpoint."""
+        self.restarts = 0
+        self.ended: StateChanged | None = None
+        """How the job's last turn ended, if nothing came after that."""
+        self._load()
+
+    def add(self, events: Iterable[TrainEvent]) -> None:
+        """Number them, keep them, wake who waits."""
+        events = list(events)
+        with self._changed:
+            numbered = [NumberedEvent(self.last + i, event) for i, event in enumerate(self._kept(events), 1)]
+            for news in numbered:
+                self._remember(news.number, msgspec.json.encode(news) + b"\n")
+                self._learn(news.event)
+            trouble = self._write()
+            if trouble and not self._trouble:
+                note = JobNote(
+                    level="warning",
+                    text=f"the job's folder takes nothing: {trouble}; its files will lack lines",
+                )
+                self._remember(self.last + 1, msgspec.json.encode(NumberedEvent(self.last + 1, note)) + b"\n")
+            self._trouble = trouble
+            self._changed.notify_all()
+        self._show(events)
+
+    def after(self, number: int, seconds: float) -> list[NumberedEvent]:
+        """What came past `number`, of which the caller keeps all up to it; waits for the first."""
+        end = time.monotonic() + seconds
+        with self._changed:
+            if number > self.last:  # the disk had lost some that the service has
+                self._renumber(number)
+            self._fetched = max(self._fetched, number)
+            self._compact()
+            while self.last <= number:
+                left = end - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    return []
+            return [decoding.from_json(line, type=NumberedEvent) for line in self._from(number + 1)]
+
+    def turned_anew(self) -> None:
+        """The job was resumed: its last turn's end is past."""
+        with self._changed:
+            self.ended = None
+
+    def _from(self, number: int) -> list[bytes]:
+        lines: list[bytes] = []
+        size = 0
+        source: Iterable[tuple[int, bytes]] = self._lines
+        known, place = self._place if self._place[0] == number else (0, 0)
+        on_disk = not self._lines or self._lines[0][0] > number
+        if on_disk:
+            source = self._on_disk(place)
+        for each, line in source:
+            known, place = each + 1, place + len(line)
+            if each >= number:
+                size += len(line)
+                lines.append(line)
+                if len(lines) == MOST_NEWS or size > _ANSWER_BYTES:
+                    break
+        if on_disk:
+            self._place = known, place
+        return lines
+
+    def _on_disk(self, place: int) -> Iterator[tuple[int, bytes]]:
+        """News of the file, whose lines begin at `place` past the first. A line that is none (cut by a crash) ends
+        it."""
+        with contextlib.suppress(OSError), self._file.open("rb") as file:
+            next(file, b"")
+            file.seek(place, os.SEEK_CUR)
+            for line in file:
+                try:
+                    yield decoding.from_json(line, type=NumberedEvent).number, line
+                except msgspec.MsgspecError:
+                    return
+
+    def _load(self) -> None:
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self._folder / "logs").mkdir(exist_ok=True)
+        try:
+            with self._file.open("rb") as file:
+                first = file.readline()
+            state = decoding.from_json(first, type=_JournalHead)
+        except (OSError, msgspec.MsgspecError):
+            self._begin_file()
+            return
+        self.last, self.attempts, self.restarts = state.last, state.attempts, state.restarts
+        self.ended, self.stepped = state.ended, state.stepped
+        self._size = len(first)
+        for number, line in self._on_disk(0):
+            self.last = number
+            self._lines.append((number, line))
+            self._bytes += len(line)
+            self._size += len(line)
+            self._learn(decoding.from_json(line, type=NumberedEvent).event)
+            self._forget()
+            self._written = number
+        self._written = self._loaded = self.last
+        with contextlib.suppress(OSError):
+            os.truncate(self._file, self._size)
+
+    def _begin_file(self) -> None:
+        """Write the file's first line, in which is what the news that are no longer in it told."""
+        state = _JournalHead(self.last, self.attempts, self.restarts, self.ended, self.stepped)
+        first = msgspec.json.encode(state) + b"\n"
+        new = self._file.with_suffix(".new")
+        with contextlib.suppress(OSError):
+            new.write_bytes(first)
+            new.replace(self._file)
+            self._place = (0, 0)
+            self._size, self._written = len(first), self.last
+
+    def _compact(self) -> None:
+        if self._size > _COMPACT_BYTES and self._fetched >= self.last:
+            self._begin_file()
+
+    def _kept(self, events: list[TrainEvent]) -> list[TrainEvent]:
+        """All, or those that must not be lost."""
+        losing = self._unwritten > _UNWRITTEN_BYTES or self._size > _DISK_BYTES
+        if not losing:
+            self._losing = False
+            return events
+        kept = [event for event in events if not isinstance(event, LogLines | StepMetrics)]
+        if not self._losing:
+            self._losing = True
+            kept.append(
+                JobNote(level="warning", text="log lines and metrics are lost: nobody fetches the job's news")
+            )
+        return kept
+
+    def _remember(self, number: int, line: bytes) -> None:
+        self.last = number
+        self._lines.append((number, line))
+        self._bytes += len(line)
+        self._unwritten += len(line)
+
+    def _forget(self) -> None:
+        while self._bytes > _REMEMBERED_BYTES and self._lines[0][0] <= self._written:
+            self._bytes -= len(self._lines.popleft()[1])
+
+    def _write(self) -> str:
+        """Have the file hold all; '' or why not."""
+        if self._size == 0:
+            self._begin_file()
+        lines = []
+        for number, line in reversed(self._lines):
+            if number <= self._written:
+                break
+            lines.append(line)
+        data = b"".join(reversed(lines))
+        try:
+            with self._file.open("r+b") as file:
+                file.seek(self._size)
+                file.write(data)
+                file.truncate()
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.truncate(self._file, self._size)
+            return error.strerror or str(error)
+        self._size += len(data)
+        self._written, self._unwritten = self.last, 0
+        self._forget()
+        return ""
+
+    def _learn(self, event: TrainEvent) -> None:
+        match event:
+            case RankStarted(attempt=attempt):
+                self.attempts = max(self.attempts, attempt + 1)
+            case StateChanged(state=state, restarts=restarts):
+                self.restarts = max(self.restarts, restarts)
+                self.ended = event if state in TRAIN_ENDED else None
+            case FirstStep() | StepMetrics() | CheckpointEvent():
+                self.stepped = True
+
+    def _renumber(self, known: int) -> None:
+        """Have what came since this driver started follow number `known`."""
+        new = [
+            decoding.from_json(line, type=NumberedEvent).event
+            for number, line in self._lines
+            if number > self._loaded
+        ]
+        self._lines.clear()
+        self._bytes = self._unwritten = 0
+        self.last = self._loaded = self._fetched = known
+        self._begin_file()
+        for number, event in enumerate(new, known + 1):
+            self._remember(number, msgspec.json.encode(NumberedEvent(number, event)) + b"\n")
+        self._write()
+
+    def _show(self, events: list[TrainEvent]) -> None:
+        """The files for people. What the disk does not take is left out."""
+        files: dict[Path, list[bytes]] = {}
+        for event in events:
+            match event:
+                case LogLines(rank=rank, lines=lines):
+                    file, text = self._folder / "logs" / f"rank-{rank}.log", "\n".join(lines).encode()
+                case StepMetrics():
+                    file, text = self._folder / "metrics.jsonl", msgspec.json.encode(event)
+                case _:
+                    file, text = self._folder / "events.jsonl", msgspec.json.encode(event)
+            files.setdefault(file, []).append(text + b"\n")
+        for file, texts in files.items():
+            with contextlib.suppress(OSError):
+                with file.open("ab") as opened:
+                    opened.write(b"".join(texts))
+                if file.stat().st_size > _SHOWN_BYTES:
+                    file.replace(file.with_name(f"{file.name}.1"))
+
+
+class _JournalHead(msgspec.Struct, frozen=True):
+    """First line of the file: what is known without the news that are no longer in it."""
+
+    last: int
+    attempts: int = 0
+    restarts: int = 0
+    ended: StateChanged | None = None
+    stepped: bool = False

@@ -1,0 +1,232 @@
+"""A process with PyTorch imported, of which a job's ranks on a node are forked: launches in over a socket; keepers out.
+
+It is there before the ranks have their devices, and has the environment that all of them share, so what is read while
+PyTorch is imported is what a rank would have read; only what a rank sees of its own place (PLACE_NAMES) is set after
+the fork. A launch that differs otherwise is refused, and starts as any program does. Each fork becomes a keeper, and
+forks once more, into the rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import multiprocessing.process
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from ....compiler import decoding
+from ...process import locked_folders
+from ...process.process_tree import become_subreaper, reap
+from ...process.socket_folders import short_root
+from ..ranks.environment import PLACE_NAMES, RANK_PROGRAM
+from ..ranks.reaper import RankLaunch, become_rank, receive, supervise
+
+_PREFIX = "torchrelay-warm-"
+_SOCKET = "socket"
+_BACKLOG = 64
+_LAUNCH_SECONDS = 10.0
+_REAP_SECONDS = 1.0
+_COMMAND = [sys.executable, "-m", RANK_PROGRAM]
+_KEEPER = [sys.executable, "-m", "torchrelay.workers.training.ranks.reaper"]
+
+
+class PreforkProcess(NamedTuple):
+    """A warm process, as its owner has it; it ends when `alive` is closed. path: of its socket."""
+
+    process: subprocess.Popen[bytes]
+    alive: socket.socket
+    path: str
+
+
+def start(environment: Mapping[str, str]) -> PreforkProcess:
+    """A warm process; it takes launches at once. environment: what its ranks share. Raises OSError, Unavailable."""
+    folder, lock = locked_folders.make(str(short_root(_PREFIX)), _PREFIX)
+    path = folder / _SOCKET
+    ours, theirs = socket.socketpair()
+    with socket.socket(socket.AF_UNIX) as listener, theirs:
+        listener.bind(str(path))
+        listener.listen(_BACKLOG)
+        order = [
+            *(sys.executable, "-m", "torchrelay.workers.training.prefork.server"),
+            *("--listen", str(listener.fileno()), "--owner", str(theirs.fileno()), "--lock", str(lock)),
+        ]
+        process = subprocess.Popen(
+            order,
+            cwd=folder,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            pass_fds=[listener.fileno(), theirs.fileno(), lock],
+            start_new_session=True,
+        )
+    os.close(lock)
+    with contextlib.suppress(ConnectionError):
+        ours.sendall(msgspec.json.encode(dict(environment)) + b"\n")
+    return PreforkProcess(process, ours, str(path))
+
+
+class _PreforkServer:
+    """In the warm process itself."""
+
+    def __init__(self, listener: socket.socket, owner: socket.socket, lock: int) -> None:
+        self._listener = listener
+        self._owner = owner
+        self._lock = lock
+        self._shared = _shared(_line(owner))
+
+    def serve(self) -> RankLaunch | None:
+        """Returns None once the owner is gone; in each rank, the launch that it is to follow."""
+        while True:
+            ready = select.select([self._listener, self._owner], [], [], _REAP_SECONDS)[0]
+            reap()
+            if self._owner in ready:
+                return None
+            if not ready:
+                continue
+            connection, _ = self._listener.accept()
+            if os.fork() == 0:
+                return self._keep(connection)
+            connection.close()
+
+    def _keep(self, connection: socket.socket) -> RankLaunch:
+        """In a fork: the keeper of a rank; returns in the rank."""
+        self._listener.close()
+        self._owner.close()
+        os.close(self._lock)
+        os.setsid()
+        become_subreaper()
+        connection.settimeout(_LAUNCH_SECONDS)
+        try:
+            launch, descriptors = receive(connection)
+        except (EOFError, OSError, msgspec.MsgspecError):
+            os._exit(1)
+        connection.settimeout(None)
+        if launch.command[:3] != _COMMAND or _shared(launch.environment) != self._shared:
+            os._exit(1)  # its worker starts it otherwise
+        _title(_KEEPER)
+        launch = supervise(connection, launch, descriptors, _fork)
+        connection.close()
+        return launch
+
+
+def _shared(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in PLACE_NAMES}
+
+
+def _line(owner: socket.socket) -> dict[str, str]:
+    """The environment that the owner gave: Python adds to what it finds where the locale is C."""
+    data = b""
+    while not data.endswith(b"\n"):
+        if not (piece := owner.recv(1 << 20)):
+            raise EOFError
+        data += piece
+    return decoding.from_json(data, type=dict[str, str])
+
+
+def _fork(launch: RankLaunch) -> int:
+    keeper = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        become_rank(keeper)
+    return pid
+
+
+def _become(launch: RankLaunch) -> None:
+    """In the rank: what a process has of its start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in PLACE_NAMES:
+        os.environ.pop(name, None)
+    os.environ.update({name: value for name, value in launch.environment.items() if name in PLACE_NAMES})
+    os.chdir(launch.folder)
+    sys.path[0] = multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
+    sys.orig_argv[:] = launch.command
+    _title(launch.command)
+    # Python's own numbers begin anew after each fork
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
+
+
+def _title(command: Sequence[str]) -> None:
+    """What `ps` shows of this process."""
+    with contextlib.suppress(ImportError):  # it is for people alone
+        from setproctitle import setproctitle
+
+        setproctitle(" ".join(command))
+
+
+def _unfit(fit: Callable[[], bool]) -> str:
+    """Why this process must not be forked; '' if it may. fit: asked in a fork."""
+    if (probe := os.fork()) == 0:
+        well = False
+        try:
+            well = fit()
+        finally:
+            os._exit(0 if well else 1)
+    if os.waitpid(probe, 0)[1] != 0:
+        return "importing PyTorch initialised CUDA"
+    # who knows of forks (OpenBLAS) has ended its threads for the one above, and makes them anew when needed
+    tasks = list(Path("/proc/self/task").iterdir())
+    if len(tasks) > 1:
+        names = []
+        for task in tasks:
+            with contextlib.suppress(OSError):  # it has ended
+                names.append((task / "comm").read_text().strip())
+        return f"importing PyTorch started threads: {', '.join(sorted(names))}"
+    return ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: of the server, or of a rank."""
+    parser = argparse.ArgumentParser(prog="torchrelay.workers.training.prefork.server")
+    for name in ("--listen", "--owner", "--lock"):
+        parser.add_argument(name, type=int, required=True, help="a descriptor")
+    given = parser.parse_args(arguments)
+    folder, server_pid = Path.cwd(), os.getpid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    listener, owner = socket.socket(fileno=given.listen), socket.socket(fileno=given.owner)
+    for descriptor in (given.listen, given.owner, given.lock):
+        os.set_inheritable(descriptor, False)
+    launch = None
+    try:
+        server = _PreforkServer(listener, owner, given.lock)
+        gc.disable()  # next to nothing of what is imported is garbage
+        program = importlib.import_module(RANK_PROGRAM)
+        program.preload()
+        gc.collect()
+        gc.freeze()  # ranks that collect do not touch, and so copy, these pages
+        gc.enable()
+        if why := _unfit(program.fit):
+            print(f"ranks start cold: {why}", file=sys.stderr, flush=True)
+            return 1
+        launch = server.serve()
+    except EOFError:
+        return 0
+    finally:
+        if os.getpid() == server_pid:
+            shutil.rmtree(folder, ignore_errors=True)
+    if launch is None:
+        return 0
+    _become(launch)
+    code: int = program.main(launch.command[3:])
+    return code
+
+
+if __name__ == "__main__":
+    # Not this module, which is __main__ until a rank's script is.
+    from torchrelay.workers.training.prefork import server as _server
+
+    sys.exit(_server.main(sys.argv[1:]))

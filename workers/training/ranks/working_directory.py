@@ -1,0 +1,110 @@
+"""A job's working directory on one node: the packed one in; a folder that the job's ranks there share, out.
+
+It is held by a lock on itself as long as any of them runs. Whoever unpacks one removes those of dead jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ....compiler.api.training import working_directory
+
+_PREFIX = "torchrelay-train-"
+_UNPACKED = ".whole"
+
+
+class WorkingDirectory:
+    """The folder, held from here until `close`."""
+
+    def __init__(self, folder: Path, lock: int) -> None:
+        self._folder = folder
+        self._lock = lock
+        self.path = folder / "work"
+
+    @classmethod
+    def open(cls, job: str, package: Callable[[], bytes]) -> WorkingDirectory:
+        """The job's folder on this node, unpacked by whoever comes first. Raises OSError, and what `unpack` does."""
+        root = Path(tempfile.gettempdir())
+        _sweep(root, job)
+        folder = root / f"{_PREFIX}{os.getuid()}-{job}"
+        while True:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            here = cls(folder, lock)
+            try:
+                if os.fstat(lock).st_uid != os.getuid():
+                    raise PermissionError(f"{folder} belongs to another user")
+                fcntl.flock(lock, fcntl.LOCK_SH)  # whoever fills it has it alone
+                if _is(folder, lock) and here._whole():
+                    return here
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is(folder, lock):
+                    here._fill(package)
+            except BlockingIOError:
+                time.sleep(0.02)
+            except BaseException:
+                os.close(lock)
+                raise
+            os.close(lock)
+
+    def _fill(self, package: Callable[[], bytes]) -> None:
+        if self._whole():
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir()
+        data = package()
+        if data:
+            working_directory.unpack(data, self.path)
+        (self._folder / _UNPACKED).touch()
+
+    def _whole(self) -> bool:
+        return (self._folder / _UNPACKED).exists()
+
+    def close(self) -> None:
+        """Let go of it; the last one removes it."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(self._folder)
+        except BlockingIOError:
+            pass
+        os.close(self._lock)
+
+
+def _remove(folder: Path) -> None:
+    """What is left if this process is killed meanwhile is not taken for whole: Ray kills workers whose ranks have
+    ended."""
+    with contextlib.suppress(OSError):
+        (folder / _UNPACKED).unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is(folder: Path, lock: int) -> bool:
+    try:
+        there, here = folder.stat(), os.fstat(lock)
+    except FileNotFoundError:
+        return False
+    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+
+def _sweep(root: Path, job: str) -> None:
+    for folder in root.glob(f"{_PREFIX}{os.getuid()}-*"):
+        if folder.name.endswith(job):
+            continue
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(folder)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(lock)
