@@ -91,7 +91,8 @@ def test_importing_the_package_imports_what_it_takes_to_know_whether_there_is_a_
         "from torchrelay import report, errors",
         "from torchrelay.clients import cli, settings; from torchrelay.clients.artifacts import disk_cache; "
         "from torchrelay.clients.gateway import compile_client",
-        "from torchrelay.compiler.artifact import container; from torchrelay.compiler.request import codec, key, validate",
+        "from torchrelay.compiler.artifact import container; "
+        "from torchrelay.compiler.request import codec, key, validate",
     ],
 )
 def test_the_thin_parts_need_neither_torch_nor_a_server_library(statement: str) -> None:
