@@ -6,7 +6,12 @@ BIN := $(VENV)/bin
 # Other versions beside it: make test PYTHON=python3.13 TORCH=torch==2.12.1 VENV=.venv-3.13
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test test-slow test-gpu check flow bench clean
+# Which tests of the whole suite: make test-all ONLY="not slow and not quick"
+ONLY ?= not slow
+# One part in eight of the slow tests: make test-slow SHARE=3/8
+SHARE ?= 0/1
+
+.PHONY: demo test test-all test-slow test-gpu check flow bench clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -18,14 +23,19 @@ $(VENV)/.ready: pyproject.toml
 demo: $(VENV)/.ready  ## local, through the service, and as a second teammate without a compiler
 	$(BIN)/torchrelay demo
 
-# In processes, which tests/conftest.py gives their shares; one more than CI has processors, since many tests mostly
-# wait. `pytest` without -n runs one test after the other; with `--stall SEED` event loops stall now and then, which
-# shows what a test owes to a quick machine.
-test: $(VENV)/.ready  ## everything that needs no GPU
-	$(BIN)/python -m pytest tests --ignore=tests/gpu -n 3
+# In processes, which tests/conftest.py gives their shares; one more than two processors, since many tests mostly wait.
+# `pytest` without -n runs one test after the other; with `--stall SEED` event loops stall now and then, which shows
+# what a test owes to a quick machine.
+PYTEST := $(BIN)/python -m pytest tests --ignore=tests/gpu -n 3
 
-test-slow: $(VENV)/.ready  ## faults at length: what takes over 20 s each
-	$(BIN)/python -m pytest tests --ignore=tests/gpu -m slow
+test: $(VENV)/.ready  ## under five minutes: each part of the system once, and all that is quick
+	$(PYTEST) -m "quick and not slow"
+
+test-all: $(VENV)/.ready  ## everything that needs no GPU, but for what is marked slow
+	$(PYTEST) -m "$(ONLY)"
+
+test-slow: $(VENV)/.ready  ## what takes over 20 s each: faults at length
+	$(PYTEST) -m slow --share $(SHARE)
 
 test-gpu:  ## on a host with an NVIDIA GPU; uses the Python that runs make
 	$(PYTHON) -m pytest tests/gpu

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 import sys
 import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -30,6 +32,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # another from coming to it. For this process, whose torch is not loaded yet, and for all that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+QUICK = (
+    "tests/unit/",
+)
+"""What `make test` runs: files and folders."""
+SHARE = re.compile(r"\d+/[1-9]\d*")
+
 ONE_SERVICE = ("tests/compile/", "tests/e2e/", "tests/train_parallel/")
 """Folders whose tests share one service: each folder goes to one process, as a whole ..."""
 OWN_SERVICES = ("tests/e2e/own_service/", "tests/e2e/apart/test_up_apart.py")
@@ -45,9 +53,13 @@ def _shared(nodeid: str) -> str:
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "event loops stall now and then: what a test owes to a quick machine shows"
     parser.addoption("--stall", type=int, metavar="SEED", help=text)
+    text = "of the tests chosen otherwise, part K of N; all N parts together are all tests"
+    parser.addoption("--share", default="0/1", metavar="K/N", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not SHARE.fullmatch(config.getoption("--share")):
+        raise pytest.UsageError("--share takes K/N, with K below N: 0/8, 1/8, ... 7/8")
     seed = config.getoption("--stall")
     if seed is None:
         return
@@ -61,8 +73,18 @@ def pytest_configure(config: pytest.Config) -> None:
     asyncio.Handle._run = late  # type: ignore[method-assign]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What cannot be divided comes first, the small tests last: all processes then end at the same time."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the quick tests, leave out what is another share's, and order the rest. What cannot be divided comes first,
+    the small tests last: all processes then end at the same time."""
+    part, parts = map(int, config.getoption("--share").split("/"))
+    others = [item for item in items if crc32(item.nodeid.encode()) % parts != part]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if crc32(item.nodeid.encode()) % parts == part]
+    for item in items:
+        if item.nodeid.startswith(QUICK):
+            item.add_marker("quick")
 
     def turn(item: pytest.Item) -> tuple[bool, bool, bool]:
         name = item.nodeid
