@@ -194,7 +194,7 @@ class PlayedBench:
         begun: float,
         first: Collection[str],
         before: Callable[[str], None],
-    ) -> contest.Outcome:
+    ) -> compare_candidates.SearchOutcome:
         since = self._loop.now
         for text in selection.candidates:
             before(text)

@@ -32,9 +32,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # another from coming to it. For this process, whose torch is not loaded yet, and for all that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-QUICK = (
-    "tests/unit/",
-)
+QUICK = ("tests/unit/",)
 """What `make test` runs: files and folders."""
 SHARE = re.compile(r"\d+/[1-9]\d*")
 

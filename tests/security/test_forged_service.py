@@ -374,7 +374,7 @@ import pathlib, sys
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torchrelay.clients.artifacts import load
-from torchrelay.compiler import wire
+from torchrelay.compiler.request import codec
 from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.artifact.signing import Trust
 

@@ -16,11 +16,11 @@ _DASHBOARD = "ray/dashboard/dashboard.py"
 
 _CLUSTER = """
 import asyncio, sys
-from torchrelay.workers.scheduling.ray_cluster import Cluster
+from torchrelay.workers.scheduling.ray_cluster import RayCluster
 from torchrelay.workers.settings import PoolSettings
 
 async def main():
-    cluster = Cluster(PoolSettings(cpu_slots=0, gpu_slots_per_gpu=0, ray_token=sys.argv[1]))
+    cluster = RayCluster(PoolSettings(cpu_slots=0, gpu_slots_per_gpu=0, ray_token=sys.argv[1]))
     await cluster.start()
     import ray
     print(ray.get_runtime_context().gcs_address, flush=True)

@@ -112,14 +112,14 @@ def _received(stream) -> bytes:  # type: ignore[no-untyped-def]
 
 
 def _serve() -> None:
-    from torchrelay.compiler.pipeline import pipeline
     from torchrelay.compiler.search import benchmark as search_benchmark
     from torchrelay.compiler.search import search_worker
+    from torchrelay.compiler.torch_internals.inductor import preload
 
     questions, answers = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
     os.dup2(2, 1)
     start = decoding.from_msgpack(_received(answers), type=Start)
-    pipeline.torch_internals.preload_compiler()
+    preload.preload_compiler()
 
     def ask(question: queries.TuningQuery) -> queries.TuningReply:
         _send(questions, msgspec.msgpack.encode(question))

@@ -17,20 +17,24 @@ from torchrelay.compiler.request import codec, schema
 
 COMPILE = """
     import json, os, pathlib, pickle, sys
-    from torchrelay.compiler import artifact, autotune, pipeline, torch_internals, wire
-    from torchrelay.compiler.forking.forked_copy import Copy
+    from torchrelay.compiler.artifact import container
+    from torchrelay.compiler.forking.forked_copy import ForkedCopy
+    from torchrelay.compiler.pipeline import keep_winners, pipeline
+    from torchrelay.compiler.request import codec
+    from torchrelay.compiler.torch_internals.inductor import forked_backward, naming
 
     folder = pathlib.Path(sys.argv[1])
     request = codec.unpack_request((folder / "request").read_bytes())
     bundles, answers = [], []
-    fix_winners, result, task = autotune.fix_winners, Copy.result, torch_internals._task
-    autotune.fix_winners = lambda bundle, triton: bundles.append(bundle) or fix_winners(bundle, triton)
-    Copy.result = lambda self: answers.append(result(self)) or answers[-1]
+    fix_winners, result = keep_winners.fix_winners, ForkedCopy.result
+    inputs = forked_backward._lowering_inputs
+    keep_winners.fix_winners = lambda bundle, triton: bundles.append(bundle) or fix_winners(bundle, triton)
+    ForkedCopy.result = lambda self: answers.append(result(self)) or answers[-1]
 
     def compiled(name, threads):
         (work := folder / name).mkdir()
         answers.clear()
-        with torch_internals.numbering_afresh():
+        with naming.restoring_graph_counters():
             made = pipeline.compile_request(
                 request, key="k", worker="w", workdir=work, progress=lambda stage, detail: None,
                 settings=pipeline.PipelineSettings(threads=threads),
@@ -39,17 +43,17 @@ COMPILE = """
         return {
             "forward": entry.compiled_fw.result.source_code,
             "backward": entry.compiled_bw.result.source_code,
-            "status": artifact.read_manifest(made).verification.status,
+            "status": container.read_manifest(made).verification.status,
         }, [answer is not None for answer in answers]
 
     found = {"alone": compiled("alone", 1), "ahead": compiled("ahead", 2)}
-    torch_internals._task = lambda *given: [*task(*given), str(os.getpid())]
+    forked_backward._lowering_inputs = lambda *given: [*inputs(*given), str(os.getpid())]
     found["another task"] = compiled("another", 2)
-    torch_internals._task = task
-    largest, torch_internals.LARGEST_COPIED = torch_internals.LARGEST_COPIED, 0
+    forked_backward._lowering_inputs = inputs
+    largest, forked_backward.MAX_FORKED_BYTES = forked_backward.MAX_FORKED_BYTES, 0
     found["too large"] = compiled("large", 2)
-    torch_internals.LARGEST_COPIED = largest
-    Copy.answer = lambda self, data: os._exit(9)
+    forked_backward.MAX_FORKED_BYTES = largest
+    ForkedCopy.answer = lambda self, data: os._exit(9)
     found["no answer"] = compiled("none", 2)
     print(json.dumps(found))
 """

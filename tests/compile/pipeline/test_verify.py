@@ -55,7 +55,8 @@ def wrapped(
 
 MISCOMPILE = """
     import json, sys, pathlib, msgspec
-    from torchrelay.compiler import pipeline, wire
+    from torchrelay.compiler.pipeline import pipeline
+    from torchrelay.compiler.request import codec
     from torchrelay.compiler.errors import VerifyFailed
 
     folder = pathlib.Path(sys.argv[1])

@@ -120,9 +120,7 @@ def test_a_problem_is_rebuilt_and_both_ways_are_measured(op: str) -> None:
 
 def test_a_little_faster_is_not_worth_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[float] = []
-    monkeypatch.setattr(
-        compare_candidates.ranking, "rank", lambda *args, settings, **rest: kept.append(settings.ties)
-    )
+    monkeypatch.setattr(ranking, "rank", lambda *args, settings, **rest: kept.append(settings.ties))
     padding = PaddingCandidates(
         "mm",
         fake_tensors.fake_operands(

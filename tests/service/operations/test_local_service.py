@@ -104,12 +104,12 @@ def test_redis_holds_the_lock_until_it_has_ended_and_ends_with_its_parent(tmp_pa
     program = f"""
 import asyncio, os, signal
 from pathlib import Path
-from torchrelay.service import state
-from torchrelay.service.local.redis_server import RedisProcess
+from torchrelay.service.local import state_folder
+from torchrelay.service.local.redis_server import RedisServer
 
 async def main():
-    async with state.exclusive(Path({str(tmp_path)!r})) as lock:
-        redis = RedisProcess(Path({str(tmp_path)!r}) / "redis", Path({str(socket_dir)!r}) / "s",
+    async with state_folder.exclusive(Path({str(tmp_path)!r})) as lock:
+        redis = RedisServer(Path({str(tmp_path)!r}) / "redis", Path({str(socket_dir)!r}) / "s",
                              Path({str(tmp_path)!r}) / "log", lock)
         await redis.start()
         print(redis._process.pid, flush=True)
@@ -155,7 +155,7 @@ def lock_of(folder):
 
 GUARDED = """
 import subprocess, sys, time, signal
-from torchrelay.service.local.supervisor import guarded
+from torchrelay.service.local.supervisor import run_supervised
 
 def service():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
@@ -165,7 +165,7 @@ def service():
     print(escaped.pid, orphan.stdout.strip(), flush=True)
     {then}
 
-sys.exit(guarded(service))
+sys.exit(run_supervised(service))
 """
 
 

@@ -89,7 +89,7 @@ class Bench:
         begun: float,
         first: Collection[str],
         before: Callable[[str], None],
-    ) -> contest.Outcome:
+    ) -> compare_candidates.SearchOutcome:
         before(selection.candidates[0])
         self.did.append((task.id, "contest"))
         self._best *= self._faster
@@ -188,7 +188,7 @@ def test_between_two_rounds_nothing_is_tried() -> None:
 
 def test_a_round_that_fails_leaves_what_was_found_before() -> None:
     class Failing(Bench):
-        def contest(self, *given: Any, **named: Any) -> contest.Outcome:
+        def contest(self, *given: Any, **named: Any) -> compare_candidates.SearchOutcome:
             if self.contests():
                 raise CompileFailed("no candidate works")
             return super().contest(*given, **named)
