@@ -52,12 +52,12 @@ def test_a_hit_and_a_disk_hit_train_in_a_fresh_process(
 
 MEANWHILE = """
     import sys, torch
-    from torchrelay.compiler import torch_internals
+    from torchrelay.compiler.torch_internals.loading import light_imports, preload
 
-    torch_internals.preload_loader()
+    preload.preload_loader()
     assert "torch._inductor.graph" not in sys.modules
     x = torch.randn(8)
-    with torch_internals._without_lowering():
+    with light_imports.without_lowering_import():
         import torch._inductor.graph
 
         assert torch._inductor.graph.GraphLowering.run_node
