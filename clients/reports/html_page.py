@@ -1,50 +1,56 @@
-"""What pages of ours have in common: the document around their parts, and numbers as people read them.
+"""HTML pages from the templates beside this module, and numbers as people read them.
 
-A page loads nothing and runs nothing. What users wrote is shown as text: it goes through `escaped`.
+A page loads nothing and runs nothing. What users wrote is shown as text: the templates escape every value.
 """
 
 from __future__ import annotations
 
-import html
+import functools
 import math
-from collections.abc import Iterable
-from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import jinja2
 
 Tile = tuple[str, str, str]
-"""Name, value, note; of HTML."""
+"""Name, value, note."""
 
 
-def document(title: str, parts: Iterable[str], *, styles: Iterable[str] = ("report.css",)) -> str:
-    """The whole page; styles: files beside this one."""
-    style = "".join(resources.files(__package__).joinpath(name).read_text() for name in styles)
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escaped(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(parts)
-        + "\n</main>\n</body>\n</html>\n"
+def render(template: str, /, **values: object) -> str:
+    """The whole page. values: what the template names; functions may be among them."""
+    return _environment().get_template(template).render(values)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    import jinja2  # only a report needs it, and every command imports this module
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    formats = (milliseconds, seconds, digits, bytes_of, number, plural)
+    environment.filters |= {each.__name__: each for each in formats}
+    environment.filters["as"] = format
+    return environment
 
 
-def tiles_of(tiles: Iterable[Tile]) -> str:
-    shown = "".join(
-        f"<li><strong>{value}</strong><span>{name}</span><small>{note}</small></li>"
-        for name, value, note in tiles
-    )
-    return f'<ul class="tiles">{shown}</ul>'
-
-
-def escaped(text: str) -> str:
-    """Text as text; what a screen would not show as it is (control and direction characters) is a mark."""
-    return html.escape("".join(c if c.isprintable() else "\ufffd" for c in text), quote=True)
+def _printable(value: object) -> object:
+    """Control and direction characters, which a screen would not show as they are, become a mark. Values that a
+    template wrote itself (jinja2's Markup, a subclass of str) stay."""
+    if type(value) is not str:
+        return value
+    return "".join(c if c.isprintable() else "\ufffd" for c in value)
 
 
 def milliseconds(value: float) -> str:
     if value and abs(value) < 1:
-        return f"{digits(value * 1e3)} &micro;s"
+        return f"{digits(value * 1e3)} \N{MICRO SIGN}s"
     return f"{digits(value)} ms"
 
 
@@ -75,3 +81,8 @@ def number(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Like `1 rank` or `2 ranks`."""
+    return f"{count} {noun}{'s' * (count != 1)}"

@@ -164,6 +164,10 @@ class ProfileSummary(Struct, frozen=True, kw_only=True):
         """Of all steps' time."""
         return self.total(name) / (self.total("duration") or 1.0)
 
+    @property
+    def median_step(self) -> float:
+        return sorted(step.duration for step in self.steps)[len(self.steps) // 2]
+
 
 def summarize(read: kineto_trace.KinetoTrace, facts: ProfileContext) -> ProfileSummary:
     """Raises ClientError for a trace without a step."""

@@ -1,188 +1,157 @@
-"""Pictures of a training job as SVG, drawn without a script: lines over steps, memory over time, shares as bars."""
+"""Pictures of a training job: lines over steps, memory over time, the time of each step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 
-from ..html_page import bytes_of, escaped, milliseconds, number
+from .. import svg
+from ..html_page import bytes_of, milliseconds, number
 from ..profiling.memory_timeline import CATEGORIES, MemoryTimeline
 from ..profiling.summary import ProfileSummary
+from ..svg import Axis, Picture, Shape, shape
 from .summary import Line, MetricSeries
 
-WIDTH, HEIGHT = 560, 210
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 16, 12, 26
+_WIDTH, _HEIGHT = 560, 210
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, _WIDTH - 16, 12, _HEIGHT - 26
+"""Pixels of the plot in the picture."""
 _DRAWN = 240
 """Points of a line; of more, the least and greatest of each part are drawn."""
 _COLUMNS = 40
 """Steps of a profile that are drawn."""
-_APART = 6
+_SEPARATE = 6
 """Ranks that have a line each; of more, the band that they fill and their mean are drawn."""
-_SAID = {
-    "parameters": "parameters",
-    "optimizer": "optimizer state",
-    "gradients": "gradients",
-    "activations": "activations",
-    "temporary": "temporary",
-    "before": "from before",
-}
+MEMORY_NAMES = {name: name for name in CATEGORIES} | {"optimizer": "optimizer state", "before": "from before"}
+
+Format = Callable[[float], str]
 
 
-def lines(series: MetricSeries, *, restarts: Sequence[int] = (), checkpoints: Sequence[int] = ()) -> str:
+def lines(series: MetricSeries, *, restarts: Sequence[int] = (), checkpoints: Sequence[int] = ()) -> Picture:
     """A series over steps. restarts: steps at which ranks started again; checkpoints: of the whole ones."""
-    every = [point for line in series.lines.values() for point in line]
-    steps = [step for step, _ in every]
-    values = [value for _, value in every]
-    low, high = _range(values)
-    scale = _Scale(min(steps), max(max(steps), min(steps) + 1), low, high)
-    told = _teller(series.unit)
-    parts = [scale.grid(told, "step")]
-    parts += [
-        f'<line class="mark restart" x1="{scale.x(step):.1f}" x2="{scale.x(step):.1f}" y1="{_TOP}" '
-        f'y2="{HEIGHT - _BOTTOM}"><title>ranks started again after step {step}</title></line>'
-        for step in restarts
-    ]
-    parts += [
-        f'<path class="mark kept" d="M{scale.x(step):.1f} {HEIGHT - _BOTTOM} l-4 7 h8 z">'
-        f"<title>checkpoint of step {step}</title></path>"
-        for step in checkpoints
-        if min(steps) <= step <= max(steps)
-    ]
-    if len(series.lines) > _APART:
-        parts.append(_band(series, scale, told))
+    steps = [step for line in series.lines.values() for step, _ in line]
+    first, last = min(steps), max(steps)
+    x = Axis(first, max(last, first + 1), _LEFT, _RIGHT)
+    y = Axis(*_range([value for line in series.lines.values() for _, value in line]), _BOTTOM, _TOP)
+    formatted = format_of_unit(series.unit)
+    shapes = [*_levels(y, formatted), *_scale(x, "step")]
+    for step in restarts:
+        title = f"ranks started again after step {step}"
+        shapes.append(shape("line", "mark restart", x1=x(step), x2=x(step), y1=_TOP, y2=_BOTTOM, title=title))
+    for step in checkpoints:
+        if first <= step <= last:
+            triangle = f"M{x(step):.1f} {_BOTTOM} l-4 7 h8 z"
+            shapes.append(shape("path", "mark kept", d=triangle, title=f"checkpoint of step {step}"))
+    if len(series.lines) > _SEPARATE:
+        shapes += _band(series, x, y, formatted)
     else:
-        ranks = sorted(series.lines)
-        for rank in ranks:
-            parts.append(_line(series.lines[rank], scale, f"kind{ranks.index(rank) % 6}", _who(rank), told))
-    label = f"{series.name.replace('_', ' ')} over {len(set(steps))} steps"
-    return _svg("chart", label, parts)
+        for rank, (color, name) in zip(sorted(series.lines), ranks_drawn(series), strict=True):
+            shapes.append(_line(series.lines[rank], x, y, color, name, formatted))
+    return _picture(f"{series.name.replace('_', ' ')} over {len(set(steps))} steps", shapes)
 
 
-def memory(timeline: MemoryTimeline) -> str:
+def ranks_drawn(series: MetricSeries) -> list[tuple[str, str]]:
+    """What the lines are: (color, name)."""
+    if len(series.lines) > _SEPARATE:
+        return [("kind0", f"mean and range of {len(series.lines)} ranks")]
+    return [
+        (f"kind{place % 6}", "all ranks" if rank < 0 else f"rank {rank}")
+        for place, rank in enumerate(sorted(series.lines))
+    ]
+
+
+def memory(timeline: MemoryTimeline) -> Picture:
     """What the device's memory is used for, over the profiled steps."""
     top = max([timeline.peak, *(sum(point.bytes) for point in timeline.points)]) or 1
-    near = timeline.limit and timeline.limit <= 1.6 * top
-    scale = _Scale(
-        0.0, max(timeline.points[-1].at, 1.0) / 1000, 0.0, (timeline.limit if near else top) * 1.05
-    )
-    parts = [scale.grid(bytes_of, "ms")]
+    near_limit = timeline.limit and timeline.limit <= 1.6 * top
+    x = Axis(0.0, max(timeline.points[-1].at, 1.0) / 1000, _LEFT, _RIGHT)
+    y = Axis(0.0, (timeline.limit if near_limit else top) * 1.05, _BOTTOM, _TOP)
+    shapes = [*_levels(y, bytes_of), *_scale(x, "ms")]
     for place, category in reversed(list(enumerate(CATEGORIES))):
         if any(point.bytes[place] for point in timeline.points):
-            upper = _steps(
-                [(point.at / 1000, sum(point.bytes[: place + 1])) for point in timeline.points], scale
-            )
-            base = f"L{scale.x(scale.right):.1f} {scale.y(0):.1f} L{scale.x(0):.1f} {scale.y(0):.1f} Z"
-            parts.append(
-                f'<path class="area {category}" d="{upper} {base}"><title>{_SAID[category]}: at the peak '
-                f"{bytes_of(timeline.at_peak.get(category, 0))}</title></path>"
-            )
-    if near:
-        parts.append(
-            f'<line class="mark restart" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{scale.y(timeline.limit):.1f}" '
-            f'y2="{scale.y(timeline.limit):.1f}"><title>all of the device: {bytes_of(timeline.limit)}</title></line>'
-        )
-    at = timeline.peak_at / 1000
-    parts.append(
-        f'<circle class="peak" cx="{scale.x(at):.1f}" cy="{scale.y(timeline.peak):.1f}" r="4">'
-        f"<title>peak: {bytes_of(timeline.peak)}</title></circle>"
+            totals = [(x(point.at / 1000), y(sum(point.bytes[: place + 1]))) for point in timeline.points]
+            at_peak = bytes_of(timeline.at_peak.get(category, 0))
+            title = f"{MEMORY_NAMES[category]}: at the peak {at_peak}"
+            shapes.append(shape("path", f"area {category}", d=_stairs(totals), title=title))
+    if near_limit:
+        level, title = y(timeline.limit), f"all of the device: {bytes_of(timeline.limit)}"
+        shapes.append(shape("line", "mark restart", x1=_LEFT, x2=_RIGHT, y1=level, y2=level, title=title))
+    title = f"peak: {bytes_of(timeline.peak)}"
+    shapes.append(
+        shape("circle", "peak", cx=x(timeline.peak_at / 1000), cy=y(timeline.peak), r=4, title=title)
     )
-    return _svg("chart", f"memory of {timeline.device}, at most {bytes_of(timeline.peak)}", parts)
+    return _picture(f"memory of {timeline.device}, at most {bytes_of(timeline.peak)}", shapes)
 
 
-def steps(summary: ProfileSummary) -> str:
+def steps(summary: ProfileSummary) -> Picture:
     """Where the time of each profiled step went, upright."""
     shown = summary.steps[-_COLUMNS:]
-    top = max(step.duration for step in shown) / 1e3
-    scale = _Scale(0.0, float(len(shown)), 0.0, top * 1.06)
-    parts = [scale.levels(_teller("ms"))]
-    width = (scale.x(1) - scale.x(0)) * 0.72
+    x = Axis(0.0, float(len(shown)), _LEFT, _RIGHT)
+    y = Axis(0.0, max(step.duration for step in shown) / 1e3 * 1.06, _BOTTOM, _TOP)
+    width = (x(1) - x(0)) * 0.72
+    shapes = _levels(y, format_of_unit("ms"))
     for place, step in enumerate(shown):
-        x, at = scale.x(place + 0.5) - width / 2, 0.0
-        for kind, value in (
-            ("computation", step.computation),
-            ("exposed", step.exposed),
-            ("loader", step.loader),
-            ("idle", step.idle),
-        ):
-            share = value / 1e3
-            if share > 0:
-                y, low = scale.y(at + share), scale.y(at)
-                parts.append(
-                    f'<rect class="column {kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
-                    f'height="{max(low - y, 0.5):.1f}"><title>step {step.number}: {kind} '
-                    f"{milliseconds(share)}</title></rect>"
+        middle, low = x(place + 0.5), 0.0
+        for kind in ("computation", "exposed", "loader", "idle"):
+            took = getattr(step, kind) / 1e3
+            if took > 0:
+                height = max(y(low) - y(low + took), 0.5)
+                shapes.append(
+                    shape(
+                        "rect",
+                        f"column {kind}",
+                        x=middle - width / 2,
+                        y=y(low + took),
+                        width=width,
+                        height=height,
+                        title=f"step {step.number}: {kind} {milliseconds(took)}",
+                    )
                 )
-                at += share
+                low += took
         if place % max(len(shown) // 10, 1) == 0:
-            parts.append(
-                f'<text class="tick" x="{scale.x(place + 0.5):.1f}" y="{HEIGHT - 6}">{step.number}</text>'
-            )
-    return _svg("chart", f"time of {len(shown)} steps", parts)
+            shapes.append(shape("text", "tick", x=middle, y=_HEIGHT - 6, text=str(step.number)))
+    return _picture(f"time of {len(shown)} steps", shapes)
 
 
-def memory_key(timeline: MemoryTimeline) -> str:
-    """The colors' meaning, with what each was at the peak."""
-    used = [name for name in CATEGORIES if timeline.at_peak.get(name)]
-    return "".join(
-        f'<span class="key"><i class="{name}"></i>{_SAID[name]} {bytes_of(timeline.at_peak[name])}</span>'
-        for name in used
-    )
-
-
-def shares(parts: Mapping[str, float], total: float) -> str:
-    """One bar of `total` microseconds; parts by CSS class and name, `class name`."""
-    cells = []
-    for key, value in parts.items():
-        kind, _, name = key.partition(" ")
-        share = value / total if total else 0.0
-        if share > 0.0005:
-            cells.append(
-                f'<i class="{kind}" style="width:{min(share, 1):.2%}" title="{escaped(name)}: {share:.1%}"></i>'
-            )
-    return f'<div class="shares">{"".join(cells)}</div>'
-
-
-def rank_key(series: MetricSeries) -> str:
-    ranks = sorted(series.lines)
-    if len(ranks) > _APART:
-        return f'<span class="key"><i class="kind0"></i>mean and range of {len(ranks)} ranks</span>'
-    return "".join(
-        f'<span class="key"><i class="kind{number % 6}"></i>{_who(rank)}</span>'
-        for number, rank in enumerate(ranks)
-    )
+def format_of_unit(unit: str) -> Format:
+    """How a value of a unit is written."""
+    if unit == "B":
+        return bytes_of
+    if unit == "ms":
+        return lambda value: milliseconds(value) if value else "0"
+    if unit == "s":
+        in_milliseconds = format_of_unit("ms")
+        return lambda value: in_milliseconds(value * 1e3) if abs(value) < 1 else f"{number(value)} s"
+    return number
 
 
 # --- parts -------------------------------------------------------------------------------------------------
 
 
-class _Scale:
-    def __init__(self, left: float, right: float, bottom: float, top: float) -> None:
-        self.left, self.right, self.bottom, self.top = left, right, bottom, top
+def _picture(label: str, shapes: Sequence[Shape]) -> Picture:
+    return Picture("chart", label, _WIDTH, _HEIGHT, shapes)
 
-    def x(self, value: float) -> float:
-        return _LEFT + (value - self.left) / ((self.right - self.left) or 1.0) * (WIDTH - _LEFT - _RIGHT)
 
-    def y(self, value: float) -> float:
-        share = (value - self.bottom) / ((self.top - self.bottom) or 1.0)
-        return HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM)
+def _levels(y: Axis, formatted: Format) -> list[Shape]:
+    """Horizontal lines with their values."""
+    shapes = []
+    for value in _ticks(y.low, y.high, 4, binary=formatted is bytes_of):
+        shapes.append(shape("line", "grid", x1=_LEFT, x2=_RIGHT, y1=y(value), y2=y(value)))
+        shapes.append(shape("text", "side", x=_LEFT - 8, y=y(value) + 4, text=formatted(value)))
+    return shapes
 
-    def levels(self, told: Callable[[float], str]) -> str:
-        parts = []
-        for value in _ticks(self.bottom, self.top, 4, binary=told is bytes_of):
-            y = self.y(value)
-            parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(f'<text class="side" x="{_LEFT - 8}" y="{y + 4:.1f}">{told(value)}</text>')
-        return "".join(parts)
 
-    def grid(self, told: Callable[[float], str], below: str) -> str:
-        parts = [self.levels(told)]
-        ticks = _ticks(self.left, self.right, 6, whole=below == "step")
-        for place, value in enumerate(ticks):
-            unit = f" {below}" if place == len(ticks) - 1 else ""
-            anchor = "side" if self.x(value) > WIDTH - 60 else "tick"
-            x = min(self.x(value) + (16 if anchor == "side" else 0), WIDTH - 2)
-            parts.append(f'<text class="{anchor}" x="{x:.1f}" y="{HEIGHT - 6}">{value:,.6g}{unit}</text>')
-        return "".join(parts)
+def _scale(x: Axis, unit: str) -> list[Shape]:
+    """Values below the plot; the last one with the unit."""
+    shapes = []
+    ticks = _ticks(x.low, x.high, 6, whole=unit == "step")
+    for value in ticks:
+        text = f"{value:,.6g} {unit}" if value == ticks[-1] else f"{value:,.6g}"
+        at, kind = x(value), "tick"
+        if at > _WIDTH - 60:
+            at, kind = min(at + 16, _WIDTH - 2), "side"
+        shapes.append(shape("text", kind, x=float(at), y=_HEIGHT - 6, text=text))
+    return shapes
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
@@ -206,71 +175,47 @@ def _ticks(low: float, high: float, most: int, *, binary: bool = False, whole: b
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def _teller(unit: str) -> Callable[[float], str]:
-    if unit == "B":
-        return bytes_of
-    if unit == "ms":
-        return lambda value: milliseconds(value) if value else "0"
-    if unit == "s":
-        return lambda value: (
-            (milliseconds(value * 1e3) if value else "0") if abs(value) < 1 else f"{number(value)} s"
-        )
-    return number
-
-
-def _who(rank: int) -> str:
-    return "all ranks" if rank < 0 else f"rank {rank}"
-
-
-def _line(line: Line, scale: _Scale, kind: str, who: str, told: Callable[[float], str]) -> str:
-    drawn = _thinned(line)
-    path = "M" + " L".join(f"{scale.x(step):.1f} {scale.y(value):.1f}" for step, value in drawn)
+def _line(line: Line, x: Axis, y: Axis, color: str, name: str, formatted: Format) -> Shape:
     step, last = line[-1]
-    title = f"<title>{who}: {told(last)} at step {step}, at least {told(min(v for _, v in line))}</title>"
+    least = min(value for _, value in line)
+    title = f"{name}: {formatted(last)} at step {step}, at least {formatted(least)}"
     if len(line) == 1:
-        return f'<circle class="point {kind}" cx="{scale.x(step):.1f}" cy="{scale.y(last):.1f}" r="4">{title}</circle>'
-    return f'<path class="line {kind}" d="{path}">{title}</path>'
+        return shape("circle", f"point {color}", cx=x(step), cy=y(last), r=4, title=title)
+    return shape("path", f"line {color}", d=svg.path(_thinned(line), x, y), title=title)
 
 
-def _band(series: MetricSeries, scale: _Scale, told: Callable[[float], str]) -> str:
-    by_step: dict[int, list[float]] = {}
+def _band(series: MetricSeries, x: Axis, y: Axis, formatted: Format) -> list[Shape]:
+    """All ranks from the least to the greatest, and their mean."""
+    by_step: dict[int, list[float]] = defaultdict(list)
     for line in series.lines.values():
         for step, value in line:
-            by_step.setdefault(step, []).append(value)
+            by_step[step].append(value)
     steps = sorted(by_step)
+    drawn = steps[:: max(len(steps) // _DRAWN, 1)]
+    upper = [(step, max(by_step[step])) for step in drawn]
+    lower = [(step, min(by_step[step])) for step in reversed(drawn)]
     mean = [(step, sum(by_step[step]) / len(by_step[step])) for step in steps]
-    every = steps[:: max(len(steps) // _DRAWN, 1)]
-    upper = " L".join(f"{scale.x(step):.1f} {scale.y(max(by_step[step])):.1f}" for step in every)
-    lower = " L".join(f"{scale.x(step):.1f} {scale.y(min(by_step[step])):.1f}" for step in reversed(every))
-    title = f"<title>{len(series.lines)} ranks, least to greatest</title>"
-    return f'<path class="band kind0" d="M{upper} L{lower} Z">{title}</path>' + _line(
-        mean, scale, "kind0", f"mean of {len(series.lines)} ranks", told
-    )
+    ranks = f"{len(series.lines)} ranks"
+    outline = f"{svg.path([*upper, *lower], x, y)} Z"
+    return [
+        shape("path", "band kind0", d=outline, title=f"{ranks}, least to greatest"),
+        _line(mean, x, y, "kind0", f"mean of {ranks}", formatted),
+    ]
 
 
 def _thinned(line: Line) -> Line:
     if len(line) <= 2 * _DRAWN:
         return line
     size = math.ceil(len(line) / _DRAWN)
-    kept: Line = []
+    drawn: Line = []
     for start in range(0, len(line), size):
         part = line[start : start + size]
-        ends = {min(part, key=lambda each: each[1]), max(part, key=lambda each: each[1])}
-        kept += sorted(ends)
-    return kept if kept[-1] == line[-1] else [*kept, line[-1]]
+        drawn += sorted({min(part, key=lambda each: each[1]), max(part, key=lambda each: each[1])})
+    return drawn if drawn[-1] == line[-1] else [*drawn, line[-1]]
 
 
-def _steps(points: Sequence[tuple[float, float]], scale: _Scale) -> str:
-    """A line that stays where it is until it changes."""
-    path = [f"M{scale.x(points[0][0]):.1f} {scale.y(points[0][1]):.1f}"]
-    for at, value in points[1:]:
-        path.append(f"H{scale.x(at):.1f} V{scale.y(value):.1f}")
-    path.append(f"H{scale.x(scale.right):.1f}")
-    return " ".join(path)
-
-
-def _svg(kind: str, label: str, parts: Sequence[str]) -> str:
-    return (
-        f'<svg class="{kind}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escaped(label)}">'
-        f"{''.join(parts)}</svg>"
-    )
+def _stairs(points: Iterable[tuple[float, float]]) -> str:
+    """The area below a line that stays where it is until it changes; in pixels."""
+    (left, first), *rest = points
+    steps = " ".join(f"H{x:.1f} V{y:.1f}" for x, y in rest)
+    return f"M{left:.1f} {first:.1f} {steps} H{_RIGHT:.1f} L{_RIGHT:.1f} {_BOTTOM:.1f} L{_LEFT:.1f} {_BOTTOM:.1f} Z"
