@@ -1,12 +1,14 @@
-"""A profiler's trace, as Kineto writes it for Chrome and Perfetto, in; its events as structs out. No torch.
+"""Reads a profiler's trace, as Kineto writes it for Chrome and Perfetto. Needs no torch.
 
-Times are microseconds. An interval is a pair (start, end); a cover is a list of intervals in order, none touching the
+Times are microseconds. An interval is a pair (start, end). A cover is a list of intervals in order; none touches the
 next. Upstream: kineto/libkineto/src/output_json.cpp.
 """
 
 from __future__ import annotations
 
 import gzip
+import itertools
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,25 +27,26 @@ _NO_NUMBER = re.compile(rb"([:\[,]\s*)-?(?:inf|nan|Infinity|NaN)\b")
 
 
 class TraceArguments(Struct, frozen=True, gc=False):
-    """What is used of an event's arguments. grid, block: of a CUDA kernel; bytes: of a copy; size: of an allocation,
-    below 0 where memory is given back; allocated: on the device after it; kind: 0 CPU, 1 CUDA."""
+    """What is used of an event's arguments. grid, block, registers, shared, occupancy: of a CUDA kernel. size: of an
+    allocation, below 0 where memory is given back; allocated: on the device after it; kind: 0 CPU, 1 CUDA."""
 
     external: int = field(default=0, name="External id")
-    correlation: int = 0
     dims: Any = field(default=None, name="Input Dims")
     grid: Any = None
     block: Any = None
     registers: int = field(default=0, name="registers per thread")
     shared: int = field(default=0, name="shared memory")
     occupancy: float | None = field(default=None, name="est. achieved occupancy %")
-    stream: Any = None
-    device: Any = None
-    bytes: Any = None
     size: int = field(default=0, name="Bytes")
     address: int = field(default=0, name="Addr")
     allocated: int = field(default=0, name="Total Allocated")
     kind: int = field(default=-1, name="Device Type")
     number: int = field(default=-1, name="Device Id")
+
+    @property
+    def launch(self) -> tuple[object, ...]:
+        """How a kernel was launched."""
+        return tuple(self.grid or ()), tuple(self.block or ()), self.registers, self.shared
 
 
 class TraceEvent(Struct, frozen=True, gc=False):
@@ -52,7 +55,6 @@ class TraceEvent(Struct, frozen=True, gc=False):
     ph: str = ""
     cat: str = ""
     name: str = ""
-    pid: Any = None
     tid: Any = None
     ts: float = 0.0
     dur: float = 0.0
@@ -68,18 +70,10 @@ class TraceEvent(Struct, frozen=True, gc=False):
         return self.ts, self.ts + self.dur
 
 
-class TraceDevice(Struct, frozen=True):
-    """name: as its driver calls it. memory: bytes."""
-
-    name: str = ""
-    memory: int = field(default=0, name="totalGlobalMem")
-
-
 class KinetoTrace(Struct, frozen=True):
-    """A whole trace; where it was taken is in `devices`."""
+    """A whole trace, as far as it is used."""
 
     events: list[TraceEvent] = field(name="traceEvents")
-    devices: list[TraceDevice] = field(default_factory=list, name="deviceProperties")
 
 
 def read_trace(path: Path) -> KinetoTrace:
@@ -133,17 +127,5 @@ def common(one: Cover, other: Cover) -> Cover:
 
 def without(one: Cover, other: Cover) -> Cover:
     """What `one` covers and `other` does not."""
-    found: Cover = []
-    j = 0
-    for start, end in one:
-        while j < len(other) and other[j][1] <= start:
-            j += 1
-        at, k = start, j
-        while k < len(other) and other[k][0] < end:
-            if other[k][0] > at:
-                found.append((at, other[k][0]))
-            at = max(at, other[k][1])
-            k += 1
-        if at < end:
-            found.append((at, end))
-    return found
+    edges = [-math.inf, *itertools.chain.from_iterable(other), math.inf]
+    return common(one, list(zip(edges[::2], edges[1::2], strict=True)))

@@ -1,31 +1,32 @@
-"""A trace's allocations, and what its rank knew of its tensors, in; memory over time by category out. No torch.
+"""Memory over time by category, from a trace's allocations and what its rank knew of its tensors. Needs no torch.
 
 Parameters, gradients and optimizer state are known by address: the rank looks them up in its optimizer at the end of
 each step. What is still there when the next backward pass begins was kept for it: activations. The rest is temporary.
-What was there before the profile, and is none of the three, is `before` where the device's allocator tells its total
+What was there before the profile, and is none of the three, is `before` where the device's allocator reports its total
 (CUDA), else not counted.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
+import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import Struct
 
 from .kineto_trace import TraceEvent
 
 MemoryCategory = Literal["parameters", "optimizer", "gradients", "activations", "temporary", "before"]
-CATEGORIES: tuple[MemoryCategory, ...] = (
-    "parameters",
-    "optimizer",
-    "gradients",
-    "activations",
-    "temporary",
-    "before",
-)
+CATEGORIES: tuple[MemoryCategory, ...] = get_args(MemoryCategory)
+_ACTIVATIONS = CATEGORIES.index("activations")
 _PARTS = 300
+
+
+class _Block(Struct, frozen=True):
+    size: int
+    category: MemoryCategory
 
 
 class TensorSnapshot(Struct, frozen=True):
@@ -35,13 +36,11 @@ class TensorSnapshot(Struct, frozen=True):
     optimizer: list[tuple[int, int]] = []
     gradients: list[tuple[int, int]] = []
 
-    def categories(self) -> dict[int, MemoryCategory]:
-        found: dict[int, MemoryCategory] = {address: "gradients" for address, _ in self.gradients}
-        found |= {address: "optimizer" for address, _ in self.optimizer}
-        return found | {address: "parameters" for address, _ in self.parameters}
-
-    def sizes(self) -> dict[int, int]:
-        return dict([*self.gradients, *self.optimizer, *self.parameters])
+    def blocks(self) -> dict[int, _Block]:
+        """By address."""
+        found = {address: _Block(size, "gradients") for address, size in self.gradients}
+        found |= {address: _Block(size, "optimizer") for address, size in self.optimizer}
+        return found | {address: _Block(size, "parameters") for address, size in self.parameters}
 
 
 class MemoryPoint(Struct, frozen=True):
@@ -52,8 +51,8 @@ class MemoryPoint(Struct, frozen=True):
 
 
 class MemoryTimeline(Struct, frozen=True):
-    """device: `cpu` or `cuda:0`. peak: bytes, and by category at that moment; before it: microseconds since the start.
-    limit: of the device, 0 where it is not known."""
+    """device: `cpu` or `cuda:0`. peak: bytes. peak_at: microseconds since the first step's start. at_peak: bytes by
+    category. limit: of the device, 0 where it is not known."""
 
     device: str
     points: list[MemoryPoint]
@@ -63,13 +62,6 @@ class MemoryTimeline(Struct, frozen=True):
     limit: int = 0
 
 
-class _Block:
-    __slots__ = ("category", "size")
-
-    def __init__(self, size: int, category: MemoryCategory) -> None:
-        self.size, self.category = size, category
-
-
 def timelines(
     memory: Sequence[TraceEvent],
     *,
@@ -77,31 +69,28 @@ def timelines(
     snapshots: Mapping[str, Sequence[TensorSnapshot]],
     backwards: Sequence[float],
     clears: Sequence[float] = (),
-    limits: Mapping[str, int] | None = None,
+    limits: Mapping[str, int] = {},
 ) -> list[MemoryTimeline]:
     """One for each device. memory: the trace's [memory] events. boundaries: where steps begin, and where the last ends.
     snapshots: at each of these, by device. backwards: when backward passes begin. clears: when gradients are
     dropped."""
     by_device: dict[str, list[TraceEvent]] = {}
-    for event in memory:
+    for event in sorted(memory, key=lambda each: each.ts):
         if boundaries[0] <= event.ts <= boundaries[-1]:
-            by_device.setdefault(_device(event), []).append(event)
+            device = "cpu" if event.args.kind == 0 else f"cuda:{event.args.number}"
+            by_device.setdefault(device, []).append(event)
     return [
         _timeline(
             device,
-            sorted(by_device[device], key=lambda each: each.ts),
+            events,
             boundaries,
             snapshots.get(device, ()),
             sorted(backwards),
             sorted(at for at in clears if boundaries[0] <= at),
-            (limits or {}).get(device, 0),
+            limits.get(device, 0),
         )
-        for device in sorted(by_device)
+        for device, events in sorted(by_device.items())
     ]
-
-
-def _device(event: TraceEvent) -> str:
-    return "cpu" if event.args.kind == 0 else f"cuda:{event.args.number}"
 
 
 def _timeline(
@@ -113,45 +102,55 @@ def _timeline(
     clears: Sequence[float],
     limit: int,
 ) -> MemoryTimeline:
-    begin, end = boundaries[0], boundaries[-1]
-    freed = _lives(events)
-    known = [snapshot.categories() for snapshot in snapshots]
-    totals = dict.fromkeys(CATEGORIES, 0)
-    before = _before(device, events, snapshots[0], totals) if snapshots else {}
+    begin = boundaries[0]
+    known = [snapshot.blocks() for snapshot in snapshots]
+    before = dict(known[0]) if known else {}
+    """Blocks from before the profile, by address."""
     blocks: dict[int, _Block] = {}
-    taken: list[tuple[float, list[int]]] = [(begin, list(totals.values()))]
+    totals: dict[MemoryCategory, int] = dict.fromkeys(CATEGORIES, 0)
+    for block in before.values():
+        totals[block.category] += block.size
+    if known and device != "cpu":
+        total = events[0].args.allocated - events[0].args.size
+        totals["before"] = max(total - sum(totals.values()), 0)
+
+    def free(address: int, *owners: dict[int, _Block]) -> bool:
+        """False: the address is no owner's."""
+        for owner in owners:
+            block = owner.pop(address, None)
+            if block is not None:
+                totals[block.category] -= block.size
+                return True
+        return False
+
+    history = [(begin, list(totals.values()))]
     next_clear = 0
-    for number, event in enumerate(events):
+    for event, freed_at in zip(events, _freed_at(events), strict=True):
         if next_clear < len(clears) and clears[next_clear] <= event.ts:
             next_clear = bisect.bisect_right(clears, event.ts)
-            _clear(before, totals)
+            # a CPU's allocator does not report the end of what it gave before the profile
+            for address in [address for address, block in before.items() if block.category == "gradients"]:
+                free(address, before)
         address, size = event.args.address, event.args.size
         if size > 0:
-            gone = before.pop(address, None)
-            if gone is not None:  # its end was not told
-                totals[gone.category] -= gone.size
+            free(address, before)  # its end was not reported
             step = bisect.bisect_left(boundaries, event.ts)  # the boundary that ends this step
-            known_as = known[step].get(address) if step < len(known) else None
+            at_end = known[step].get(address) if step < len(known) else None
             passes = bisect.bisect_left(backwards, event.ts)
             category: MemoryCategory = "temporary"
-            if known_as is not None and freed[number] >= boundaries[step]:
-                category = known_as
-            elif passes < len(backwards) and freed[number] > backwards[passes]:
+            if at_end is not None and freed_at >= boundaries[step]:
+                category = at_end.category
+            elif passes < len(backwards) and freed_at > backwards[passes]:
                 category = "activations"
-            block = _Block(size, category)
-            blocks[address] = block
-            totals[block.category] += size
-        else:
-            gone = blocks.pop(address, None) or before.pop(address, None)
-            if gone is not None:
-                totals[gone.category] -= gone.size
-            elif device != "cpu":
-                totals["before"] = max(totals["before"] + size, 0)
-        taken.append((event.ts, list(totals.values())))
-    peak_at, at_peak = max(taken, key=lambda each: sum(each[1]))
+            blocks[address] = _Block(size, category)
+            totals[category] += size
+        elif not free(address, blocks, before) and device != "cpu":
+            totals["before"] = max(totals["before"] + size, 0)
+        history.append((event.ts, list(totals.values())))
+    peak_at, at_peak = max(history, key=lambda each: sum(each[1]))
     return MemoryTimeline(
         device=device,
-        points=[MemoryPoint(at - begin, values) for at, values in _thinned(taken, begin, end)],
+        points=[MemoryPoint(at - begin, sizes) for at, sizes in _thinned(history, boundaries[-1])],
         peak=sum(at_peak),
         peak_at=peak_at - begin,
         at_peak={name: size for name, size in zip(CATEGORIES, at_peak, strict=True) if size},
@@ -159,52 +158,31 @@ def _timeline(
     )
 
 
-def _lives(events: Sequence[TraceEvent]) -> list[float]:
+def _freed_at(events: Sequence[TraceEvent]) -> list[float]:
     """When each allocation is given back; infinity: it is not."""
-    found = [float("inf")] * len(events)
-    open_at: dict[int, int] = {}
+    found = [math.inf] * len(events)
+    allocated: dict[int, int] = {}
     for number, event in enumerate(events):
         if event.args.size > 0:
-            open_at[event.args.address] = number
-        elif event.args.address in open_at:
-            found[open_at.pop(event.args.address)] = event.ts
+            allocated[event.args.address] = number
+        elif event.args.address in allocated:
+            found[allocated.pop(event.args.address)] = event.ts
     return found
 
 
-def _before(
-    device: str, events: Sequence[TraceEvent], snapshot: TensorSnapshot, totals: dict[MemoryCategory, int]
-) -> dict[int, _Block]:
-    """What was there when the profile began."""
-    sizes = snapshot.sizes()
-    found = {address: _Block(sizes[address], category) for address, category in snapshot.categories().items()}
-    for block in found.values():
-        totals[block.category] += block.size
-    if events and device != "cpu":
-        total = events[0].args.allocated - events[0].args.size
-        totals["before"] = max(total - sum(block.size for block in found.values()), 0)
-    return found
-
-
-def _clear(before: dict[int, _Block], totals: dict[MemoryCategory, int]) -> None:
-    """CPU allocators do not tell the end of what they gave before the profile."""
-    for address in [a for a, block in before.items() if block.category == "gradients"]:
-        totals["gradients"] -= before.pop(address).size
-
-
-def _thinned(
-    taken: Sequence[tuple[float, list[int]]], begin: float, end: float
-) -> list[tuple[float, list[int]]]:
+def _thinned(history: list[tuple[float, list[int]]], end: float) -> list[tuple[float, list[int]]]:
     """Of each of _PARTS equal parts of the time, where the sum and where activations were largest: no peak is lost."""
-    if len(taken) <= _PARTS:
-        return list(taken)
+    if len(history) <= _PARTS:
+        return history
+    begin = history[0][0]
     width = max((end - begin) / _PARTS, 1e-9)
-    place = CATEGORIES.index("activations")
-    largest: dict[int, int] = {}
-    kept: dict[int, int] = {}
-    for number, (at, values) in enumerate(taken):
-        part = min(int((at - begin) / width), _PARTS - 1)
-        if part not in largest or sum(values) > sum(taken[largest[part]][1]):
-            largest[part] = number
-        if part not in kept or values[place] > taken[kept[part]][1][place]:
-            kept[part] = number
-    return [taken[number] for number in sorted({*largest.values(), *kept.values()})]
+
+    def part_of(number: int) -> int:
+        return min(int((history[number][0] - begin) / width), _PARTS - 1)
+
+    kept: set[int] = set()
+    for _, part in itertools.groupby(range(len(history)), key=part_of):
+        numbers = list(part)
+        kept.add(max(numbers, key=lambda number: sum(history[number][1])))
+        kept.add(max(numbers, key=lambda number: history[number][1][_ACTIVATIONS]))
+    return [history[number] for number in sorted(kept)]

@@ -1,11 +1,12 @@
-"""One rank's trace, and what the rank knew, in; one small Summary out. No torch; a rank runs it as a process of its
-own.
+"""The summary of one rank's trace. A rank runs this module as a process of its own; it needs no torch.
 
     python -m torchrelay.clients.reports.profiling.summary TRACE FACTS SUMMARY
 
 Times are microseconds, sums over all profiled steps unless a name says otherwise. Communication: kernels of NCCL by
 name, on CPU the spans that gloo writes. Computation: all other kernels, on CPU the operators of the threads that
 train. What is communicated while nothing is computed is exposed.
+
+torch.profiler's key_averages does not give these figures: it counts all threads, and steps that were not finished.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from msgspec import Struct
 from ....compiler import decoding
 from ....compiler.errors import ClientError
 from ...atomic_file import write_atomically
-from . import kineto_trace, tensor_cores
-from .kineto_trace import Cover, Interval, TraceEvent
+from . import tensor_cores
+from .kineto_trace import Cover, Interval, KinetoTrace, TraceEvent, common, cover, length, read_trace, without
 from .memory_timeline import MemoryTimeline, TensorSnapshot, timelines
 from .tensor_cores import TensorCoreUse, UsesTensorCores
 
 _LISTED = 60
 TINY_MICROSECONDS = 5.0
-"""Shorter than it takes to launch one."""
+"""It takes about as long to launch a kernel."""
 _COMMUNICATES = ("nccl", "gloo:")
 _WAITS = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "nccl:", "gloo:")
 _SYNCHRONIZES = frozenset(
@@ -39,15 +40,15 @@ _SYNCHRONIZES = frozenset(
      "cuCtxSynchronize", "cuEventSynchronize"}
 )  # fmt: skip
 _READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero"})
-"""Operators that wait for the device, to have a number on the host: if the number is there."""
+"""Operators that wait for the device where the number that they read is there."""
 WAITED_MICROSECONDS = 10.0
-"""A shorter call found the device done, or an event long past."""
+"""A shorter call did not wait: the device had finished before."""
 _LOADER = "enumerate(DataLoader)#"
 _BACKWARD = "autograd::engine::evaluate_function"
 
 
 class ProfileContext(Struct, frozen=True, kw_only=True):
-    """What a trace lacks. first: number of the first profiled step. steps: those that were finished; 0: all.
+    """What a trace lacks. first: number of the first profiled step. steps: how many were finished; 0: all.
     snapshots: by device, at each step's boundary. triton: folders of Triton's caches. memory: bytes of each
     device."""
 
@@ -67,8 +68,8 @@ class ProfileContext(Struct, frozen=True, kw_only=True):
 
 
 class ProfiledStep(Struct, frozen=True, kw_only=True):
-    """One step. busy: of the GPU, or of the host's operators where there is none. idle: neither computed, communicated
-    nor waited for data."""
+    """One step. at: since the first step's start. exposed: communication while nothing is computed. loader: waiting for
+    data. idle: none of these."""
 
     number: int
     at: float
@@ -81,8 +82,8 @@ class ProfiledStep(Struct, frozen=True, kw_only=True):
 
 
 class ProfiledKernel(Struct, frozen=True, kw_only=True):
-    """A CUDA kernel's name; grid, block, registers (of a thread), shared (bytes): of its launches that took most time,
-    `shapes` others there are. op: the operator that launched most of it."""
+    """All launches of one CUDA kernel. grid, block, registers (of a thread), shared (bytes): of the configuration that
+    took most time. shapes: number of other configurations. op: the operator that launched it most often."""
 
     name: str
     calls: int
@@ -100,7 +101,7 @@ class ProfiledKernel(Struct, frozen=True, kw_only=True):
 
 
 class ProfiledOperator(Struct, frozen=True, kw_only=True):
-    """own: without what it calls. dims: of the inputs that took most of it."""
+    """All calls of one operator. own: time without what it calls. dims: of the inputs that took most of it."""
 
     name: str
     calls: int
@@ -110,14 +111,8 @@ class ProfiledOperator(Struct, frozen=True, kw_only=True):
     dims: str
 
 
-class ProfiledCollective(Struct, frozen=True, kw_only=True):
-    name: str
-    calls: int
-    time: float
-
-
-class HostWait(Struct, frozen=True, kw_only=True):
-    """Calls in which the host waited for the device."""
+class ProfiledCalls(Struct, frozen=True):
+    """All calls of one name: collectives, or waits of the host for the device."""
 
     name: str
     calls: int
@@ -125,9 +120,11 @@ class HostWait(Struct, frozen=True, kw_only=True):
 
 
 class ProfileSummary(Struct, frozen=True, kw_only=True):
-    """What a rank's profile says. tensor_yes, no, unknown: time of kernels that multiply. launched: kernels. tiny:
-    those shorter than 5 us. links: pairs of forward and backward operators. copies, pageable: of host to device, and
-    without pinned memory."""
+    """One rank's profile. kernel_time: without communication. product_time: of kernels that multiply matrices;
+    tensor_yes, tensor_unknown: the part of it on Tensor Cores, and where that is not known. launched: number of kernels
+    without communication; tiny: of those shorter than 5 microseconds. optimizer: time of its steps on the host.
+    pageable: time of copies to the device from memory that is not pinned. overlap: of communication and computation.
+    links: pairs of forward and backward operators."""
 
     rank: int
     world_size: int
@@ -138,8 +135,8 @@ class ProfileSummary(Struct, frozen=True, kw_only=True):
     steps: list[ProfiledStep]
     kernels: list[ProfiledKernel]
     operators: list[ProfiledOperator]
-    collectives: list[ProfiledCollective]
-    waits: list[HostWait]
+    collectives: list[ProfiledCalls]
+    waits: list[ProfiledCalls]
     memory: list[MemoryTimeline]
     kernel_time: float = 0.0
     product_time: float = 0.0
@@ -147,21 +144,19 @@ class ProfileSummary(Struct, frozen=True, kw_only=True):
     tensor_unknown: float = 0.0
     launched: int = 0
     tiny: int = 0
-    tiny_time: float = 0.0
     median_kernel: float = 0.0
     optimizer: float = 0.0
-    copies: float = 0.0
     pageable: float = 0.0
     overlap: float = 0.0
     links: int = 0
     capability: list[int] = []
 
     def total(self, name: str) -> float:
-        """Of a Step's field, over all steps."""
+        """The sum of a ProfiledStep's field."""
         return float(sum(getattr(step, name) for step in self.steps))
 
     def share(self, name: str) -> float:
-        """Of all steps' time."""
+        """The same as a share of all steps' time."""
         return self.total(name) / (self.total("duration") or 1.0)
 
     @property
@@ -169,36 +164,25 @@ class ProfileSummary(Struct, frozen=True, kw_only=True):
         return sorted(step.duration for step in self.steps)[len(self.steps) // 2]
 
 
-def summarize(read: kineto_trace.KinetoTrace, facts: ProfileContext) -> ProfileSummary:
+def summarize(trace: KinetoTrace, facts: ProfileContext) -> ProfileSummary:
     """Raises ClientError for a trace without a step."""
-    events = [event for event in read.events if event.ph == "X"]
-    spans = sorted((e for e in events if _is_step(e)), key=lambda e: e.ts)
-    if facts.steps:
-        spans = spans[: facts.steps]
-    if not spans:
+    events = [e for e in trace.events if e.ph == "X"]
+    steps = sorted((e for e in events if _is_step(e)), key=lambda e: e.ts)[: facts.steps or None]
+    if not steps:
         raise ClientError("the trace has no step of the profiler", hint="Profile more than one step")
-    windows = _windows(events, spans)
-    window = (min(spans[0].ts, windows[0][0]), max(spans[-1].end, windows[-1][1]))
-    events = [e for e in events if e.end >= window[0] and e.ts <= window[1]]
+    windows = _windows(events, steps)
+    begin, end = min(steps[0].ts, windows[0][0]), max(steps[-1].end, windows[-1][1])
+    events = [e for e in events if e.end >= begin and e.ts <= end]
     host = [e for e in events if e.cat in ("cpu_op", "user_annotation") and not _is_step(e)]
     kernels = [e for e in events if e.cat == "kernel"]
     device = [e for e in events if e.cat in ("kernel", "gpu_memcpy", "gpu_memset")]
-    runtime = [e for e in events if e.cat in ("cuda_runtime", "cuda_driver")]
-    training = {e.tid for e in host if e.name.startswith(_BACKWARD)} | {spans[0].tid}
     backwards = [e for e in host if e.name.startswith(_BACKWARD)]
-    loaded = kineto_trace.cover(e.interval for e in host if e.name.startswith(_LOADER))
+    training = {e.tid for e in backwards} | {steps[0].tid}
+    loaded = cover(e.interval for e in host if e.name.startswith(_LOADER))
     communicated, computed = _covers(host, device, training, loaded)
-    found = tensor_cores.of_triton(
-        {e.name for e in kernels if e.name.startswith("triton_")},
-        map(Path, facts.triton),
-        nvdisasm=Path(facts.nvdisasm) if facts.nvdisasm else None,
-    )
-    cores = {name: tensor_cores.of_kernel(name, found) for name in {e.name for e in kernels}}
+    cores = _tensor_cores({e.name for e in kernels}, facts)
     own = [e for e in kernels if not _communicates(e.name)]
-    products = [e for e in own if _is_product(e.name, cores)]
-    tiny = [e for e in own if e.dur < TINY_MICROSECONDS]
-    copies = [e for e in device if e.cat == "gpu_memcpy" and "HtoD" in e.name]
-    memory = [e for e in read.events if e.name == "[memory]"]
+    products = [e for e in own if cores[e.name].answer == "yes" or tensor_cores.multiplies(e.name)]
     return ProfileSummary(
         rank=facts.rank,
         world_size=facts.world_size,
@@ -207,36 +191,34 @@ def summarize(read: kineto_trace.KinetoTrace, facts: ProfileContext) -> ProfileS
         torch=facts.torch,
         host=facts.host,
         steps=[
-            _step(facts.first + number, each, windows[0][0], communicated, computed, loaded)
-            for number, each in enumerate(windows)
+            _step(facts.first + number, window, windows[0][0], communicated, computed, loaded)
+            for number, window in enumerate(windows)
         ],
         kernels=_kernels(kernels, host, cores),
         operators=_operators([e for e in host if e.tid in training]),
         collectives=_collectives(host, kernels),
-        waits=_waits(host, runtime, bool(device)),
+        waits=_waits(host, events) if device else [],  # on CPU there is nothing to wait for
         memory=timelines(
-            memory,
-            boundaries=[*(span.ts for span in spans), spans[-1].end],
+            [e for e in trace.events if e.name == "[memory]"],
+            boundaries=[*(step.ts for step in steps), steps[-1].end],
             snapshots=facts.snapshots,
-            backwards=_begins(backwards, spans),
+            backwards=_first_in_each(steps, backwards),
             clears=[e.ts for e in host if e.name.startswith("Optimizer.zero_grad")],
             limits=facts.memory,
         ),
-        kernel_time=sum(e.dur for e in own),
-        product_time=sum(e.dur for e in products),
-        tensor_yes=sum(e.dur for e in products if cores[e.name].answer == "yes"),
-        tensor_unknown=sum(e.dur for e in products if cores[e.name].answer == "unknown"),
+        kernel_time=_time(own),
+        product_time=_time(products),
+        tensor_yes=_time(e for e in products if cores[e.name].answer == "yes"),
+        tensor_unknown=_time(e for e in products if cores[e.name].answer == "unknown"),
         launched=len(own),
-        tiny=len(tiny),
-        tiny_time=sum(e.dur for e in tiny),
+        tiny=sum(e.dur < TINY_MICROSECONDS for e in own),
         median_kernel=sorted(e.dur for e in own)[len(own) // 2] if own else 0.0,
-        optimizer=kineto_trace.length(
-            kineto_trace.cover(e.interval for e in host if e.name.startswith("Optimizer.step#"))
+        optimizer=length(cover(e.interval for e in host if e.name.startswith("Optimizer.step#"))),
+        pageable=_time(
+            e for e in device if e.cat == "gpu_memcpy" and "HtoD" in e.name and "Pageable" in e.name
         ),
-        copies=sum(e.dur for e in copies),
-        pageable=sum(e.dur for e in copies if "Pageable" in e.name),
-        overlap=kineto_trace.length(_inside(kineto_trace.common(communicated, computed), window)),
-        links=_links(read.events),
+        overlap=length(common(common(communicated, computed), [(begin, end)])),
+        links=_links(trace.events),
         capability=facts.capability,
     )
 
@@ -249,8 +231,23 @@ def _communicates(name: str) -> bool:
     return name.lower().startswith(_COMMUNICATES)
 
 
-def _is_product(name: str, cores: Mapping[str, TensorCoreUse]) -> bool:
-    return cores[name].answer == "yes" or tensor_cores.multiplies(name)
+def _time(events: Iterable[TraceEvent]) -> float:
+    return float(sum(e.dur for e in events))
+
+
+# --- time of steps -----------------------------------------------------------------------------------------
+
+
+def _windows(events: Sequence[TraceEvent], steps: Sequence[TraceEvent]) -> list[Interval]:
+    """When each step ran: on a GPU, which the host runs ahead of, from its first kernel to the next step's."""
+    on_device: dict[str, list[TraceEvent]] = defaultdict(list)
+    for event in events:
+        if event.cat == "gpu_user_annotation":
+            on_device[event.name].append(event)
+    if not all(step.name in on_device for step in steps):
+        return [step.interval for step in steps]
+    starts = [min(e.ts for e in on_device[step.name]) for step in steps]
+    return list(itertools.pairwise([*starts, max(e.end for e in on_device[steps[-1].name])]))
 
 
 def _covers(
@@ -259,70 +256,58 @@ def _covers(
     """Communication and computation; a loader's own operators, on CPU, are neither."""
     if device:
         return (
-            kineto_trace.cover(e.interval for e in device if _communicates(e.name)),
-            kineto_trace.cover(e.interval for e in device if not _communicates(e.name)),
+            cover(e.interval for e in device if _communicates(e.name)),
+            cover(e.interval for e in device if not _communicates(e.name)),
         )
     waits = [e for e in host if e.name.startswith(_WAITS)]
-    works = kineto_trace.cover(
-        e.interval
-        for e in host
-        if e.tid in training and (e.cat == "cpu_op" or e.name.startswith("Optimizer."))
-    )
-    communicated = kineto_trace.cover(e.interval for e in waits if e.tid in training or _communicates(e.name))
-    waiting = kineto_trace.cover(e.interval for e in waits if e.tid in training)
-    return communicated, kineto_trace.without(kineto_trace.without(works, waiting), loaded)
-
-
-def _inside(covered: Cover, window: Interval) -> Cover:
-    return kineto_trace.common(covered, [window])
-
-
-def _windows(events: Sequence[TraceEvent], spans: Sequence[TraceEvent]) -> list[Interval]:
-    """When each step ran: on a GPU, which the host runs ahead of, from its first kernel to the next step's."""
-    there: dict[str, list[TraceEvent]] = defaultdict(list)
-    for event in events:
-        if event.cat == "gpu_user_annotation":
-            there[event.name].append(event)
-    if not all(span.name in there for span in spans):
-        return [span.interval for span in spans]
-    starts = [min(each.ts for each in there[span.name]) for span in spans]
-    last = max(each.end for each in there[spans[-1].name])
-    return list(itertools.pairwise([*starts, last]))
+    works = [e for e in host if e.tid in training and (e.cat == "cpu_op" or e.name.startswith("Optimizer."))]
+    communicated = cover(e.interval for e in waits if e.tid in training or _communicates(e.name))
+    waiting = cover(e.interval for e in waits if e.tid in training)
+    return communicated, without(without(cover(e.interval for e in works), waiting), loaded)
 
 
 def _step(
     number: int, window: Interval, begin: float, communicated: Cover, computed: Cover, loaded: Cover
 ) -> ProfiledStep:
     """Waiting for data counts where it is not hidden behind what a GPU does meanwhile."""
-    moved, worked = _inside(communicated, window), _inside(computed, window)
-    busy = kineto_trace.cover([*moved, *worked])
-    waited = kineto_trace.without(_inside(loaded, window), busy)
-    took = window[1] - window[0]
+    communication, computation = common(communicated, [window]), common(computed, [window])
+    busy = cover([*communication, *computation])
+    loader = length(without(common(loaded, [window]), busy))
+    duration = window[1] - window[0]
     return ProfiledStep(
         number=number,
         at=window[0] - begin,
-        duration=took,
-        computation=kineto_trace.length(worked),
-        communication=kineto_trace.length(moved),
-        exposed=kineto_trace.length(kineto_trace.without(moved, worked)),
-        loader=kineto_trace.length(waited),
-        idle=max(took - kineto_trace.length(busy) - kineto_trace.length(waited), 0.0),
+        duration=duration,
+        computation=length(computation),
+        communication=length(communication),
+        exposed=length(without(communication, computation)),
+        loader=loader,
+        idle=max(duration - length(busy) - loader, 0.0),
     )
 
 
-def _begins(backwards: Sequence[TraceEvent], spans: Sequence[TraceEvent]) -> list[float]:
-    """When the backward passes of each step begin: after a gap in which operators ran forward, once a step."""
-    found = []
-    for span in spans:
-        inside = [e.ts for e in backwards if span.ts <= e.ts <= span.end]
-        if inside:
-            found.append(min(inside))
-    return found
+def _first_in_each(steps: Sequence[TraceEvent], events: Sequence[TraceEvent]) -> list[float]:
+    """When the first of the events begins in each step that has one."""
+    inside = ([e.ts for e in events if step.ts <= e.ts <= step.end] for step in steps)
+    return [min(starts) for starts in inside if starts]
 
 
 def _links(events: Iterable[TraceEvent]) -> int:
-    starts = {e.id for e in events if e.cat == "fwdbwd" and e.ph == "s"}
-    return sum(e.id in starts for e in events if e.cat == "fwdbwd" and e.ph == "f")
+    ends = [e for e in events if e.cat == "fwdbwd"]
+    starts = {e.id for e in ends if e.ph == "s"}
+    return sum(e.id in starts for e in ends if e.ph == "f")
+
+
+# --- by name -----------------------------------------------------------------------------------------------
+
+
+def _tensor_cores(names: set[str], facts: ProfileContext) -> dict[str, TensorCoreUse]:
+    compiled = tensor_cores.of_triton(
+        {name for name in names if name.startswith("triton_")},
+        map(Path, facts.triton),
+        nvdisasm=Path(facts.nvdisasm) if facts.nvdisasm else None,
+    )
+    return {name: tensor_cores.of_kernel(name, compiled) for name in names}
 
 
 def _kernels(
@@ -331,29 +316,27 @@ def _kernels(
     by_name: dict[str, list[TraceEvent]] = defaultdict(list)
     for event in kernels:
         by_name[event.name].append(event)
-    total = sum(e.dur for e in kernels) or 1.0
+    total = _time(kernels) or 1.0
     ops = {e.args.external: e.name for e in host if e.args.external and e.cat == "cpu_op"}
     found = []
     for name, launches in by_name.items():
-        times: Counter[tuple[Any, ...]] = Counter()
-        for e in launches:
-            times[_launch(e)] += e.dur  # type: ignore[assignment]
-        most = times.most_common(1)[0][0]
-        like = next(e for e in launches if _launch(e) == most)
+        like: dict[tuple[Any, ...], list[TraceEvent]] = defaultdict(list)
+        for event in launches:
+            like[event.args.launch].append(event)
+        slowest = max(like.values(), key=_time)[0].args
         callers = Counter(ops[e.args.external] for e in launches if e.args.external in ops)
-        time = sum(e.dur for e in launches)
         found.append(
             ProfiledKernel(
                 name=name[:400],
                 calls=len(launches),
-                time=time,
-                share=time / total,
-                grid=list(most[0]),
-                block=list(most[1]),
-                registers=like.args.registers,
-                shared=like.args.shared,
-                occupancy=like.args.occupancy or None,  # Kineto's 0: it could not tell
-                shapes=len(times) - 1,
+                time=_time(launches),
+                share=_time(launches) / total,
+                grid=slowest.grid or [],
+                block=slowest.block or [],
+                registers=slowest.registers,
+                shared=slowest.shared,
+                occupancy=slowest.occupancy or None,  # Kineto's 0: it could not tell
+                shapes=len(like) - 1,
                 tensor_cores=cores[name].answer,
                 how=cores[name].how,
                 op=callers.most_common(1)[0][0] if callers else "",
@@ -362,46 +345,45 @@ def _kernels(
     return sorted(found, key=lambda kernel: -kernel.time)[:_LISTED]
 
 
-def _launch(event: TraceEvent) -> tuple[Any, ...]:
-    args = event.args
-    return tuple(args.grid or ()), tuple(args.block or ()), args.registers, args.shared
+class _OperatorTimes:
+    """What is added up for one operator."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.own = self.total = 0.0
+        self.by_dims: dict[str, float] = defaultdict(float)
 
 
-def _operators(host: Sequence[TraceEvent]) -> list[ProfiledOperator]:
+def _operators(host: Iterable[TraceEvent]) -> list[ProfiledOperator]:
     """By their own time: what a thread's inner events took is taken from the outer one's."""
-    own: Counter[str] = Counter()
-    total: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
-    shapes: dict[str, Counter[str]] = defaultdict(Counter)
-    by_thread: dict[Any, list[TraceEvent]] = defaultdict(list)
-    for event in host:
-        by_thread[event.tid].append(event)
-    for events in by_thread.values():
-        open_events: list[TraceEvent] = []
-        for event in sorted(events, key=lambda e: (e.ts, -e.dur)):
-            while open_events and open_events[-1].end <= event.ts:
-                open_events.pop()
-            if open_events:
-                own[open_events[-1].name] -= event.dur  # type: ignore[assignment]
-            own[event.name] += event.dur  # type: ignore[assignment]
-            if all(outer.name != event.name for outer in open_events):
-                total[event.name] += event.dur  # type: ignore[assignment]
-            calls[event.name] += 1
-            if event.args.dims:
-                shapes[event.name][_dims(event.args.dims)] += event.dur  # type: ignore[assignment]
-            open_events.append(event)
-    every = sum(own.values()) or 1.0
+    times: dict[str, _OperatorTimes] = defaultdict(_OperatorTimes)
+    open_events: dict[Any, list[TraceEvent]] = defaultdict(list)
+    for event in sorted(host, key=lambda e: (e.ts, -e.dur)):
+        outer = open_events[event.tid]
+        while outer and outer[-1].end <= event.ts:
+            outer.pop()
+        if outer:
+            times[outer[-1].name].own -= event.dur
+        mine = times[event.name]
+        mine.calls += 1
+        mine.own += event.dur
+        if all(each.name != event.name for each in outer):
+            mine.total += event.dur
+        if event.args.dims:
+            mine.by_dims[_dims(event.args.dims)] += event.dur
+        outer.append(event)
+    every = sum(mine.own for mine in times.values()) or 1.0
     return [
         ProfiledOperator(
             name=name[:400],
-            calls=calls[name],
-            own=float(time),
-            total=float(total[name]),
-            share=time / every,
-            dims=shapes[name].most_common(1)[0][0] if shapes[name] else "",
+            calls=mine.calls,
+            own=mine.own,
+            total=mine.total,
+            share=mine.own / every,
+            dims=max(mine.by_dims, key=lambda dims: mine.by_dims[dims], default=""),
         )
-        for name, time in own.most_common(_LISTED)
-        if time > 0
+        for name, mine in sorted(times.items(), key=lambda item: -item[1].own)[:_LISTED]
+        if mine.own > 0
     ]
 
 
@@ -411,52 +393,43 @@ def _dims(dims: Any) -> str:
     return ", ".join("\N{MULTIPLICATION SIGN}".join(map(str, size)) for size in sizes)[:120]
 
 
-def _collectives(host: Sequence[TraceEvent], kernels: Sequence[TraceEvent]) -> list[ProfiledCollective]:
+def _collectives(host: Sequence[TraceEvent], kernels: Sequence[TraceEvent]) -> list[ProfiledCalls]:
+    """Kernels of NCCL; where there are none, gloo's spans; where there are none, the operators that wait."""
     spans = [e for e in kernels if _communicates(e.name)]
-    spans = (
-        spans
-        or [e for e in host if e.name.startswith("gloo:")]
-        or [e for e in host if e.name.startswith(_WAITS)]
-    )
-    time: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
-    for e in spans:
-        name = e.name.partition("(")[0][:200]
-        time[name] += e.dur  # type: ignore[assignment]
-        calls[name] += 1
-    return [
-        ProfiledCollective(name=name, calls=calls[name], time=float(each))
-        for name, each in time.most_common(20)
-    ]
+    spans = spans or [e for e in host if e.name.startswith("gloo:")]
+    spans = spans or [e for e in host if e.name.startswith(_WAITS)]
+    return _calls((e.name.partition("(")[0][:200], e.dur) for e in spans)
 
 
-def _waits(host: Sequence[TraceEvent], runtime: Sequence[TraceEvent], device: bool) -> list[HostWait]:
-    if not device:  # on CPU there is nothing to wait for
-        return []
+def _waits(host: Sequence[TraceEvent], events: Sequence[TraceEvent]) -> list[ProfiledCalls]:
+    runtime = [e for e in events if e.cat in ("cuda_runtime", "cuda_driver")]
     spans = [e for e in runtime if e.name in _SYNCHRONIZES and e.dur >= WAITED_MICROSECONDS]
-    begun: dict[Any, list[float]] = {}
+    starts: dict[Any, list[float]] = defaultdict(list)
     for e in sorted(spans, key=lambda e: e.ts):
-        begun.setdefault(e.tid, []).append(e.ts)
+        starts[e.tid].append(e.ts)
     for e in host:
-        starts = begun.get(e.tid, [])
-        inside = bisect.bisect_left(starts, e.ts)
-        if e.name in _READS and inside < len(starts) and starts[inside] <= e.end:
-            spans.append(e)
-    time: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
-    for e in spans:
-        time[e.name] += e.dur  # type: ignore[assignment]
-        calls[e.name] += 1
-    return [HostWait(name=name, calls=calls[name], time=float(each)) for name, each in time.most_common(20)]
+        if e.name in _READS:
+            mine = starts[e.tid]
+            first = bisect.bisect_left(mine, e.ts)
+            if first < len(mine) and mine[first] <= e.end:
+                spans.append(e)
+    return _calls((e.name, e.dur) for e in spans)
+
+
+def _calls(spans: Iterable[tuple[str, float]]) -> list[ProfiledCalls]:
+    """By name; the longest together first."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for name, took in spans:
+        times[name].append(took)
+    found = [ProfiledCalls(name, len(each), float(sum(each))) for name, each in times.items()]
+    return sorted(found, key=lambda each: -each.time)[:20]
 
 
 def main(arguments: Sequence[str]) -> None:
     """TRACE FACTS SUMMARY: files."""
     source, facts, target = map(Path, arguments)
-    summary = summarize(
-        kineto_trace.read_trace(source), decoding.from_json(facts.read_bytes(), type=ProfileContext)
-    )
-    write_atomically(target, msgspec.json.encode(summary))
+    context = decoding.from_json(facts.read_bytes(), type=ProfileContext)
+    write_atomically(target, msgspec.json.encode(summarize(read_trace(source), context)))
 
 
 if __name__ == "__main__":

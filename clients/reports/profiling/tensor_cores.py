@@ -1,4 +1,4 @@
-"""A CUDA kernel's name in; whether it runs on Tensor Cores, and how that is known, out. No torch.
+"""Whether a CUDA kernel runs on Tensor Cores, and how that is known. Needs no torch.
 
 A name is evidence, not proof. Two closed lists: parts of names that say yes, and those that say no before them. The
 first part of the list is that of PyTorch's TensorBoard plugin (kineto tb_plugin, profiler/tensor_core.py), from
@@ -18,30 +18,20 @@ from msgspec import Struct
 
 UsesTensorCores = Literal["yes", "no", "unknown"]
 
-_PYPROF = (
+_YES = (
+    # PyProf's
     "h884", "s884", "h1688", "s1688", "hmma", "i8816", "16816", "dgrad_1x1_stride_2x2", "first_layer_wgrad_kernel",
     "conv1x1", "conv2d_c1_k1", "direct_group", "xmma_implicit_gemm", "xmma_sparse_conv",
     "xmma_warp_specialized_implicit_gemm", "xmma_gemm", "xmma_sparse_gemm", "c1688",
-)  # fmt: skip
-_SINCE = (
+    # since then
     "tensorop", "wmma", "gmma", "imma", "tcgen05", "utcmma", "nvjet", "i16832", "i16864", "cutlass3x",
     "flash_fwd", "flash_bwd", "fmha_cutlassf_f16", "fmha_cutlassf_bf16", "fmha_cutlassb_f16", "fmha_cutlassb_bf16",
 )  # fmt: skip
 _NOT = ("simt", "ffma", "sgemm", "dgemm", "cgemm", "zgemm", "gemv", "splitkreduce", "reducesplitk")
-"""Read before the others: an `xmma_gemm` that ends in `ffma` multiplies in the ordinary units."""
+"""Looked for before the others: an `xmma_gemm` that ends in `ffma` multiplies in the ordinary units."""
 _PRODUCT = (
-    "gemm",
-    "conv",
-    "cudnn",
-    "flash",
-    "fmha",
-    "attention",
-    "nvjet",
-    "cutlass",
-    "wgrad",
-    "dgrad",
-    "triton_tem",
-)
+    "gemm", "conv", "cudnn", "flash", "fmha", "attention", "nvjet", "cutlass", "wgrad", "dgrad", "triton_tem",
+)  # fmt: skip
 """Kernels that multiply matrices, which is what Tensor Cores do."""
 _TRITON_WITHOUT = re.compile(r"^triton_(poi|red|per|for)_")
 """Inductor's own names: pointwise, reduction, persistent reduction, foreach; none has a tl.dot."""
@@ -62,24 +52,24 @@ def of_kernel(name: str, triton: Mapping[str, TensorCoreUse] = {}) -> TensorCore
     plain = name.partition("(")[0].strip()
     if plain in triton:
         return triton[plain]
-    if plain.startswith("triton_") and (match := _TRITON_WITHOUT.match(plain)):
+    if match := _TRITON_WITHOUT.match(plain):
         return TensorCoreUse("no", f"name: {match[0]}")
-    low = name.lower()
-    for part in _NOT:
-        if part in low:
-            return TensorCoreUse("no", f"name: {part}")
-    for part in (*_PYPROF, *_SINCE):
-        if part in low:
-            return TensorCoreUse("yes", f"name: {part}")
-    if multiplies(name):
-        return TensorCoreUse("unknown")
-    return TensorCoreUse("no", "no product by its name")
+    if part := _part(name, _NOT):
+        return TensorCoreUse("no", f"name: {part}")
+    if part := _part(name, _YES):
+        return TensorCoreUse("yes", f"name: {part}")
+    return TensorCoreUse("unknown") if multiplies(name) else TensorCoreUse("no", "no product by its name")
 
 
 def multiplies(name: str) -> bool:
     """Whether it multiplies matrices, by its name."""
-    low = name.lower()
-    return any(part in low for part in _PRODUCT)
+    return _part(name, _PRODUCT) != ""
+
+
+def _part(name: str, parts: Iterable[str]) -> str:
+    """The first of the parts that the name has, in any case; '' if it has none."""
+    lower = name.lower()
+    return next((part for part in parts if part in lower), "")
 
 
 def of_triton(
@@ -89,41 +79,36 @@ def of_triton(
     several binaries of a name that multiplies on Tensor Cores is enough."""
     found: dict[str, TensorCoreUse] = {}
     wanted = set(names)
-    for folder in folders:
-        for ptx in folder.glob("*/*.ptx"):
-            if ptx.stem in wanted:
-                _add(found, ptx.stem, "ptx", _PTX.search(_bytes(ptx)) is not None)
-    if nvdisasm is None:
-        return found
-    for folder in folders:
-        for cubin in folder.glob("*/*.cubin"):
-            if cubin.stem in wanted and not cubin.with_suffix(".ptx").exists():
-                text = _disassembled(cubin, nvdisasm)
-                if text:
-                    _add(found, cubin.stem, "sass", _SASS.search(text) is not None)
+    for path in (
+        path for folder in folders for kind in ("ptx", "cubin") for path in folder.glob(f"*/*.{kind}")
+    ):
+        if path.stem not in wanted:
+            continue
+        if path.suffix == ".ptx":
+            how, used = "ptx", _PTX.search(_content(path)) is not None
+        elif nvdisasm is not None and not path.with_suffix(".ptx").exists():
+            text = _disassembled(path, nvdisasm)
+            if not text:
+                continue
+            how, used = "sass", _SASS.search(text) is not None
+        else:
+            continue
+        if used or path.stem not in found:
+            found[path.stem] = TensorCoreUse("yes" if used else "no", how)
     return found
 
 
-def _add(found: dict[str, TensorCoreUse], name: str, how: str, yes: bool) -> None:
-    if yes or name not in found:
-        found[name] = TensorCoreUse("yes" if yes else "no", how)
-
-
-def _bytes(path: Path) -> bytes:
+def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError:  # swept meanwhile
+    except OSError:  # removed meanwhile
         return b""
 
 
 def _disassembled(cubin: Path, nvdisasm: Path) -> str:
+    command = [str(nvdisasm), str(cubin)]
     try:
-        done = subprocess.run(
-            [str(nvdisasm), str(cubin)],
-            capture_output=True,
-            timeout=_DISASSEMBLY_SECONDS,
-            check=True,
-        )
+        done = subprocess.run(command, capture_output=True, timeout=_DISASSEMBLY_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.decode(errors="replace")

@@ -220,9 +220,8 @@ def test_without_ptx_the_binary_is_disassembled(tmp_path: Path) -> None:
     disassembler.write_text("#!/bin/sh\necho '/*0a10*/ HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], R24 ;'\n")
     disassembler.chmod(0o755)
     name = "triton_tem_fused_mm_0"
-    assert tensor_cores.of_triton([name], [tmp_path], nvdisasm=disassembler) == {
-        name: TensorCoreUse("yes", "sass")
-    }
+    found = tensor_cores.of_triton([name], iter([tmp_path]), nvdisasm=disassembler)
+    assert found == {name: TensorCoreUse("yes", "sass")}
     assert tensor_cores.of_triton([name], [tmp_path]) == {}
     assert tensor_cores.of_triton([name], [tmp_path], nvdisasm=tmp_path / "none") == {}
 
