@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ...compiler.errors import SettingsError
+from ..atomic_file import write_atomically
 
 if TYPE_CHECKING:
     import jinja2
 
+PAGE = "index.html"
 Tile = tuple[str, str, str]
 """Name, value, note."""
 
@@ -20,6 +25,18 @@ Tile = tuple[str, str, str]
 def render(template: str, /, **values: object) -> str:
     """The whole page. values: what the template names; functions may be among them."""
     return _environment().get_template(template).render(values)
+
+
+def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Writes a report's files; the directory is made if it is not there. Raises SettingsError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            write_atomically(directory / name, data, mode=0o644)
+    except OSError as error:
+        raise SettingsError(
+            f"{directory} cannot be written: {error.strerror}", hint="Name another one: --output DIR"
+        ) from None
 
 
 @functools.cache

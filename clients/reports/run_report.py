@@ -1,8 +1,8 @@
-"""What happened in this process: outcomes and seconds of every graph in, one frozen Report out.
+"""Counts what happened in this process: outcomes, errors and seconds of all graphs.
 
-A fallback to local compilation warns once for each error code and counts every time. The report holds
-counts, keys and error codes, no file names and nothing of the graph. What `torchrelay explain` shows of a run,
-a RunRecord of each process, is left in the state folder at exit.
+A fallback to local compilation warns once for each error code and counts every time. The report holds counts, keys and
+error codes, no file names and nothing of the graph. At exit each process writes a RunRecord to the state folder;
+`torchrelay explain` shows these.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 import time
 import warnings
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -32,7 +32,7 @@ from ..settings import LauncherInfo
 _log = logging.getLogger(__name__)
 
 Outcome = Literal["hit", "disk_hit", "miss", "coalesced", "shared", "fallback", "raised"]
-"""shared: another process of the job obtained it. raised: the error went to the program, in mode `require`."""
+"""shared: another process of the job fetched it. raised: the error went to the program, in mode `require`."""
 Stage = Literal["trace", "encode", "key", "wait", "fetch", "verify", "load"]
 STAGES: tuple[Stage, ...] = ("trace", "encode", "key", "wait", "fetch", "verify", "load")
 
@@ -43,28 +43,28 @@ _RUN_FILES = "last_run*.json"
 
 
 class FallbackWarning(UserWarning):
-    """A graph was compiled locally although the service was asked for; the text says why and what to do."""
+    """A graph was compiled locally, not by the service; the text says why and what to do."""
 
 
 class GraphRecord(Struct, frozen=True, kw_only=True):
-    """One graph. `key`: 64 hex digits, '' if it never got one. `seconds`: request to callable."""
+    """One graph. key: 64 hex digits, '' if it has none. seconds: from the request to the callable. reason: the code of
+    the error that kept the graph from being served, or ''."""
 
     key: str
     outcome: Outcome
     seconds: float
     nodes: int
     reason: str = ""
-    """The error's code, if one kept the graph from being served."""
 
 
 class Report(Struct, frozen=True, kw_only=True):
     """A process's counts so far.
 
-    hits: the service had it. disk_hits: this machine had it. misses: compiled for this request. coalesced:
-    waited for a compile that another request had started. shared: another process of the job obtained it.
-    prefetched: hits that nobody waited for, because the artifact had come before the graph. prefetch_failures: what
-    could not be fetched ahead. fallbacks: compiled locally, by error code. alone: graphs on which this process
-    decided without its job, by error code. seconds: by stage, all graphs together. graphs: the latest 1000.
+    hits: the service had the artifact. disk_hits: this machine had it. misses: compiled for this request. coalesced:
+    waited for a compile that another request had started. shared: another process of the job fetched it. prefetched:
+    hits without waiting, because the artifact was fetched before the graph was needed. prefetch_failures: fetches ahead
+    of need that failed. fallbacks: compiled locally, by error code. alone: graphs on which this process decided without
+    the other processes of its job, by error code. seconds: by stage, all graphs together. graphs: the latest 1000.
     """
 
     hits: int
@@ -81,8 +81,8 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(Struct, frozen=True, kw_only=True):
-    """One process that compiled something. `program`: the script's name without folders; `ended`: seconds since
-    1970; `run`: the same text in all ranks that one launcher started on this machine, '' for a process on its own."""
+    """One process that compiled something. program: the script's name without folders. ended: seconds since 1970. run:
+    the same text in all ranks that one launcher started on this machine, '' for a process without a launcher."""
 
     program: str
     pid: int
@@ -121,7 +121,7 @@ class RunReport:
 
     @contextlib.contextmanager
     def timed(self, stage: Stage) -> Iterator[None]:
-        """Add the block's duration to `stage`, whether it succeeds or not."""
+        """Adds the block's duration to `stage`, whether it succeeds or not."""
         start = time.perf_counter()
         try:
             yield
@@ -129,32 +129,32 @@ class RunReport:
             self.add_seconds(stage, time.perf_counter() - start)
 
     def record(self, outcome: Outcome, *, key: str = "", seconds: float = 0.0, nodes: int = 0) -> None:
-        """Count a graph that was served. A fallback goes to `fallback`, which needs the error."""
+        """Counts a graph that was served. A fallback goes to `fallback`, which needs the error."""
         self._append(GraphRecord(key=key, outcome=outcome, seconds=seconds, nodes=nodes))
 
     def fallback(self, error: RelayError, *, key: str = "", seconds: float = 0.0, nodes: int = 0) -> None:
-        """Count a graph that is compiled locally because of `error`, and warn if its code is new."""
+        """Counts a graph that is compiled locally because of `error`, and warns if its code is new."""
         self._append(
             GraphRecord(key=key, outcome="fallback", seconds=seconds, nodes=nodes, reason=error.code)
         )
         self.warn_once(error)
 
     def raised(self, error: RelayError, *, seconds: float = 0.0, nodes: int = 0) -> None:
-        """List a graph whose error is raised; it counts as nothing that was served or compiled."""
+        """Lists a graph whose error is raised; it counts as neither served nor compiled."""
         self._append(
             GraphRecord(key=error.key, outcome="raised", seconds=seconds, nodes=nodes, reason=error.code)
         )
 
     def alone(self, error: RelayError) -> None:
-        """Count a graph on which this process decides without its job; the first of each reason is in the log as a
-        warning."""
+        """Counts a graph on which this process decides without the other processes of its job. The first one of each
+        error code is logged as a warning."""
         with self._lock:
             self._alone[error.code] += 1
             first = self._alone[error.code] == 1
         _log.log(logging.WARNING if first else logging.INFO, "torchrelay: decided without the job: %s", error)
 
     def prefetched(self) -> None:
-        """Count a hit that was there before it was needed."""
+        """Counts a hit whose artifact was there before it was needed."""
         with self._lock:
             self._prefetched += 1
 
@@ -163,7 +163,7 @@ class RunReport:
             self._prefetch_failures += 1
 
     def warn_once(self, error: RelayError) -> None:
-        """One FallbackWarning for each error code in a process; later ones go to the log at level info."""
+        """Warns once for each error code in a process; later ones are logged at level info."""
         with self._lock:
             first = error.code not in self._warned
             self._warned.add(error.code)
@@ -190,26 +190,27 @@ class RunReport:
             )
 
     def write_at_exit(self, path: Path) -> None:
-        """Write the snapshot as JSON to `path` when this process ends (not its forked children). `{pid}` in
-        the path becomes the process id, so that ranks can share one setting. Asking twice is asking once."""
-        with self._lock:
-            if path in self._written:
-                return
-            self._written.add(path)
-        atexit.register(self._write, path, os.getpid())
+        """Writes the snapshot as JSON to `path` when this process ends. `{pid}` in the path becomes the process id, so
+        that ranks can share one setting."""
+        self._at_exit(path, lambda: self._write(Path(str(path).replace("{pid}", str(os.getpid())))))
 
     def leave_at_exit(self, folder: Path, launch: LauncherInfo | None = None) -> None:
-        """Leave the process' RunRecord in `folder` when it ends (not its forked children), unless it compiled
-        nothing; each rank of a job its own. A folder that cannot be written is noted in the log at level info."""
+        """Writes this process's RunRecord to `folder` when it ends, unless it compiled nothing; each rank of a job has
+        its own. A folder that cannot be written is logged at level info."""
         path, run, rank = folder / RUN_FILE, "", None
         if launch is not None:
             path, rank = path.with_suffix(f".{launch.rank}.json"), launch.rank
             run = f"{launch.run}/{os.getppid()}"  # launchers give several starts one name
+        self._at_exit(path, lambda: self._leave(path, run, rank))
+
+    def _at_exit(self, path: Path, write: Callable[[], None]) -> None:
+        """Registers `write` once for each path. It does not run in children that this process forks."""
         with self._lock:
             if path in self._written:
                 return
             self._written.add(path)
-        atexit.register(self._leave, path, os.getpid(), run, rank)
+        owner = os.getpid()
+        atexit.register(lambda: write() if os.getpid() == owner else None)
 
     def _append(self, record: GraphRecord) -> None:
         with self._lock:
@@ -218,26 +219,23 @@ class RunReport:
                 self._fallbacks[record.reason] += 1
             self._graphs.append(record)
 
-    def _write(self, path: Path, owner: int) -> None:
-        if os.getpid() != owner:
-            return
-        target = Path(str(path).replace("{pid}", str(owner)))
+    def _write(self, path: Path) -> None:
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(msgspec.json.format(msgspec.json.encode(self.snapshot())) + b"\n")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(self.snapshot())) + b"\n")
         except OSError as error:
-            _log.warning("the run's report could not be written to %s: %s", target, error)
+            _log.warning("the run's report could not be written to %s: %s", path, error)
 
-    def _leave(self, path: Path, owner: int, run: str, rank: int | None) -> None:
-        with self._lock:
-            graphs = tuple(self._graphs)
-        if os.getpid() != owner or not graphs:
+    def _leave(self, path: Path, run: str, rank: int | None) -> None:
+        graphs = self.snapshot().graphs
+        if not graphs:
             return
         program = Path(sys.argv[0]).name if sys.argv else ""
+        record = RunRecord(
+            program=program, pid=os.getpid(), ended=time.time(), graphs=graphs, run=run, rank=rank
+        )
         try:
-            data = msgspec.json.encode(
-                RunRecord(program=program, pid=owner, ended=time.time(), graphs=graphs, run=run, rank=rank)
-            )
+            data = msgspec.json.encode(record)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(path, data)
         except (OSError, ValueError) as error:  # ValueError: a name that is no text
@@ -245,8 +243,8 @@ class RunReport:
 
 
 def last_run(folder: Path) -> LastRun | None:
-    """What the latest run left in `folder`, all its ranks, lowest first; None if there is nothing. Raises ClientError
-    for another file in a record's place."""
+    """The latest run that left records in `folder`, with all its ranks, lowest first; None if there is no record.
+    Raises ClientError if a record cannot be read."""
     records = [record for path in folder.glob(_RUN_FILES) if (record := _record(path)) is not None]
     if not records:
         return None

@@ -1,4 +1,4 @@
-"""`torchrelay train report`: what a training job did, as one page to read; its traces for Perfetto beside it."""
+"""`torchrelay train report` writes an HTML page of what a training job did, and its traces for Perfetto."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import msgspec
 import typer
 
 from ....compiler import decoding
-from ....compiler.errors import SettingsError
-from ...atomic_file import write_atomically
 from ...gateway.training_jobs import TrainingJobsClient
+from ...reports.html_page import PAGE, write_files
 from ...reports.profiling.summary import ProfileSummary
 from ...reports.training import page
 from ...reports.training import summary as training_summary
@@ -19,7 +18,6 @@ from ...settings import load_settings
 from .. import output
 from ..output import Namespace
 
-PAGE = "index.html"
 _FOLDER = "profile/"
 
 
@@ -37,29 +35,22 @@ def write_report(
     namespace: Namespace = "",
 ) -> None:
     """Write an HTML page of what a job did: its curves, checkpoints, restarts, profile, and what to change."""
-    with TrainingJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as trains:
-        found = trains.job(trains.find(job).id)
-        names = [file.name for file in trains.files(found.id)]
-        kept = [name for name in names if name.startswith(_FOLDER) and name.endswith(".trace.json.gz")]
+    with TrainingJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as client:
+        found = client.job(client.find(job).id)
+        names = [file.name for file in client.files(found.id)]
+        trace_names = [name for name in names if name.startswith(_FOLDER) and name.endswith(".trace.json.gz")]
         profiles = [
             summary
             for name in names
             if name.startswith(_FOLDER) and name.endswith(".summary.json")
-            for summary in _summary(trains.file(found.id, name), name)
+            for summary in _summary(client.file(found.id, name), name)
         ]
-        events = [*trains.history(found.id), *(event for _, event in trains.metrics(found.id))]
-        report = training_summary.report(found, events, profiles, kept)
+        events = [*client.history(found.id), *(event for _, event in client.metrics(found.id))]
+        report = training_summary.report(found, events, profiles, trace_names)
         files = {PAGE: page.page(report).encode()}
         if traces:
-            files |= {PurePosixPath(name).name: trains.file(found.id, name) for name in kept}
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            write_atomically(directory / name, data, mode=0o644)
-    except OSError as error:
-        raise SettingsError(
-            f"{directory} cannot be written: {error.strerror}", hint="Name another one: -o DIR"
-        ) from None
+            files |= {PurePosixPath(name).name: client.file(found.id, name) for name in trace_names}
+    write_files(directory, files)
     for each in report.advice:
         print(output.shown(f"{each.text}."))
     print(f"{found.state}, step {found.step}: {directory / PAGE}")
@@ -68,7 +59,7 @@ def write_report(
 
 
 def _summary(data: bytes, name: str) -> list[ProfileSummary]:
-    """A file that a script put there in a summary's place is left out, and said."""
+    """A file that is no summary, which a script can write, is left out with a message."""
     try:
         return [decoding.from_json(data, type=ProfileSummary)]
     except msgspec.MsgspecError as error:

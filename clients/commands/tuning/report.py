@@ -1,4 +1,4 @@
-"""`torchrelay tune report`: a job's results, or a lock file, as a page to read and pictures to show."""
+"""`torchrelay tune report` writes a job's results, or a lock file, as an HTML page with pictures."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from typing import Annotated
 
 import typer
 
-from ....compiler.errors import SettingsError
 from ....compiler.tuning.records import TuningEntry
-from ...atomic_file import write_atomically
 from ...gateway.tuning_jobs import TuningJobsClient
 from ...jobfiles import tuning_lock
+from ...reports.html_page import PAGE, write_files
 from ...reports.tuning import page, plots, summary
 from ...settings import load_settings
 from .. import output
 from ..output import Namespace
-
-PAGE = "index.html"
 
 
 def write_report(
@@ -42,17 +39,10 @@ def write_report(
     files = {PAGE: page.page(report).encode()}
     if pictures:
         files |= plots.pictures(report)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            write_atomically(directory / name, data, mode=0o644)
-    except OSError as error:
-        raise SettingsError(
-            f"{directory} cannot be written: {error.strerror}", hint="Name another one: --output DIR"
-        ) from None
+    write_files(directory, files)
     slower = sum(change.kind == "slower" for change in report.changes or [])
-    told = f", {slower} slower than in {against}" if report.changes is not None else ""
-    print(f"{report.problems} problems{told}: {directory / PAGE}")
+    compared = f", {slower} slower than in {against}" if report.changes is not None else ""
+    print(f"{report.problems} problems{compared}: {directory / PAGE}")
     for name in sorted(set(files) - {PAGE}):
         print(f"  {directory / name}")
 
@@ -62,9 +52,9 @@ def _report(job: str, old: list[TuningEntry] | None, against: str, namespace: st
     if path.is_file() or path.suffix or len(path.parts) > 1:
         entries = tuning_lock.load(path)
         return summary.report(path.name, summary.of_lock(entries), old=old, against=against)
-    with TuningJobsClient(load_settings(), namespace=namespace) as tunes:
-        told = tunes.job(tunes.find(job).id)
-        results = list(tunes.results(told.job.id))
+    with TuningJobsClient(load_settings(), namespace=namespace) as client:
+        found = client.job(client.find(job).id)
+        results = list(client.results(found.job.id))
     return summary.report(
-        told.job.name, results, job=told.job, progress=told.progress, old=old, against=against
+        found.job.name, results, job=found.job, progress=found.progress, old=old, against=against
     )

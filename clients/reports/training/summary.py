@@ -1,6 +1,6 @@
-"""What a training job told, worked out for people: its events and its ranks' profiles in; series, marks and advice out.
+"""What a training job's report shows: series, marks and advice, from its events and its ranks' profiles.
 
-Pure, no torch. Of a step that was taken again after a restart the last value counts.
+Needs no torch. Of a step that was taken again after a restart the last value counts.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -29,7 +30,7 @@ from ....compiler.api.training.jobs import TrainJob
 from ..profiling.advice import Advice, advice, of_compiles, of_steps
 from ..profiling.summary import ProfileSummary
 
-KNOWN = (
+_KNOWN = (
     "loss",
     "throughput",
     "step_seconds",
@@ -46,6 +47,7 @@ _SKIPPED_STEPS = 2
 
 Line = list[tuple[int, float]]
 """(step, value), by step."""
+_Event = TypeVar("_Event")
 
 
 class MetricSeries(Struct, frozen=True):
@@ -57,23 +59,22 @@ class MetricSeries(Struct, frozen=True):
 
     @property
     def last(self) -> float | None:
-        """Of all ranks, or of the lowest."""
+        """The last value of all ranks together, or else of the lowest rank."""
         line = self.lines.get(-1) or next((self.lines[rank] for rank in sorted(self.lines)), None)
         return line[-1][1] if line else None
 
 
 class TrainingPhase(Struct, frozen=True):
-    """A state that the job was in. Seconds since 1970; end: of the last one, when it was last heard of."""
+    """A state that the job was in. start, end: seconds since 1970. The last one ends with the latest event."""
 
     state: str
     start: float
     end: float
-    detail: str
 
 
 class TrainingReport(Struct, frozen=True, kw_only=True):
-    """restarts: (step that was reached, how many ranks go on, why). first_steps: seconds from a rank's start to the end
-    of its first step, by attempt and rank. compiles: the last count of each rank's last attempt."""
+    """restarts: (step that was reached, number of ranks that continue, cause). first_steps: seconds from a rank's start
+    to the end of its first step, by attempt and rank. compiles: the last count of each rank's last attempt."""
 
     job: TrainJob
     series: list[MetricSeries]
@@ -98,60 +99,18 @@ def report(
     traces: Sequence[str] = (),
 ) -> TrainingReport:
     """events: metrics in their order, the others in theirs. traces: names of the job's files."""
-    values: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    checkpoints: list[CheckpointEvent] = []
-    losses: list[tuple[StateChanged, str]] = []
-    turns: list[StateChanged] = []
-    notes: list[JobNote] = []
-    started: dict[tuple[int, int], float] = {}
-    first: dict[int, dict[int, float]] = defaultdict(dict)
-    compiles: dict[int, RankCompiles] = {}
-    reached: list[tuple[float, int]] = []
-    why = ""
-    for event in events:
-        match event:
-            case StepMetrics():
-                for name, value in event.values.items():
-                    if math.isfinite(value):
-                        values[name][event.rank][event.step] = value
-                reached.append((event.at, event.step))
-            case CheckpointEvent():
-                checkpoints.append(event)
-            case JobNote():
-                notes.append(event)
-            case RankStarted():
-                started[event.attempt, event.rank] = event.at
-            case FirstStep():
-                begun = started.get((event.attempt, event.rank))
-                if begun is not None:
-                    first[event.attempt][event.rank] = event.at - begun
-            case RankCompiles():
-                compiles[event.rank] = event
-            case RankEnded(code=code) if code != 0:
-                why = describe_rank_exit(event)
-            case StateChanged():
-                turns.append(event)
-                if event.state == "recovering":
-                    losses.append((event, event.detail or why))
-    reached.sort()
-    told = [at for at, _ in reached]
-    restarts = [
-        (reached[place - 1][1] if place else 0, turn.ranks, said)
-        for turn, said in losses
-        for place in [bisect.bisect_right(told, turn.at)]
-    ]
-    lines = {
-        name: {rank: sorted(line.items()) for rank, line in by_rank.items()}
-        for name, by_rank in values.items()
-    }
+    events = list(events)
+    metrics = _of_type(events, StepMetrics)
+    values = _values(metrics)
+    compiles = {event.rank: event for event in _of_type(events, RankCompiles)}
     return TrainingReport(
         job=job,
-        series=_series(lines),
-        checkpoints=checkpoints,
-        restarts=restarts,
-        stages=_stages(job, turns, max([job.created, *told, *(turn.at for turn in turns)])),
-        notes=notes,
-        first_steps=dict(first),
+        series=_series(values),
+        checkpoints=_of_type(events, CheckpointEvent),
+        restarts=_restarts(events, sorted((event.at, event.step) for event in metrics)),
+        stages=_stages(job, _of_type(events, StateChanged), metrics),
+        notes=_of_type(events, JobNote),
+        first_steps=_first_steps(events),
         compiles=dict(sorted(compiles.items())),
         advice=_advice(job, values, profiles, compiles),
         profiles=sorted((each for each in profiles if each.steps), key=lambda each: each.rank),
@@ -159,18 +118,58 @@ def report(
     )
 
 
+def _of_type(events: Iterable[TrainEvent], kind: type[_Event]) -> list[_Event]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def _values(metrics: Iterable[StepMetrics]) -> dict[str, dict[int, Line]]:
+    """By name and rank."""
+    values: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for event in metrics:
+        for name, value in event.values.items():
+            if math.isfinite(value):
+                values[name][event.rank][event.step] = value
+    return {
+        name: {rank: sorted(line.items()) for rank, line in by_rank.items()}
+        for name, by_rank in values.items()
+    }
+
+
+def _restarts(
+    events: Iterable[TrainEvent], reached: Sequence[tuple[float, int]]
+) -> list[tuple[int, int, str]]:
+    """reached: when which step was reported, by time."""
+    restarts, cause = [], ""
+    for event in events:
+        if isinstance(event, RankEnded) and event.code != 0:
+            cause = describe_rank_exit(event)
+        elif isinstance(event, StateChanged) and event.state == "recovering":
+            place = bisect.bisect_right(reached, (event.at, math.inf))
+            restarts.append((reached[place - 1][1] if place else 0, event.ranks, event.detail or cause))
+    return restarts
+
+
+def _first_steps(events: Sequence[TrainEvent]) -> dict[int, dict[int, float]]:
+    """From a rank's start to the end of its first step, by attempt and rank."""
+    started = {(event.attempt, event.rank): event.at for event in _of_type(events, RankStarted)}
+    found: dict[int, dict[int, float]] = defaultdict(dict)
+    for event in _of_type(events, FirstStep):
+        if (event.attempt, event.rank) in started:
+            found[event.attempt][event.rank] = event.at - started[event.attempt, event.rank]
+    return dict(found)
+
+
 def _series(values: Mapping[str, dict[int, Line]]) -> list[MetricSeries]:
-    found: dict[str, MetricSeries] = {}
-    for counted in _COUNTED:
-        if counted in values and "step_seconds" in values and "throughput" not in found:
-            lines = _throughput(values[counted], values["step_seconds"])
-            if lines:
-                found["throughput"] = MetricSeries("throughput", f"{counted}/s", lines)
+    found = {}
+    for counted in reversed(_COUNTED):
+        lines = _throughput(values.get(counted, {}), values.get("step_seconds", {}))
+        if lines:
+            found["throughput"] = MetricSeries("throughput", f"{counted}/s", lines)
     for name, lines in values.items():
         if name not in _COUNTED:
             found[name] = MetricSeries(name, _unit(name), lines)
-    own = sorted(set(found) - set(KNOWN))[:_OTHERS]
-    return [found[name] for name in (*KNOWN, *own) if name in found]
+    own = sorted(set(found) - set(_KNOWN))[:_OTHERS]
+    return [found[name] for name in (*_KNOWN, *own) if name in found]
 
 
 def _unit(name: str) -> str:
@@ -180,56 +179,54 @@ def _unit(name: str) -> str:
 
 
 def _throughput(counted: Mapping[int, Line], seconds: Mapping[int, Line]) -> dict[int, Line]:
-    """Of all ranks together: what the ranks that then trained did in a step, by the slowest one's time. Ranks tell of
-    their times now and then, each of other steps: the value before a step stands for it, or the first."""
-    both = {rank: (counted[rank], line) for rank, line in seconds.items() if line and counted.get(rank)}
+    """Of all ranks together: what the ranks that then trained did in a step, by the slowest one's time. Ranks report
+    their times now and then, each at other steps: the value before a step stands for it, or the first."""
+    both = [(counted[rank], line) for rank, line in seconds.items() if line and counted.get(rank)]
     found: Line = []
-    for step in sorted({step for _, line in both.values() for step, _ in line}):
-        there = [(counts, line) for counts, line in both.values() if _covers(line, step)]
-        took = max((_at(line, step) for _, line in there), default=0.0)
-        if took > 0:
-            found.append((step, sum(_at(counts, step) for counts, _ in there) / took))
+    for step in sorted({step for _, line in both for step, _ in line}):
+        training = [(counts, line) for counts, line in both if _covers(line, step)]
+        slowest = max((_value_at(line, step) for _, line in training), default=0.0)
+        if slowest > 0:
+            found.append((step, sum(_value_at(counts, step) for counts, _ in training) / slowest))
     return {-1: found} if found else {}
 
 
-def _at(line: Line, step: int) -> float:
+def _value_at(line: Line, step: int) -> float:
     return line[max(bisect.bisect_right(line, (step, math.inf)) - 1, 0)][1]
 
 
 def _covers(line: Line, step: int) -> bool:
-    """Whether a rank that told of these steps was there at this one."""
+    """Whether a rank that reported these steps was training at this one."""
     apart = max((later[0] - earlier[0] for earlier, later in itertools.pairwise(line)), default=1)
     return line[0][0] - apart <= step <= line[-1][0] + apart
 
 
-def _stages(job: TrainJob, turns: Sequence[StateChanged], latest: float) -> list[TrainingPhase]:
+def _stages(
+    job: TrainJob, changes: Sequence[StateChanged], metrics: Sequence[StepMetrics]
+) -> list[TrainingPhase]:
     """The states between the job's begin and its end; one that lasted no time at all is left out."""
-    marks = [("waiting", job.created, ""), *((turn.state, turn.at, turn.detail) for turn in turns)]
-    end = job.ended or latest
-    found = []
-    for number, (state, start, detail) in enumerate(marks):
-        until = marks[number + 1][1] if number + 1 < len(marks) else end
-        if until > start:
-            found.append(TrainingPhase(state, start, until, detail))
-    return found
+    marks = [("waiting", job.created), *((change.state, change.at) for change in changes)]
+    latest = max([job.created, *(it.at for it in metrics), *(it.at for it in changes)])
+    phases = itertools.pairwise([*marks, ("", job.ended or latest)])
+    return [TrainingPhase(state, start, end) for (state, start), (_, end) in phases if end > start]
 
 
 def _advice(
     job: TrainJob,
-    values: Mapping[str, Mapping[int, Mapping[int, float]]],
+    values: Mapping[str, Mapping[int, Line]],
     profiles: Sequence[ProfileSummary],
     compiles: Mapping[int, RankCompiles],
 ) -> list[Advice]:
-    """What profiles say, and of what they say nothing, the steps."""
+    """Advice from profiles; from the steps that for which profiles give none."""
     found = advice(profiles)
-    said = {each.rule for each in found}
-    seconds = _of_ranks(values.get("step_seconds", {}))
-    waited = _of_ranks(values.get("wait_seconds", {}))
-    found += [each for each in of_steps(seconds, waited) if each.rule not in said]
-    late = {rank: each.reasons for rank, each in compiles.items() if each.misses + each.fallbacks}
-    return found + of_compiles(job.compiles.misses + job.compiles.fallbacks, late)
+    rules = {each.rule for each in found}
+    seconds, waited = (_steady(values.get(name, {})) for name in ("step_seconds", "wait_seconds"))
+    found += [each for each in of_steps(seconds, waited) if each.rule not in rules]
+    reasons = {rank: each.reasons for rank, each in compiles.items() if each.misses + each.fallbacks}
+    return found + of_compiles(job.compiles.misses + job.compiles.fallbacks, reasons)
 
 
-def _of_ranks(values: Mapping[int, Mapping[int, float]]) -> dict[int, list[float]]:
-    found = {rank: [line[step] for step in sorted(line)[_SKIPPED_STEPS:]] for rank, line in values.items()}
-    return {rank: line for rank, line in found.items() if line}
+def _steady(lines: Mapping[int, Line]) -> dict[int, list[float]]:
+    """Values by rank, without the first steps."""
+    found = {rank: [value for _, value in line[_SKIPPED_STEPS:]] for rank, line in lines.items()}
+    return {rank: values for rank, values in found.items() if values}

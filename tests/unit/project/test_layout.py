@@ -16,7 +16,9 @@ import torchrelay
 ROOT = Path(torchrelay.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = PROJECT["tool"]["setuptools"]["packages"]
-HEAVY = {"torch", "numpy", "ray", "fastapi", "starlette", "uvicorn", "redis", "pydantic", "obstore", "typer"}
+HEAVY = {
+    "torch", "numpy", "ray", "fastapi", "starlette", "uvicorn", "redis", "pydantic", "obstore", "typer", "jinja2"
+}  # fmt: skip
 
 
 def imported(statement: str) -> set[str]:
