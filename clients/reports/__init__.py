@@ -1,4 +1,4 @@
-"""What happened, for people: one process' run, a tuning job, a training job, a profile.
-In: counters, events, results and traces. Out: structs, HTML pages, plots and advice.
+"""Reports for people: of a process's run, a tuning job, a training job and a profile.
+Counters, events, results and traces enter; structs, HTML pages, pictures and advice leave.
 Imports compiler, jobfiles, settings and atomic_file. Needs no torch.
 """

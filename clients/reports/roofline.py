@@ -1,4 +1,4 @@
-"""How close a kernel comes to its device's ceilings: problems and what was measured in, shares out. No torch.
+"""How close a kernel comes to its device's ceilings. Needs no torch.
 
 A kernel reads each operand once, writes its result once and multiplies as often as the operator is defined to. How
 fast a device does that is measured on it: a copy says what its memory can do, a large matrix product what its units
@@ -24,7 +24,7 @@ _FIRST_TWO = frozenset({"scaled_mm", "grouped_mm", "scaled_grouped_mm"})
 
 
 class KernelWork(Struct, frozen=True):
-    """flops: multiplications and additions; None: not known from shapes alone. bytes: moved at least; None likewise.
+    """flops: multiplications and additions. bytes: the least that must be moved. None: not known from shapes alone.
     kind: of the units that multiply: a dtype, and of float32 the precision: `tf32` on a GPU, `float32, medium` on a
     CPU, where the library decides what that is."""
 
@@ -48,7 +48,7 @@ class RooflineShare(Struct, frozen=True):
 
 
 def kernel_work(entry: TuningEntry) -> KernelWork:
-    """What the entry's problem must do, where it was measured."""
+    """The work of the entry's problem in the place where it was measured."""
     problem = entry.problem
     moved = [*problem.operands] if problem.op.startswith("triton.") else [*problem.operands, problem.result]
     sizes = [_bytes(operand) for operand in moved]
@@ -73,29 +73,29 @@ def ceilings(measured: Iterable[TuningEntry], others: Iterable[TuningEntry] = ()
     flops: dict[str, float] = {}
     moved = 0.0
     for entry in measured:
-        done, seconds = kernel_work(entry), entry.winner.milliseconds / 1e3
-        if entry.problem.op == "copy" and done.bytes is not None:
-            moved = max(moved, done.bytes / seconds)
-        elif done.flops:
-            flops[done.kind] = max(flops.get(done.kind, 0.0), done.flops / seconds)
+        work, seconds = kernel_work(entry), entry.winner.milliseconds / 1e3
+        if entry.problem.op == "copy" and work.bytes is not None:
+            moved = max(moved, work.bytes / seconds)
+        elif work.flops:
+            flops[work.kind] = max(flops.get(work.kind, 0.0), work.flops / seconds)
     for entry in others:
-        done = kernel_work(entry)
-        if done.flops and done.kind in flops:
-            flops[done.kind] = max(flops[done.kind], done.flops / (entry.winner.milliseconds / 1e3))
+        work = kernel_work(entry)
+        if work.flops and work.kind in flops:
+            flops[work.kind] = max(flops[work.kind], work.flops / (entry.winner.milliseconds / 1e3))
     return DeviceCeilings(flops, moved)
 
 
 def share(entry: TuningEntry, device: DeviceCeilings) -> RooflineShare | None:
-    """The winner's. None where no ceiling was measured that says something of the problem. Of a user's kernel memory
-    alone is known."""
-    done = kernel_work(entry)
+    """The winner's share. None where no ceiling that limits the problem was measured. Of a user's kernel only the
+    memory is known."""
+    work = kernel_work(entry)
     times: dict[Bound, float] = {}
-    if done.flops is not None and device.flops.get(done.kind):
-        times["compute"] = done.flops / device.flops[done.kind]
-    elif done.flops or (done.flops is None and not entry.problem.op.startswith("triton.")):
-        return None  # memory alone would say too little of what multiplies
-    if done.bytes is not None and device.bytes:
-        times["memory"] = done.bytes / device.bytes
+    if work.flops is not None and device.flops.get(work.kind):
+        times["compute"] = work.flops / device.flops[work.kind]
+    elif work.flops or (work.flops is None and not entry.problem.op.startswith("triton.")):
+        return None  # memory alone says too little of a kernel that multiplies
+    if work.bytes is not None and device.bytes:
+        times["memory"] = work.bytes / device.bytes
     if not times:
         return None
     bound = max(times, key=lambda name: times[name])
@@ -103,7 +103,7 @@ def share(entry: TuningEntry, device: DeviceCeilings) -> RooflineShare | None:
 
 
 def _bytes(operand: Operand) -> int | None:
-    """Of its distinct elements: one that is expanded (stride 0) is read once."""
+    """Of distinct elements: one that is expanded (stride 0) is read once."""
     each = DTYPE_BYTES.get(operand.dtype)
     if each is None:
         return None

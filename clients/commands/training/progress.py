@@ -1,9 +1,11 @@
-"""What people see of a running job: its events in, one line that says how it is, and lines to print, out."""
+"""What the command line shows of a running job: lines to print for its events, and one line for its state."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+
+import msgspec
 
 from ....compiler.api.training.events import (
     CheckpointEvent,
@@ -19,15 +21,16 @@ from ....compiler.api.training.events import (
     describe_rank_exit,
 )
 from ....compiler.api.training.jobs import CompileCounts
+from ...reports.html_page import plural
 
 _UNITS = ("tokens", "samples")
-"""What throughput is counted in: the first that a job tells of."""
+"""What throughput is counted in: the first one that a job reports."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
-"""What a terminal obeys and does not show (ECMA-48): CSI and OSC sequences, and escapes of one character."""
+"""What a terminal interprets and does not show (ECMA-48): CSI and OSC sequences, and escapes of one character."""
 
 
 class ProgressDisplay:
-    """A job's events, one after the other. rank: whose log is printed; -1: everyone's, each line with its rank."""
+    """Takes a job's events in their order. rank: the rank whose log is printed; -1: all, each line with its rank."""
 
     def __init__(self, *, state: str = "waiting", rank: int = 0) -> None:
         self.state = state
@@ -40,14 +43,12 @@ class ProgressDisplay:
         self._compiles: dict[int, RankCompiles] = {}
 
     def take(self, event: TrainEvent) -> Iterator[str]:
-        """The lines that it is worth."""
+        """The lines to print for the event."""
         match event:
             case StepMetrics():
-                before = self._latest.get(event.rank)
-                values = {**before.values, **event.values} if before is not None else event.values
-                self._latest[event.rank] = StepMetrics(
-                    rank=event.rank, step=event.step, at=event.at, values=values
-                )
+                before = self._latest.get(event.rank, event)
+                values = {**before.values, **event.values}
+                self._latest[event.rank] = msgspec.structs.replace(event, values=values)
             case LogLines():
                 if self._rank in (-1, event.rank):
                     yield from log_lines(event, named=self._rank == -1)
@@ -67,15 +68,15 @@ class ProgressDisplay:
                 if event.code:
                     yield describe_rank_exit(event)
             case StateChanged():
-                yield from self._turned(event)
+                yield from self._state_changed(event)
 
     def line(self) -> str:
-        """How it is now."""
+        """The job's state."""
         parts = [self.state]
         if self._ranks:
-            parts.append(f"{self._ranks} rank{'' if self._ranks == 1 else 's'}")
+            parts.append(plural(self._ranks, "rank"))
         if self._restarts:
-            parts.append(f"{self._restarts} restart{'' if self._restarts == 1 else 's'}")
+            parts.append(plural(self._restarts, "restart"))
         lead = self._latest.get(min(self._latest, default=0))
         if lead is not None:
             parts.append(f"step {lead.step}")
@@ -87,12 +88,9 @@ class ProgressDisplay:
         return " · ".join(parts)
 
     def _throughput(self) -> list[str]:
+        latest = [each.values for each in self._latest.values() if each.values.get("step_seconds", 0) > 0]
         for unit in _UNITS:
-            rates = [
-                values[unit] / values["step_seconds"]
-                for values in (each.values for each in self._latest.values())
-                if unit in values and values.get("step_seconds", 0) > 0
-            ]
+            rates = [values[unit] / values["step_seconds"] for values in latest if unit in values]
             if rates:
                 return [f"{short(sum(rates))} {unit}/s"]
         lead = self._latest[min(self._latest)].values
@@ -112,7 +110,7 @@ class ProgressDisplay:
             seconds = max(self._first.values()) - self._started
             yield f"all ranks took their first step, {seconds:.1f} s after the last had started"
 
-    def _turned(self, event: StateChanged) -> Iterator[str]:
+    def _state_changed(self, event: StateChanged) -> Iterator[str]:
         if event.state in ("starting", "recovering"):
             self._first.clear()
             self._compiles.clear()
@@ -124,15 +122,15 @@ class ProgressDisplay:
 
 
 def log_lines(event: LogLines, *, named: bool) -> Iterator[str]:
-    """named: each with its rank."""
+    """The lines of a log as a terminal shows them. named: each with its rank."""
     for line in event.lines:
-        shown = _on_a_terminal(line)
+        shown = _as_a_terminal_shows(line)
         if shown or not line.strip():
             yield f"rank {event.rank}: {shown}" if named else shown
 
 
-def _on_a_terminal(line: str) -> str:
-    """What is left to see of it: of a progress bar the last state; tabs as spaces, and no colors."""
+def _as_a_terminal_shows(line: str) -> str:
+    """Of a progress bar the last state; tabs as spaces, and no colors."""
     states = _ESCAPES.sub("", line).split("\r")
     return next((state for state in reversed(states) if state.strip()), "").expandtabs()
 
@@ -153,8 +151,8 @@ def compiles_text(compiles: CompileCounts) -> str:
         "misses": compiles.misses,
         "fallbacks": compiles.fallbacks,
     }
-    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    return f"graphs: {told or 'none'}"
+    shown = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return f"graphs: {shown or 'none'}"
 
 
 def short(number: float) -> str:

@@ -1,4 +1,4 @@
 """Analysis of one rank's profiler trace.
-In: a Kineto trace and what the rank knew. Out: ProfileSummary, a memory timeline, advice.
+A Kineto trace and what the rank knew enter; a ProfileSummary with a memory timeline, and advice, leave.
 Imports compiler and atomic_file. Needs no torch.
 """

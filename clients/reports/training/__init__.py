@@ -1,4 +1,4 @@
 """The report of a training job.
-In: its events and its ranks' profiles. Out: series, marks and advice; an HTML page with charts.
-Imports reports.html_page and reports.profiling.
+Its events and its ranks' profiles enter; series, marks and advice, and an HTML page with charts leave.
+Imports reports.html_page, reports.svg and reports.profiling.
 """

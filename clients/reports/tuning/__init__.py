@@ -1,4 +1,4 @@
 """The report of a tuning job, or of a tuning lock.
-In: results. Out: rows, totals and regressions; an HTML page; plots.
-Imports reports.html_page, reports.roofline and jobfiles.
+Results enter; rows, totals and regressions, an HTML page and PNG pictures leave.
+Imports jobfiles, and reports.html_page, reports.svg and reports.roofline.
 """

@@ -1,4 +1,4 @@
-"""A tuning report's pictures: a Report in; PNG files by name out. matplotlib is asked for here and nowhere before."""
+"""A tuning report's pictures as PNG files. matplotlib is needed here only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .. import roofline
 from .summary import TunedDevice, TuningReport, TuningRow
 
 _SHOWN = 30
-"""Problems of one picture: what gains most."""
+"""Problems of one picture, those that gain most."""
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _COLORS = {"winner": "#0f8b7e", "default": "#7b8aa5", "aten": "#b7a98a"}
 _KIND_COLORS = ("#2f6fde", "#c4601d", "#0f8b7e", "#8a4fc9", "#b1306e", "#6d7a1f")
@@ -28,7 +28,7 @@ def require() -> None:
 
 def pictures(report: TuningReport) -> dict[str, bytes]:
     """faster.png: winners beside other choices. spread.png: all candidates. roofline-N.png: of the Nth device, where
-    ceilings were measured. Those that have nothing to show are left out. Raises SettingsError."""
+    ceilings were measured. A picture without data is left out. Raises SettingsError."""
     require()
     rows = [row for device in report.devices for row in device.rows]
     compared = [row for row in rows if row.of_default is not None or row.of_aten is not None][:_SHOWN]
@@ -85,17 +85,17 @@ def _spread(report: TuningReport, rows: list[TuningRow]) -> bytes:
 def _roofline(report: TuningReport, device: TunedDevice) -> bytes:
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=(9, 4.6), dpi=150)
-    told = device.ceilings
+    ceilings = device.ceilings
     points = [row for row in device.rows if row.rate is not None and row.intensity is not None]
-    kinds = sorted({roofline.kind(row.entry) for row in points} | set(told.flops))
-    ridge = max(told.flops.values()) / told.bytes
+    kinds = sorted({roofline.kind(row.entry) for row in points} | set(ceilings.flops))
+    ridge = max(ceilings.flops.values()) / ceilings.bytes
     left = min([ridge / 8, *(row.intensity or ridge for row in points)]) / 2
     right = max([ridge, *(row.intensity or ridge for row in points)]) * 2
     for kind in kinds:
         color = _KIND_COLORS[kinds.index(kind) % len(_KIND_COLORS)]
-        if kind in told.flops:
-            corner = told.flops[kind] / told.bytes
-            line = [told.bytes * left, told.flops[kind], told.flops[kind]]
+        if kind in ceilings.flops:
+            corner = ceilings.flops[kind] / ceilings.bytes
+            line = [ceilings.bytes * left, ceilings.flops[kind], ceilings.flops[kind]]
             axes.plot([left, corner, right], [each / 1e12 for each in line], color=color, linewidth=1.6)
         mine = [row for row in points if roofline.kind(row.entry) == kind]
         rates = [(row.rate or 0.0) / 1e12 for row in mine]
@@ -143,12 +143,12 @@ def _pyplot() -> Any:
 def _png(figure: Any, report: TuningReport) -> bytes:
     figure.suptitle(_plain(report.title), x=0.01, ha="left", fontsize=13, fontweight="bold", parse_math=False)
     figure.tight_layout()
-    kept = io.BytesIO()
-    figure.savefig(kept, format="png")
+    data = io.BytesIO()
+    figure.savefig(data, format="png")
     _pyplot().close(figure)
-    return kept.getvalue()
+    return data.getvalue()
 
 
 def _plain(text: str) -> str:
-    """One line that a font can draw."""
+    """The text as one line that a font can draw."""
     return "".join(c if c.isprintable() else "?" for c in text)[:160]

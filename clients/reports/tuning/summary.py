@@ -1,4 +1,4 @@
-"""What a tuning job found, worked out for people: results in; rows, totals and regressions out. Pure, no torch.
+"""What a tuning report shows: rows, totals and regressions, from a job's results. Needs no torch.
 
 Times are milliseconds. A ratio is another choice's time as a multiple of the winner's: how much faster the winner is.
 """
@@ -21,14 +21,13 @@ _LARGE = 2048
 
 
 class TuningRow(Struct, frozen=True, kw_only=True):
-    """A problem in a place. `saved`: milliseconds a step of all graphs that have it; None: no graph, or no default."""
+    """A problem in a place. rate: flops a second of the winner. intensity: flops for each byte that must be moved.
+    saved: milliseconds a step of all graphs that have the problem. None: not known."""
 
     result: TuneResult
     share: roofline.RooflineShare | None
     rate: float | None
-    """Flops a second that the winner does; None where they are not known."""
     intensity: float | None
-    """Flops for each byte that must be moved."""
     saved: float | None
 
     @property
@@ -45,7 +44,7 @@ class TuningRow(Struct, frozen=True, kw_only=True):
 
 
 class TunedGraph(Struct, frozen=True):
-    """A graph that asked: in its tuned problems, what a step took by Inductor's default choices and takes now."""
+    """A graph's tuned problems. default, winners: their time in one step with Inductor's default choices, and now."""
 
     key: str
     problems: int
@@ -58,24 +57,23 @@ class TunedGraph(Struct, frozen=True):
 
 
 class TunedDevice(Struct, frozen=True):
-    """What was tuned in one place. `ceilings`: the results that they were taken from."""
+    """What was tuned in one place."""
 
     place: DeviceEnvironment
     rows: list[TuningRow]
     ceilings: roofline.DeviceCeilings
-    measured: list[TuneResult]
 
     @property
     def clock(self) -> str:
-        """Of the device while it was measured, as far as one clock is told."""
+        """Of the device while it was measured; '' where the results do not have the same."""
         clocks = {row.entry.clock for row in self.rows if row.entry.clock}
         return clocks.pop() if len(clocks) == 1 else ""
 
 
 class TuningReport(Struct, frozen=True, kw_only=True):
-    """`seconds`: of searching, on all devices together. missing: items of the job that came to nothing, or have not
-    come to anything yet. of_default, of_aten: geometric means of the ratios; None: there are none. changes: None:
-    there was no other lock to compare with. against: what that lock is called."""
+    """seconds: of searching, on all devices together. missing: items of the job without a result. of_default, of_aten:
+    geometric means of the ratios, None if there are none. changes: from an older lock, None if there is no such lock.
+    against: the name of that lock."""
 
     title: str
     job: TuneJob | None
@@ -102,7 +100,7 @@ def report(
     old: Sequence[TuningEntry] | None = None,
     against: str = "",
 ) -> TuningReport:
-    """`old`: of the last lock. An item whose problem another one has too counts once."""
+    """old: entries of the last lock. Items with the same problem count once."""
     by_problem: dict[tuple[object, ...], TuneResult] = {}
     for result in results:
         by_problem.setdefault((result.ceiling, *records.entry_sort_key(result.entry)), result)
@@ -129,7 +127,7 @@ def report(
 
 
 def of_lock(entries: Iterable[TuningEntry]) -> list[TuneResult]:
-    """A lock file's entries as a job's results; copies and large square products say what the devices can do."""
+    """A lock file's entries as a job's results. Copies and large square products are the devices' ceilings."""
     return [
         TuneResult(item="", entry=entry, ceiling=ceiling)
         for entry in entries
@@ -138,13 +136,12 @@ def of_lock(entries: Iterable[TuningEntry]) -> list[TuneResult]:
 
 
 def _prepares(entry: TuningEntry) -> bool:
-    """Whether it says how another problem is posed (are its matrices padded?), and that one has its own times."""
+    """Whether the entry only decides if another problem's matrices are padded; that problem has its own times."""
     return entry.problem.op.startswith("pad_mm.")
 
 
 def _large(entry: TuningEntry) -> bool:
-    pair = entry.problem.operands
-    sizes = {length for operand in pair for length in operand.size}
+    sizes = {length for operand in entry.problem.operands for length in operand.size}
     return entry.problem.op == "mm" and len(sizes) == 1 and min(sizes) >= _LARGE
 
 
@@ -153,49 +150,47 @@ def _places(results: Iterable[TuneResult]) -> list[DeviceEnvironment]:
     return sorted(found.values(), key=lambda place: (place.device, place.torch, place.digest()))
 
 
-def _device(place: DeviceEnvironment, results: Iterable[TuneResult]) -> TunedDevice:
-    mine = [result for result in results if result.entry.place == place]
-    measured = [result for result in mine if result.ceiling]
-    found = [result for result in mine if not result.ceiling]
-    ceilings = roofline.ceilings((r.entry for r in measured), (r.entry for r in found))
-    rows = [_row(result, ceilings) for result in found]
-    return TunedDevice(place, sorted(rows, key=_gain), ceilings, measured)
+def _device(place: DeviceEnvironment, results: Sequence[TuneResult]) -> TunedDevice:
+    measured = [result.entry for result in results if result.entry.place == place and result.ceiling]
+    found = [result for result in results if result.entry.place == place and not result.ceiling]
+    ceilings = roofline.ceilings(measured, [result.entry for result in found])
+    return TunedDevice(place, sorted((_row(result, ceilings) for result in found), key=_gain), ceilings)
 
 
 def _row(result: TuneResult, ceilings: roofline.DeviceCeilings) -> TuningRow:
     entry = result.entry
-    done, took = roofline.kernel_work(entry), entry.winner.milliseconds
+    work, time = roofline.kernel_work(entry), entry.winner.milliseconds
     saved = None
     if entry.default is not None and result.graphs and not _prepares(entry):
-        saved = sum(count for _, count in result.graphs) * (entry.default.milliseconds - took)
+        saved = sum(count for _, count in result.graphs) * (entry.default.milliseconds - time)
     return TuningRow(
         result=result,
         share=roofline.share(entry, ceilings),
-        rate=done.flops / (took / 1e3) if done.flops else None,
-        intensity=done.flops / done.bytes if done.flops and done.bytes else None,
+        rate=work.flops / (time / 1e3) if work.flops else None,
+        intensity=work.flops / work.bytes if work.flops and work.bytes else None,
         saved=saved,
     )
 
 
 def _gain(row: TuningRow) -> tuple[object, ...]:
-    """What gains most first."""
+    """For sorting: what gains most comes first."""
     ratio = row.of_default or row.of_aten
     return ratio is None, -(ratio or 0.0), row.entry.problem.text()
 
 
 def _graphs(rows: Iterable[TuningRow]) -> list[TunedGraph]:
-    """Those for which it is known what Inductor would have taken; the largest saving first."""
+    """Graphs with problems whose default time is known; the largest saving first."""
     found: dict[str, TunedGraph] = {}
     for row in rows:
         default = None if _prepares(row.entry) else row.entry.default
         for key, count in row.result.graphs:
-            had = found.get(key, TunedGraph(key, 0, 0.0, 0.0))
+            graph = found.get(key, TunedGraph(key, 0, 0.0, 0.0))
             if default is not None:
                 found[key] = TunedGraph(
                     key,
-                    had.problems + 1,
-                    had.default + count * default.milliseconds,
-                    had.winners + count * row.entry.winner.milliseconds,
+                    graph.problems + 1,
+                    graph.default + count * default.milliseconds,
+                    graph.winners + count * row.entry.winner.milliseconds,
                 )
     return sorted(found.values(), key=lambda graph: (-graph.saved, graph.key))
 
@@ -203,7 +198,7 @@ def _graphs(rows: Iterable[TuningRow]) -> list[TunedGraph]:
 def _changes(
     old: Sequence[TuningEntry], new: Sequence[TuningEntry], *, whole: bool
 ) -> list[tuning_diff.TuningChange]:
-    """A job has some problems: what it leaves out of the old lock is not gone."""
+    """whole: the new entries are all there are. A job has only some problems: the others are not gone."""
     found = tuning_diff.tuning_changes(old, new)
     return [change for change in found if whole or change.kind != "gone"]
 

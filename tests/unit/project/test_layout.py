@@ -101,6 +101,15 @@ def test_the_thin_parts_need_neither_torch_nor_a_server_library(statement: str) 
     assert roots(imported(statement)) & HEAVY == set()
 
 
+def test_jinja2_is_imported_when_a_page_is_written_and_not_before() -> None:
+    added = imported(
+        "from torchrelay.clients.commands.training import train; "
+        "from torchrelay.clients.commands.tuning import tune"
+    )
+    assert "torchrelay.clients.reports.html_page" in added
+    assert "jinja2" not in roots(added)
+
+
 def test_the_gateway_needs_no_torch() -> None:
     assert "torch" not in roots(imported("import torchrelay.service.gateway.app"))
 
