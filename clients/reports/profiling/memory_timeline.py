@@ -1,7 +1,7 @@
 """Memory over time by category, from a trace's allocations and what its rank knew of its tensors. Needs no torch.
 
 Parameters, gradients and optimizer state are known by address: the rank looks them up in its optimizer at the end of
-each step. What is still there when the next backward pass begins was kept for it: activations. The rest is temporary.
+each step. What is still there when the next backward pass begins is needed by it: activations. The rest is temporary.
 What was there before the profile, and is none of the three, is `before` where the device's allocator reports its total
 (CUDA), else not counted.
 """
@@ -180,9 +180,9 @@ def _thinned(history: list[tuple[float, list[int]]], end: float) -> list[tuple[f
     def part_of(number: int) -> int:
         return min(int((history[number][0] - begin) / width), _PARTS - 1)
 
-    kept: set[int] = set()
+    largest: set[int] = set()
     for _, part in itertools.groupby(range(len(history)), key=part_of):
         numbers = list(part)
-        kept.add(max(numbers, key=lambda number: sum(history[number][1])))
-        kept.add(max(numbers, key=lambda number: history[number][1][_ACTIVATIONS]))
-    return [history[number] for number in sorted(kept)]
+        largest.add(max(numbers, key=lambda number: sum(history[number][1])))
+        largest.add(max(numbers, key=lambda number: history[number][1][_ACTIVATIONS]))
+    return [history[number] for number in sorted(largest)]

@@ -233,6 +233,19 @@ def test_a_run_without_graphs_and_a_forked_child_leave_none(tmp_path: Path) -> N
     assert last_run(tmp_path / "state") is None
 
 
+@pytest.mark.timeout(60)
+def test_a_child_that_is_forked_while_a_graph_is_counted_ends(tmp_path: Path) -> None:
+    program = (
+        "run.record('hit')\n"
+        "run._lock.acquire()\n"
+        "if (child := os.fork()) == 0: sys.exit()\n"
+        "os.waitpid(child, 0)\n"
+        "run._lock.release()\n"
+    )
+    leave(tmp_path / "state", program, tmp_path)
+    assert last_run(tmp_path / "state") is not None
+
+
 def test_a_record_that_cannot_be_left_is_not_the_programs_trouble(tmp_path: Path) -> None:
     done = leave(Path("/dev/null/x"), "run.record('hit'); print('trained')", tmp_path)
     assert (done.stdout, done.stderr) == ("trained\n", "")

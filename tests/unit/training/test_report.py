@@ -262,7 +262,7 @@ def test_a_profile_without_a_step_is_left_out(summary: ProfileSummary) -> None:
 def test_a_job_that_has_told_nothing_has_a_page() -> None:
     waiting = msgspec.structs.replace(JOB, state="waiting", ended=0.0, first_step_seconds=0.0)
     text = read(training_summary.report(waiting, [])).text
-    assert "No rank has told of a step yet" in text
+    assert "No rank has reported a step yet" in text
     assert "Nothing stands out" in text
 
 
