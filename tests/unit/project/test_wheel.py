@@ -57,11 +57,12 @@ def test_operator_tables_scripts_and_typing_marker_are_inside(wheel: zipfile.Zip
         for kind in (
             "compiler/request/operator_table/data/*.json",
             "service/storage/redis/lua/*/*.lua",
+            "clients/reports/templates/*",
             "py.typed",
         )
         for p in ROOT.glob(kind)
     ]
-    assert {p.suffix or p.name for p in data} == {".json", ".lua", ".typed"}
+    assert {p.suffix or p.name for p in data} == {".json", ".lua", ".typed", ".html", ".css"}
     for path in data:
         assert wheel.read(f"torchrelay/{path.relative_to(ROOT).as_posix()}") == path.read_bytes()
 
