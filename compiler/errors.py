@@ -216,9 +216,7 @@ class CompileKilled(ServiceError):
 
 class IsolationUnavailable(ServiceError):
     code, status = "isolation", 503
-    hint = (
-        "Install bubblewrap or allow user namespaces on the worker, or set TORCHRELAY_SERVICE_ISOLATION=auto"
-    )
+    hint = "Allow user namespaces or Landlock on the worker, or set TORCHRELAY_SERVICE_ISOLATION=auto"
 
 
 class VerifyFailed(ServiceError):

@@ -14,9 +14,9 @@ ENGINE = "torchrelay.workers.fork_server.compile_engine"
 IsolationSetting = Literal["auto", "required", "off"]
 """auto: the strongest that the machine offers. required: a worker that can confine neither files nor network does not
 start."""
-Form = Literal["bubblewrap", "namespaces", "landlock", "seccomp", "none"]
-FORMS: tuple[Form, ...] = ("bubblewrap", "namespaces", "landlock", "seccomp", "none")
-"""Bubblewrap is around the fork server; of the others, each job has one (sandbox/isolation.py)."""
+Form = Literal["namespaces", "landlock", "seccomp", "none"]
+FORMS: tuple[Form, ...] = ("namespaces", "landlock", "seccomp", "none")
+"""Of which each job has one (sandbox/isolation.py)."""
 
 
 class JobLimits(Struct, frozen=True, kw_only=True):
@@ -61,7 +61,11 @@ class SlotSettings(Struct, frozen=True, kw_only=True):
     """Without a searcher, after which the searches' fork server ends."""
     isolation: IsolationSetting = "auto"
     forms: tuple[Form, ...] = FORMS
-    """What isolation may be tried of; a test takes some away."""
+    """The forms of isolation that may be tried; a test takes some away."""
+
+    def __post_init__(self) -> None:
+        if "bubblewrap" in self.forms:
+            raise ValueError("the form 'bubblewrap' was removed: use 'namespaces', which confines each job")
 
 
 class PoolSettings(Struct, frozen=True, kw_only=True):

@@ -104,7 +104,7 @@ class WorkerInfo(Struct, frozen=True, forbid_unknown_fields=True):
     jobs_done: int
     host: str = ""
     isolation: list[str] = []
-    """What shuts its compiles in: of bubblewrap, namespaces, landlock and seccomp, or `none`, or `off`; [] until it
+    """What shuts its compiles in: of namespaces, landlock and seccomp, or `none`, or `off`; [] until it
     is known."""
     searching: bool = False
     """Whether kernels are searched on its device, beside what it compiles."""

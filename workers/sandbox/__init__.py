@@ -1,4 +1,4 @@
-"""What confines a job's processes: namespaces, Landlock, seccomp, bubblewrap, and the paths that they may see.
+"""What confines a job's processes: namespaces, Landlock, seccomp, and the paths that they may see.
 In: a form of isolation and a function. Out: the function, run inside.
 Imports process and the settings.
 """

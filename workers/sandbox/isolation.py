@@ -5,8 +5,7 @@ landlock    of the files only the view, no sockets; a filter on system calls
 seccomp     no sockets; the filter alone, all files that the worker's user may read
 none        limits on memory, processes, files and time, as all forms have
 
-Which of them a machine has is found out by trying (sandbox_probe.py). Bubblewrap around the fork server is apart from
-these: it holds whatever the job's own form is.
+Which of them a machine has is found out by trying (sandbox_probe.py).
 """
 
 from __future__ import annotations

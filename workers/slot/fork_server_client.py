@@ -36,9 +36,7 @@ from ..messages import (
     frame_length,
 )
 from ..process import locked_folders
-from ..process.process_tree import become_subreaper, descendants, kill_below
-from ..sandbox import bubblewrap
-from ..sandbox.visible_paths import visible_paths_of
+from ..process.process_tree import become_subreaper, kill_below
 from ..settings import SlotSettings
 
 _WARM_SECONDS = 300.0
@@ -61,21 +59,18 @@ class _ForkServerProcess:
         jobs_dir: Path,
         lock: int,
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        *,
-        wrapped: bool,
     ) -> None:
         self._settings = settings
         self._process = process
         self._jobs_dir = jobs_dir
         self._lock = lock
         self._reader, self._writer = streams
-        self._wrapped = wrapped
         self.ready: ForkServerReady | None = None
         self.gone = asyncio.Event()
 
     @classmethod
-    async def start(cls, settings: SlotSettings, *, wrapped: bool) -> _ForkServerProcess:
-        """`wrapped`: inside bubblewrap. Raises OSError."""
+    async def start(cls, settings: SlotSettings) -> _ForkServerProcess:
+        """Start the process; `receive` gives its greeting. Raises OSError."""
         environment = server_environment(
             os.environ,
             os.pathsep.join(entry for entry in sys.path if entry),
@@ -87,45 +82,20 @@ class _ForkServerProcess:
         settings = msgspec.structs.replace(settings, shared_dir=shared and str(shared))
         here, there = socket.socketpair()
         with there:
-            order = [
+            command = [
                 *(sys.executable, "-P", "-m", "torchrelay.workers.fork_server.server"),
                 *("--socket", str(there.fileno()), "--jobs", str(jobs_dir)),
                 *("--settings", msgspec.json.encode(settings).decode()),
             ]
-            if wrapped:
-                view = visible_paths_of(settings.kind, environment)
-                writable = [jobs_dir, *([shared] if shared else []), *cls._kept(settings)]
-                order = bubblewrap.wrapped(order, view, writable=writable, environment=environment)
             process = subprocess.Popen(
-                order,
+                command,
                 pass_fds=[there.fileno(), lock],
                 stdin=subprocess.DEVNULL,
                 env=environment,
                 start_new_session=True,
             )
         streams = await asyncio.open_connection(sock=here)
-        return cls(settings, process, jobs_dir, lock, streams, wrapped=wrapped)
-
-    @staticmethod
-    def _kept(settings: SlotSettings) -> list[Path]:
-        """What outlives the server, made here: inside bubblewrap there is no other way to it."""
-        if settings.kernels_dir is None:
-            return []
-        folder = Path(settings.kernels_dir)
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError:  # the server says so, and does without
-            return []
-        return [folder]
-
-    def greeted(self, ready: ForkServerReady) -> ForkServerReady:
-        """Its greeting as it is seen from out here."""
-        if self._wrapped:
-            (inside, *_) = descendants(self._process.pid)
-            layers = ["bubblewrap", *(layer for layer in ready.isolation if layer != "none")]
-            ready = msgspec.structs.replace(ready, pid=inside, isolation=layers)
-        self.ready = ready
-        return ready
+        return cls(settings, process, jobs_dir, lock, streams)
 
     async def send(self, order: Command) -> None:
         self._writer.write(encode(order))
@@ -176,47 +146,32 @@ class ForkServerClient:
         self._watching: asyncio.Task[None] | None = None
         self._unwanted: dict[str, asyncio.Event] = {}
         """Of jobs for which the server still has to come up; set: cancelled."""
-        self._wraps: bool | None = None
-        """Whether servers start inside bubblewrap; None: not tried yet."""
 
     async def start(self) -> bytes:
         """Have a warm fork server; return its ForkServerReady, or a JobFailed, encoded."""
         async with self._starting:
             if self._server is None:
                 become_subreaper()
-                if self._wraps is None:
-                    self._wraps = await asyncio.to_thread(self._can_wrap)
-                server, answer = await self._started(wrapped=self._wraps)
-                if self._wraps and not (isinstance(answer, ForkServerReady) and not answer.missing):
-                    _say(f"inside bubblewrap worker {self._settings.worker} does not work: {_words(answer)}")
-                    self._wraps = False
+                server = await _ForkServerProcess.start(self._settings)
+                try:
+                    answer = await self._first_answer(server)
+                except asyncio.CancelledError:
                     server.stop()
-                    server, answer = await self._started(wrapped=False)
+                    raise
                 if not isinstance(answer, ForkServerReady):
                     server.stop()
                     return msgspec.msgpack.encode(answer)
-                answer = server.greeted(answer)
-                _say(f"worker {self._settings.worker} isolates its jobs by: {', '.join(answer.isolation)}")
+                layers = ", ".join(answer.isolation)
+                # Ray shows it in the service's log
+                print(
+                    f"worker {self._settings.worker} isolates its jobs by: {layers}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                server.ready = answer
                 self._server = server
                 self._watching = asyncio.create_task(self._watch(server))
             return msgspec.msgpack.encode(self._server.ready)
-
-    def _can_wrap(self) -> bool:
-        if self._settings.isolation == "off" or "bubblewrap" not in self._settings.forms:
-            return False
-        environment = server_environment(os.environ, "", self._settings.worker)
-        why = bubblewrap.why_not(visible_paths_of(self._settings.kind, environment), environment)
-        if why:
-            _say(f"worker {self._settings.worker} does without bubblewrap: {why}")
-        return not why
-
-    async def _started(self, *, wrapped: bool) -> tuple[_ForkServerProcess, Answer]:
-        server = await _ForkServerProcess.start(self._settings, wrapped=wrapped)
-        try:
-            return server, await self._first_answer(server)
-        except asyncio.CancelledError:
-            server.stop()
-            raise
 
     @staticmethod
     async def _first_answer(server: _ForkServerProcess) -> Answer:
@@ -333,18 +288,3 @@ class ForkServerClient:
         """Stop the fork server and its job."""
         if self._server is not None:
             self._drop(self._server)
-
-
-def _words(answer: Answer) -> str:
-    match answer:
-        case JobFailed():
-            return answer.message
-        case ForkServerReady():
-            return answer.missing
-        case _:
-            return type(answer).__name__
-
-
-def _say(line: str) -> None:
-    """To Ray, which shows it in the service's log."""
-    print(line, file=sys.stderr, flush=True)

@@ -152,7 +152,7 @@ def _workers(gateway: GatewayClient, settings: ClientSettings) -> str:
     return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
 
 
-_CONFINING = {"bubblewrap", "namespaces", "landlock", "off"}
+_CONFINING = {"namespaces", "landlock", "off"}
 """What keeps a compile from files and network; `off` is its administrator's choice."""
 
 
@@ -163,7 +163,7 @@ def _isolation(gateway: GatewayClient, settings: ClientSettings) -> str:
         raise IsolationUnavailable(
             f"compiles on {', '.join(worker.host or worker.id for worker in loose)} see the worker's files "
             f"(isolation: {', '.join(loose[0].isolation)})",
-            hint="Install bubblewrap there, or allow user namespaces or Landlock (docs/isolation.md)",
+            hint="Allow user namespaces or Landlock there (docs/isolation.md)",
         )
     forms = Counter(", ".join(worker.isolation) for worker in known)
     return "; ".join(f"{count} by {form}" for form, count in sorted(forms.items())) or "no worker says"

@@ -22,7 +22,7 @@ from torchrelay.clients.artifacts.disk_cache import DiskCache
 from torchrelay.compiler.errors import CompileKilled
 from torchrelay.service.base.logs import _Lossy
 from torchrelay.workers.messages import ForkServerReady, JobDone, JobFailed, decode_answer
-from torchrelay.workers.settings import FORMS, Form, JobLimits, SlotSettings
+from torchrelay.workers.settings import JobLimits, SlotSettings
 from torchrelay.workers.slot.actor import CompileSlot
 
 FULL = 800
@@ -135,14 +135,13 @@ async def _artifact(slot: CompileSlot, size: int) -> bytes:
     raise AssertionError("no answer")
 
 
-def _slot(jobs_root: Path, forms: tuple[Form, ...] = FORMS) -> CompileSlot:
+def _slot(jobs_root: Path) -> CompileSlot:
     settings = SlotSettings(
         worker="w",
         kind="cpu",
         engine="faulty_engine",
         jobs_root=str(jobs_root),
         limits=JobLimits(file_bytes=100_000),
-        forms=forms,
     )
     return CompileSlot(settings)
 
@@ -166,8 +165,7 @@ def test_a_job_that_finds_no_room_is_no_fault_of_its_graph_and_leaves_nothing(jo
 
 def test_a_worker_that_cannot_make_a_jobs_folder_says_so_and_works_again_when_it_can(jobs_root: Path) -> None:
     async def scenario() -> None:
-        # inside bubblewrap the folder is a mount of its own, which stays whatever happens to its name
-        slot = _slot(jobs_root, tuple(form for form in FORMS if form != "bubblewrap"))
+        slot = _slot(jobs_root)
         ready = decode_answer(await slot.start())
         assert isinstance(ready, ForkServerReady)
         folder = Path(ready.jobs_dir)

@@ -24,7 +24,6 @@ from torchrelay.workers.fork_server.queries import (
 )
 from torchrelay.workers.messages import (
     BadFrame,
-    ForkServerReady,
     FrameDecoder,
     JobDone,
     JobFailed,
@@ -81,11 +80,13 @@ async def still_works(slot):
     assert await run(slot, answering(slot), how="in turn", sizes=[9]) == [["size 9"]]
 
 
-@pytest.mark.parametrize("form", [forms.parameter(name) for name in forms.FORMS_OF_A_JOB])
+@pytest.mark.parametrize("form", forms.CONFINING)
 def test_a_job_asks_and_is_answered_however_it_is_shut_in(tmp_path, form):
+    forms.require(form)
+
     async def scenario():
-        async with warm_slot(tmp_path, (*forms.FORMS_OF_A_JOB[form], "none")) as (slot, ready):
-            assert isinstance(ready, ForkServerReady)
+        async with warm_slot(tmp_path, (form, "none")) as (slot, ready):
+            assert form in ready.isolation
             assert await run(slot, answering(slot), how="in turn", sizes=[2, 3]) == [["size 2"], ["size 3"]]
 
     asyncio.run(scenario())

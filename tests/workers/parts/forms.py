@@ -1,9 +1,13 @@
-"""The forms of isolation, and which of them this machine offers: found out by starting a slot that may use no other."""
+"""The forms of isolation, and slots that may use some of them.
+
+`require(form)` skips a test where this machine does not offer the form, or fails it with TORCHRELAY_TEST_FORMS=all.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import tempfile
 from collections.abc import AsyncIterator
@@ -14,12 +18,8 @@ from torchrelay.workers.messages import ForkServerReady, JobFailed, decode_answe
 from torchrelay.workers.settings import FORMS, SlotSettings
 from torchrelay.workers.slot.actor import CompileSlot
 
-FORMS_OF_A_JOB = {
-    "bubblewrap and namespaces": ("bubblewrap", "namespaces"),
-    "bubblewrap and landlock": ("bubblewrap", "landlock"),
-    "namespaces": ("namespaces",),
-    "landlock": ("landlock",),
-}
+CONFINING = ("namespaces", "landlock")
+"""The forms that hide files and network."""
 
 
 def settings(folder, forms=FORMS, **others):
@@ -48,20 +48,39 @@ async def warm_slot(told: SlotSettings) -> AsyncIterator[tuple[CompileSlot, Fork
         await slot.close()
 
 
-def _offered(forms):
-    async def ask(folder):
-        async with warm_slot(settings(folder, (*forms, "none"))) as (_, ready):
-            return set(forms) <= set(ready.isolation)
-
-    with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(ask(Path(folder)))
-
-
-OFFERED = {name: _offered(forms) for name, forms in FORMS_OF_A_JOB.items()}
+def require(form):
+    """Skip the test, or fail it, unless a slot on this machine isolates its jobs by `form`."""
+    if reason := _why_not(form):
+        message = f"isolation by {form!r} is not offered here: {reason}"
+        if os.environ.get("TORCHRELAY_TEST_FORMS") == "all":
+            pytest.fail(f"{message} (TORCHRELAY_TEST_FORMS=all)")
+        pytest.skip(message)
 
 
-def parameter(name, *marks):
-    """One form as a test's parameter; its id says if this machine does not offer it."""
-    return pytest.param(
-        name, id=f"{name.replace(' ', '-')}{'' if OFFERED[name] else '-not-offered-here'}", marks=marks
-    )
+@functools.cache
+def _why_not(form):
+    """'' if it is offered, else what a slot that may use it says. Starts the slot once per process."""
+
+    async def isolation(folder):
+        async with warm_slot(settings(folder, (form, "none"))) as (_, ready):
+            return ready.isolation
+
+    with tempfile.TemporaryDirectory() as folder, _standard_error() as written:
+        found = asyncio.run(isolation(Path(folder)))
+    return "" if form in found else "".join(written).strip() or f"a slot has {', '.join(found)}"
+
+
+@contextlib.contextmanager
+def _standard_error():
+    """A list that holds, afterwards, what this process and its children have written."""
+    written = []
+    before = os.dup(2)
+    with tempfile.TemporaryFile("w+") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield written
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            written.append(file.read())

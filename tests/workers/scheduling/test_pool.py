@@ -236,7 +236,7 @@ def test_waiting_counts_to_the_deadline(service):
 
 def test_each_worker_says_what_shuts_its_jobs_in(service):
     service.wait_for_idle()
-    known = {"bubblewrap", "namespaces", "landlock", "seccomp", "none"}
+    known = {"namespaces", "landlock", "seccomp", "none"}
     assert all(worker.isolation and set(worker.isolation) <= known for worker in service.pool.workers())
     assert {worker.processors for worker in service.pool.workers()} == {len(os.sched_getaffinity(0))}
 
