@@ -158,8 +158,12 @@ GENERATORS = {f"compiler/request/operator_table/{name}.py" for name in ("generat
 """Run by a developer for each new torch, never by client, gateway or worker."""
 
 
-def private_names(source: str) -> set[str]:
-    """Dotted names under torch that have a private part, as a module's code spells them."""
+PRIVATE_OF_RAY = ("ray.core.generated", "ray.train.v2")
+"""Named without an underscore, and not in Ray's documentation."""
+
+
+def private_names(source: str, library: str = "torch") -> set[str]:
+    """Dotted names under `library` that have a private part, as a module's code spells them."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -171,8 +175,11 @@ def private_names(source: str) -> set[str]:
     return {
         name
         for name in found
-        if name.startswith("torch.")
-        and any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+        if name.startswith(f"{library}.")
+        and (
+            name.startswith(PRIVATE_OF_RAY)
+            or any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+        )
     }
 
 
@@ -188,3 +195,12 @@ def test_private_pytorch_apis_are_touched_in_torch_internals_only() -> None:
     }
     assert {path for path in touching if not path.startswith(INTERNALS)} <= GENERATORS
     assert any(path.startswith(INTERNALS) for path in touching)
+
+
+def test_private_parts_of_ray_are_touched_in_one_file_only() -> None:
+    folders = ("clients", "compiler", "workers", "service", "examples", "benchmarks")
+    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    touching = [path for path in files if private_names(path.read_text(), "ray")]
+    assert [path.relative_to(ROOT).as_posix() for path in touching] == ["workers/ray_internals.py"]
+    assert private_names("from ray.train.v2.api import x", "ray")
+    assert not private_names("import ray.train\nray.get(1).__class__", "ray")
