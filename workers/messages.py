@@ -1,4 +1,4 @@
-"""What actor, fork server and a job's child send each other: length-prefixed MessagePack frames; structs in, bytes out.
+"""The messages between a slot's actor, its fork server and a job's child, as length-prefixed MessagePack frames.
 
 The actor sends WorkerJob, CancelJob and QueryReply. The fork server answers ForkServerReady once, then for each job
 any number of StageEvent and JobQuery and one of JobDone and JobFailed. The child writes these four to the fork server,
@@ -46,17 +46,17 @@ class CancelJob(_Message, tag="cancel"):
 
 
 class QueryReply(_Message, tag="reply"):
-    """What the running job asked under `id` is answered so; b'': nobody answers."""
+    """The answer to the running job's query `id`; b'': there is none."""
 
     id: QuestionId
     answer: bytes
 
 
 class ForkServerReady(_Message, tag="ready"):
-    """The fork server is warm. `jobs_dir` is its own, for whoever must clean up after it.
+    """The fork server is warm. `jobs_dir`: its jobs' folders, for the process that cleans up after it.
 
-    isolation: what shuts its jobs in, as /v1/workers names it. missing: what jobs need and do not find there. device:
-    which of a node's GPUs it sees; '' for a CPU. processors: that it may use; 0: it does not tell.
+    isolation: the layers that isolate its jobs, as /v1/workers names them. missing: a tool that jobs need and do not
+    find there. device: the GPU of the node that it sees; '' for a CPU. processors: how many it may use; 0: unknown.
     """
 
     pid: int

@@ -1,7 +1,7 @@
-"""Stage 6, worker side: a request's canonical bytes in, an unsigned artifact out, from a warm slot that fits.
+"""Stage 6, worker side: sends a request's canonical bytes to a warm slot that fits; returns an unsigned artifact.
 
-The pool keeps a Ray actor on every slot that the cluster's nodes offer, replaces those that die, and queues
-jobs for them. It imports neither torch nor, before `start`, Ray.
+The pool runs a Ray actor on every slot that the cluster's nodes offer, replaces those that die, and queues jobs for
+them. It imports neither torch nor, before `start`, Ray.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ log = logging.getLogger(__name__)
 
 OnQuery = Callable[[bytes], Awaitable[bytes]]
 
-_LOOK_SECONDS = 2.0
-"""Between two looks at the cluster's nodes."""
-_FREE_LOOKS = 3
-"""One in so many of them is also for what dead training jobs hold."""
+_NODES_SECONDS = 2.0
+"""Between two checks of the cluster's nodes."""
+_FREE_EVERY = 3
+"""Every so many of these checks, the resources of dead training jobs are freed too."""
 _BACKOFF_SECONDS = (1.0, 30.0)
 """First and longest wait before a slot that failed is tried again."""
 _GRACE_SECONDS = 20.0
@@ -64,11 +64,11 @@ _GRACE_SECONDS = 20.0
 
 
 class WorkerLost(CompileKilled):
-    """The worker's actor or its node has gone: hardly by what it ran."""
+    """The worker's actor or its node has gone, probably not because of its job."""
 
 
 class WorkerPool:
-    """Warm slots on a Ray cluster. One a process; `start` before use, `close` after."""
+    """Warm slots on a Ray cluster. One in a process; call `start` before use, `close` after."""
 
     def __init__(self, settings: PoolSettings) -> None:
         if settings.ray_address is None and settings.ray_token is None:
@@ -77,11 +77,11 @@ class WorkerPool:
         self._cluster: RayCluster | None = None
         self._slots = SlotQueue()
         self._trains: JobDrivers | None = None
-        self._scout: asyncio.Task[None] | None = None
+        self._nodes_task: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start or join Ray and begin to warm slots; `ready` says when the first is warm.
+        """Start or join Ray and start slots; `ready` is True once the first is warm.
 
         Raises Unavailable; `start` can be called again then.
         """
@@ -95,14 +95,14 @@ class WorkerPool:
             raise
         self._trains = JobDrivers(self._cluster)
         self._settle(self._cluster, nodes)
-        self._scout = asyncio.create_task(self._follow_nodes(self._cluster), name="follow Ray nodes")
+        self._nodes_task = asyncio.create_task(self._follow_nodes(self._cluster), name="follow Ray nodes")
 
     async def close(self) -> None:
-        """Stop every slot and leave Ray, whatever `start` came to."""
+        """Stop every slot and leave Ray, even if `start` failed."""
         if self._cluster is None:
             return
-        if self._scout is not None:
-            self._scout.cancel()
+        if self._nodes_task is not None:
+            self._nodes_task.cancel()
         await asyncio.gather(*(self._retire(slot) for slot in list(self._slots.all.values())))
         self._slots.all.clear()
         self._slots.serve()
@@ -133,9 +133,8 @@ class WorkerPool:
     ) -> bytes:
         """Compile canonical request bytes on a slot that fits; waiting in the queue counts to the deadline.
 
-        on_query: answers what the compile asks meanwhile (a queries.TuningQuery and a queries.KnownEntries,
-        encoded); b'': no
-        answer. It is given at most queries.MOST_OPEN at once, and cancelled when the compile ends.
+        on_query: answers the compile's queries (a queries.TuningQuery, encoded) with a queries.KnownEntries, encoded,
+        or b'' for no answer. At most queries.MOST_OPEN calls run at once, and they are cancelled when the compile ends.
         Cancelling the caller kills the job's processes. Raises NoWorker, Overloaded, CompileTimeout,
         CompileKilled, and what the compile itself raised.
         """
@@ -200,45 +199,45 @@ class WorkerPool:
             raise
 
     async def train_begin(self, order: TrainOrder) -> None:
-        """Have a driver run the job; it goes on without this process. Where one has it already, nothing happens.
+        """Start a driver for the job, unless it has one; the driver does not need this process any more.
 
-        A driver starts by itself again on another node. Its job goes on from the last checkpoint, and its news from the
-        last number that `order.folder` knows. A job that had ended runs again only with another `order.resumes`.
+        A lost driver is started again on another node. Its job goes on from the last checkpoint, and its events from
+        the last number in `order.folder`. A job that has ended runs again only with another `order.resumes`.
         Raises Unavailable; WorkerLost if the driver is lost meanwhile.
         """
         try:
-            await self._site().begin(order)
+            await self._training().begin(order)
         except DriverLost as error:
             raise WorkerLost(error.message, hint=error.advice) from None
 
     async def train_warm(self, order: TrainOrder) -> None:
-        """Have PyTorch imported where the job's ranks may come to be, before they do. Raises Unavailable; WorkerLost if
-        the driver is lost meanwhile."""
+        """Import PyTorch on the nodes that are likely to get the job's ranks, before they do. Raises Unavailable;
+        WorkerLost if the driver is lost meanwhile."""
         try:
-            await self._site().warm(order)
+            await self._training().warm(order)
         except DriverLost as error:
             raise WorkerLost(error.message, hint=error.advice) from None
 
     async def train_news(self, job: str, after: int, *, seconds: float) -> list[NumberedEvent]:
-        """What the job's driver knows past number `after`, at most 1000; waits up to `seconds` for the first. `job`,
-        here and below: as node_messages.node_job_id has it.
+        """The job's events past number `after`, at most 1000; waits up to `seconds` for the first. `job`, here and
+        below: see node_messages.node_job_id.
 
-        All up to `after` it may forget. The last one of all is a Turned to done, failed or cancelled. Raises WorkerLost
-        where the job has no driver (any more): `train_begin` makes one; Unavailable where it does not answer, as while
-        it is started again.
+        The driver may drop all up to `after`. The last event of a job is a StateChanged to done, failed or cancelled.
+        Raises WorkerLost if the job has no driver: `train_begin` makes one; Unavailable if it does not answer, as while
+        it is being started again.
         """
         try:
-            return await self._site().news(job, after, seconds)
+            return await self._training().events(job, after, seconds)
         except DriverLost as error:
             raise WorkerLost(error.message, hint=error.advice) from None
 
     async def train_cancel(self, job: str) -> None:
-        """Tell the job's ranks to save and end, and kill what is left 5 s later; the news say when it is over."""
-        await self._site().cancel(job)
+        """Order the job's ranks to save and end, and kill them 5 s later; an event reports the end."""
+        await self._training().cancel(job)
 
     async def train_forget(self, job: str) -> None:
-        """End the job's driver, and its ranks if there are any. Nothing happens where there is none."""
-        await self._site().forget(job)
+        """End the job's driver and its ranks, if there are any."""
+        await self._training().forget(job)
 
     async def train_capture(
         self,
@@ -248,24 +247,24 @@ class WorkerPool:
         seconds: float,
         placed: Callable[[], Awaitable[None]] | None = None,
     ) -> CapturedGraphs:
-        """Run the job's script on one worker as rank 0 of a pretended world, up to its first optimizer step.
+        """Run the job's script on one worker as rank 0 of a simulated world, up to its first optimizer step.
 
-        world: its ranks, if they are not those that the job asks for. placed: called when a worker has room, for which
-        it waits as long as it takes. `ended` says what went wrong in the script. Cancelling the caller kills it.
+        world: the number of ranks, if it is not the job's. placed: called once a worker has room; there is no limit on
+        that wait. The result's `ended` has an error of the script. Cancelling the caller kills the script.
         Raises CompileTimeout if the script takes longer than `seconds`; WorkerLost, Unavailable.
         """
         try:
-            return await self._site().capture(order, world or order.spec.workers, seconds, placed)
+            return await self._training().capture(order, world or order.spec.workers, seconds, placed)
         except DriverLost as error:
             raise WorkerLost(error.message, hint=error.advice) from None
 
     async def train_room(self, spec: TrainSpec) -> str:
-        """Why the nodes there are now could never hold the job's ranks, were all of them idle; '' if they could."""
+        """Why the present nodes could never hold the job's ranks, even if all were idle; '' if they could."""
         if self._cluster is None:
             raise Unavailable("the workers are not there yet")
         return why_no_room(spec, [node.resources for node in await self._cluster.nodes()])
 
-    def _site(self) -> JobDrivers:
+    def _training(self) -> JobDrivers:
         if self._trains is None:
             raise Unavailable("the workers are not there yet")
         return self._trains
@@ -321,7 +320,7 @@ class WorkerPool:
         on_progress: Callable[[compiles.Stage, str], None],
         on_query: OnQuery | None,
     ) -> bytes:
-        """The job on its slot, to its end; the slot is free afterwards."""
+        """Run the job on its slot to its end, and free the slot."""
         try:
             compile_on = slot.actor.compile.options(num_returns="streaming")
             stream = compile_on.remote(job_id, request, key, seconds, namespace)
@@ -338,7 +337,7 @@ class WorkerPool:
         on_progress: Callable[[compiles.Stage, str], None],
         on_query: OnQuery | None,
     ) -> bytes:
-        """What the job's actor streams, to the end: what was done. Raises WorkerLost, and what the job failed with."""
+        """Handle the actor's messages until the job ends; its result. Raises WorkerLost, and the job's own error."""
         from ray.exceptions import RayError
 
         actor = slot.actor
@@ -360,7 +359,7 @@ class WorkerPool:
             raise CompileKilled(f"worker {slot.worker} ended its answer too early", hint="Try again")
         except RayError as error:
             if slot.actor is actor:
-                slot.state = "starting"  # not idle: its keeper is about to notice as well
+                slot.state = "starting"  # not idle: its supervisor will notice as well
             log.warning("worker %s was lost with a job: %s", slot.worker, _first_line(error))
             raise WorkerLost(f"worker {slot.worker} died with the job", hint="Try again") from None
         finally:
@@ -374,12 +373,12 @@ class WorkerPool:
             if on_query is not None:
                 answer = await on_query(query.question)
         except Exception:  # the job goes on without
-            log.exception("a question of a job on worker %s met an error", slot.worker)
+            log.exception("the query of a job on worker %s failed", slot.worker)
         actor.reply.remote(job_id, query.id, answer)
 
     def _end(self, slot: Slot, job_id: str, running: asyncio.Task[bytes]) -> None:
-        """Have a job that nobody waits for killed, in the background."""
-        # what it raises is nobody's, also where the pool is closed before it ends
+        """Kill a job that nobody waits for, in the background."""
+        # nobody handles its exception, also if the pool is closed before it ends
         running.add_done_callback(lambda done: done.cancelled() or done.exception())
         ending = asyncio.create_task(self._kill_job(slot, job_id, running), name=f"end job on {slot.worker}")
         self._endings.add(ending)
@@ -397,18 +396,18 @@ class WorkerPool:
             log.info("the cancelled job on worker %s ended: %s", slot.worker, error)
 
     async def _follow_nodes(self, cluster: RayCluster) -> None:
-        for look in itertools.count(1):
-            await asyncio.sleep(_LOOK_SECONDS)
+        for count in itertools.count(1):
+            await asyncio.sleep(_NODES_SECONDS)
             try:
                 self._settle(cluster, await cluster.nodes())
-                self._hold(await self._site().held())
-                if look % _FREE_LOOKS == 0:
-                    await self._site().free()
+                self._hold(await self._training().held())
+                if count % _FREE_EVERY == 0:
+                    await self._training().free()
             except Unavailable as error:
                 log.error("%s", error)  # slots stay as they are; their own calls fail if it lasts
 
     def _hold(self, held: list[RankDevice]) -> None:
-        """Let nothing be measured where a training job's ranks are: it would be wrong, and in their way."""
+        """End and prevent searches on devices of training jobs: figures would be wrong, and ranks slower."""
         self._slots.held = {(each.node, gpu) for each in held for gpu in each.gpus.split(",")}
         for slot in self._slots.all.values():
             if slot.searching and slot.search and not slot.yielded and slot.held(self._slots.held):
@@ -417,7 +416,7 @@ class WorkerPool:
                 slot.actor.cancel.remote(slot.search)
 
     def _settle(self, cluster: RayCluster, nodes: list[RayNode]) -> None:
-        """Have a slot for each that `nodes` offer, and none for a node that has gone."""
+        """Add the slots that `nodes` offer and are missing; remove those of nodes that have gone."""
         offered: dict[tuple[str, DeviceKind, int], RayNode] = {}
         for node in nodes:
             offered |= {(node.id, "cpu", i): node for i in range(node.cpu_slots)}
@@ -428,17 +427,19 @@ class WorkerPool:
             if place not in offered:
                 log.warning("worker %s has gone with its node", slot.worker)
                 del self._slots.all[place]
-                if slot.keeper is not None:
-                    slot.keeper.cancel()
+                if slot.supervisor is not None:
+                    slot.supervisor.cancel()
         for place, node in offered.items():
             if place not in self._slots.all:
                 slot = Slot(node, place[1], place[2])
-                slot.keeper = asyncio.create_task(self._keep(cluster, slot), name=f"keep {slot.worker}")
+                slot.supervisor = asyncio.create_task(
+                    self._supervise(cluster, slot), name=f"supervise {slot.worker}"
+                )
                 self._slots.all[place] = slot
         self._slots.serve()
 
-    async def _keep(self, cluster: RayCluster, slot: Slot) -> None:
-        """Have a live, warm actor on `slot` for as long as its node is there."""
+    async def _supervise(self, cluster: RayCluster, slot: Slot) -> None:
+        """Run a warm actor on `slot`, and replace it when it dies, until cancelled."""
         from ray.exceptions import RayError
 
         backoff, longest = _BACKOFF_SECONDS
@@ -475,7 +476,7 @@ class WorkerPool:
         if isinstance(answer, JobFailed):
             raise answer.error()
         if not isinstance(answer, ForkServerReady):
-            raise CompileKilled(f"worker {slot.worker} greeted with {type(answer).__name__}")
+            raise CompileKilled(f"worker {slot.worker} answered its start with {type(answer).__name__}")
         return answer
 
     def _slot_settings(self, slot: Slot) -> SlotSettings:
@@ -494,7 +495,7 @@ class WorkerPool:
         )
 
     async def _retire(self, slot: Slot) -> None:
-        """Stop a slot's fork server, and only then its actor, so that no process outlives the pool."""
+        """Stop a slot's fork server and then its actor, so that no process outlives the pool."""
         from ray.exceptions import RayError
 
         if slot.actor is not None and slot.ready is not None:
@@ -503,9 +504,9 @@ class WorkerPool:
                     await slot.actor.close.remote()
             except (TimeoutError, RayError) as error:
                 log.warning("worker %s did not stop by itself: %s", slot.worker, error)
-        if slot.keeper is not None:
-            slot.keeper.cancel()
-            await asyncio.gather(slot.keeper, return_exceptions=True)
+        if slot.supervisor is not None:
+            slot.supervisor.cancel()
+            await asyncio.gather(slot.supervisor, return_exceptions=True)
 
 
 def _first_line(error: Exception) -> str:

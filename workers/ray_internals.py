@@ -1,7 +1,7 @@
 """All of Ray's private parts that we touch, for Ray 2.60: placement groups, free resources, Ray Train's controller.
 
-In: plain values. Out: plain values, and classes of Ray Train's to inherit from. Ray is imported when a function is
-called, since it reads its environment as it is imported; imports nothing of this project.
+Functions take and return plain values, or classes of Ray Train to inherit from. Ray is imported when a function is
+called, because it reads its environment at import. Imports nothing of this project.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def actor_id(handle: Any) -> str:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """What each node has left; no public function of Ray's tells it."""
+    """The free resources of each node; Ray has no public function for it."""
     from ray._private.state import available_resources_per_node
 
     return dict(available_resources_per_node())
@@ -65,15 +65,15 @@ def _remove_placement_groups(which: Callable[[Any], bool]) -> int:
 
 
 def controller_callback() -> type[Any]:
-    """The base class of who is told what Ray Train's controller does."""
+    """The base class of callbacks of Ray Train's controller."""
     from ray.train.v2._internal.execution.callback import ControllerCallback
 
     return ControllerCallback
 
 
 def trainer_without_cleaner() -> type[Any]:
-    """DataParallelTrainer without the detached cleaner, which asks a dashboard that is not there: Ray removes a
-    placement group as its controller dies."""
+    """DataParallelTrainer without its detached cleaner, which asks a dashboard that does not run here: Ray removes a
+    placement group when its controller dies."""
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
     class RankTrainer(DataParallelTrainer):
@@ -85,10 +85,10 @@ def trainer_without_cleaner() -> type[Any]:
 
 
 def start_autoscaling_coordinator(resources: Mapping[str, float]) -> None:
-    """Have the actor that tells all elastic jobs what is free, if there is none yet, on any node with `resources`.
+    """Make the actor that tells elastic jobs the free resources, on any node with `resources`, if there is none yet.
 
-    The first job's controller would make it, bound to its own node for ever: once that is lost, no elastic job starts
-    again. Who makes it first says where it may live.
+    Otherwise the first job's controller makes it, bound to its own node: once that node is lost, no elastic job starts
+    again. The first to make it decides where it may run.
     """
     import ray
     from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator as coordinator
@@ -110,12 +110,12 @@ def start_autoscaling_coordinator(resources: Mapping[str, float]) -> None:
 
 
 def cancel_resource_request(run: str) -> None:
-    """Forget what a controller that was killed wanted; else elastic jobs count with it for three minutes more. run: the
-    id of its run."""
+    """Cancel the resource request of a controller that was killed; else elastic jobs count it for three minutes more.
+    run: the id of its run."""
     import ray
 
     try:
         coordinator = ray.get_actor(_COORDINATOR, namespace=_COORDINATOR)
         ray.get(coordinator.cancel_request.remote(f"train-{run}"), timeout=_CANCEL_SECONDS)
     except (ray.exceptions.RayError, ValueError) as error:
-        log.warning("what a lost controller wanted is kept free for a while: %s", error)
+        log.warning("the resources that a lost controller requested stay reserved for a while: %s", error)

@@ -1,4 +1,4 @@
-"""What a slot and the pool are told, as frozen structs; the gateway's settings fill them in."""
+"""The settings of a slot and of the pool; the gateway fills them in from its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class JobLimits(Struct, frozen=True, kw_only=True):
     Memory is watched four times a second and the job is killed past the limit; pages that a job shares with a copy of
     itself count for both. Kernel limits do not fit:
     RLIMIT_AS and RLIMIT_DATA count address space, of which CUDA and torch reserve far more than they use, and
-    hold for each process alone. A jump between two looks can overshoot; the child's out-of-memory score is
+    hold for each process alone. A jump between two checks can overshoot; the child's out-of-memory score is
     the worst possible, so that the kernel picks it before anything else on the machine. RLIMIT_NPROC counts
     everything its user runs, so processes are counted here as well.
     """
@@ -52,13 +52,13 @@ class SlotSettings(Struct, frozen=True, kw_only=True):
     jobs_root: str | None = None
     """Where job directories are made; None: the machine's temporary directory."""
     kernels_dir: str | None = None
-    """Where built C++ libraries are kept for later jobs (compiler/kernel_store/libraries.py); None: nowhere."""
+    """Where built C++ libraries are stored for later jobs (compiler/kernel_store/libraries.py); None: nowhere."""
     kernels_bytes: int = libraries.DEFAULT_LIMIT
     shared_dir: str | None = None
-    """Where the server keeps what its own code prepares for all jobs (precompiled headers); None: below the
+    """Where the server stores what its own code makes for all jobs (precompiled headers); None: below the
     machine's temporary directory, in a folder that all slots of this user share."""
     search_idle_seconds: float = 300.0
-    """Without a searcher, after which the searches' fork server ends."""
+    """The searches' fork server ends after so long without a searcher."""
     isolation: IsolationSetting = "auto"
     forms: tuple[Form, ...] = FORMS
     """The forms of isolation that may be tried; a test takes some away."""
@@ -78,13 +78,13 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     temp_dir: str | None = None
     """The embedded cluster's directory, short (sockets lie in it); None makes one and removes it again."""
     cpu_slots: int = 1
-    """Of the embedded cluster. Nodes of a running cluster say theirs (ray_resources.node_resources)."""
+    """Of the embedded cluster. Nodes of a running cluster offer theirs (ray_resources.node_resources)."""
     gpu_slots_per_gpu: int = 1
     """0 leaves GPUs alone."""
     memory_limit_bytes: int = JobLimits().memory_bytes
     request_limits: codec.Limits = codec.Limits()
     kernels_dir: str | None = None
-    """On each worker node: where its slots keep built C++ libraries; None: nowhere."""
+    """On each worker node: where its slots store built C++ libraries; None: nowhere."""
     kernels_bytes: int = libraries.DEFAULT_LIMIT
     isolation: IsolationSetting = "auto"
     object_store_bytes: int = 256 << 20

@@ -1,4 +1,4 @@
-"""Inside a job's process, just forked: shut it in, run the engine, write what comes of it to the pipe."""
+"""A job's process: forked from the server, isolated, limited; it runs the engine and writes the result to its pipe."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from .environment import job_environment
 from .queries import QueryClient, most_questions
 
 OFFERS = "kernels"
-"""The folder of a job's directory in which it lays the libraries that it built."""
+"""The folder, in a job's directory, for the libraries that it built."""
 
 _DESCRIBE_SECONDS = 600.0
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""The worker's trouble and not the graph's: another worker, or this one later, may well succeed."""
+"""Errors of the worker, not of the graph: another worker, or this one later, may succeed."""
 
 
 class ChildProcess(NamedTuple):
@@ -44,11 +44,11 @@ class ChildProcess(NamedTuple):
 
     pid: int
     pipe: int
-    """The reading end of what it tells."""
+    """The reading end of its output."""
     replies: int
-    """The writing end of what it is told; does not block."""
+    """The writing end of the pipe from which it reads QueryReplies; does not block."""
     idle: frozenset[int]
-    """Processes that only hold the child's namespaces: copies of the server that do nothing."""
+    """Processes that only hold the child's namespaces: forks of the server that do nothing else."""
 
     def close(self) -> None:
         """Close both pipes."""
@@ -59,29 +59,31 @@ class ChildProcess(NamedTuple):
 class ChildPipes(NamedTuple):
     """The child's own ends."""
 
-    tell: int
-    hear: int
+    output: int
+    replies: int
 
 
-def fork(body: Callable[[ChildPipes], None], log: Path | None, enclosure: Sandbox) -> ChildProcess:
-    """Run `body` in a child with a session of its own, shut in as `enclosure` says.
+def fork(body: Callable[[ChildPipes], None], log: Path | None, sandbox: Sandbox) -> ChildProcess:
+    """Run `body` in a child with a session of its own, inside `sandbox`.
 
     The child writes to `log` instead of the server's output, and ends without unwinding the server's stack.
     """
     server = os.getpid()
     reading, writing = os.pipe()
-    hearing, replying = os.pipe()
-    told, telling = os.pipe()
+    replies_reading, replies_writing = os.pipe()
+    pid_reading, pid_writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid:
-        for descriptor in (writing, hearing, telling):
+        for descriptor in (writing, replies_reading, pid_writing):
             os.close(descriptor)
-        os.set_blocking(replying, False)
-        with os.fdopen(told, "rb") as stream:
+        os.set_blocking(replies_writing, False)
+        with os.fdopen(pid_reading, "rb") as stream:
             first = stream.read()
-        return ChildProcess(pid, reading, replying, frozenset({pid, int(first)}) if first else frozenset())
+        return ChildProcess(
+            pid, reading, replies_writing, frozenset({pid, int(first)}) if first else frozenset()
+        )
     status = 70
     try:
         os.setsid()
@@ -95,12 +97,12 @@ def fork(body: Callable[[ChildPipes], None], log: Path | None, enclosure: Sandbo
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(output, 1)
             os.dup2(output, 2)
-        if enclosure.form != "namespaces":
-            os.close(telling)
-            telling = writing
-        _close_all_but(writing, hearing, telling)
-        pipes = ChildPipes(writing, hearing)
-        enclosure.run(functools.partial(body, pipes), keep=pipes, tell=telling)
+        if sandbox.form != "namespaces":
+            os.close(pid_writing)
+            pid_writing = writing
+        _close_all_but(writing, replies_reading, pid_writing)
+        pipes = ChildPipes(writing, replies_reading)
+        sandbox.run(functools.partial(body, pipes), inherited=pipes, pid_pipe=pid_writing)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -113,23 +115,23 @@ def _end(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _close_all_but(*kept: int) -> None:
+def _close_all_but(*descriptors: int) -> None:
     """Close what the server has open past standard error: its socket first of all."""
     begin = 3
-    for descriptor in sorted(kept):
+    for descriptor in sorted(descriptors):
         os.closerange(begin, descriptor)
         begin = descriptor + 1
     os.closerange(begin, os.sysconf("SC_OPEN_MAX"))
 
 
-def lay_out(work: Path) -> None:
-    """Make the folders of a job's own."""
+def make_folders(work: Path) -> None:
+    """Make the private folders of a job."""
     for name in ("home", "tmp", "inductor", "triton", "cuda", "compile", OFFERS):
         (work / name).mkdir()
 
 
 def read_log(log: Path, most: int) -> str:
-    """The last `most` bytes of what a child printed; the file is the child's, and may be anything by now."""
+    """The last `most` bytes of a child's output. The child owns the file and may have replaced it by anything."""
     try:
         descriptor = os.open(log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -145,14 +147,14 @@ def read_log(log: Path, most: int) -> str:
 def describe(
     engine: ModuleType, settings: SlotSettings, work: Path, environment: Mapping[str, str], pipes: ChildPipes
 ) -> None:
-    """Write the engine's toolchain, its target and what of its tools does not work as MessagePack, or JobFailed."""
+    """Write the engine's toolchain, its target and the first tool that does not work as MessagePack, or a JobFailed."""
     try:
-        _shut_in(work, _DESCRIBE_SECONDS, settings.limits, environment)
+        _apply_limits(work, _DESCRIBE_SECONDS, settings.limits, environment)
         data = msgspec.msgpack.encode((*engine.describe(settings.kind), engine.missing(settings.kind)))
     except Exception as error:
         traceback.print_exc()
         data = msgspec.msgpack.encode(JobFailed.of(CompileFailed(_one_line(error))))
-    _write(pipes.tell, data)
+    _write(pipes.output, data)
 
 
 def prepare(
@@ -165,13 +167,13 @@ def prepare(
     shared: Path,
     pipes: ChildPipes,
 ) -> None:
-    """Have the engine prepare what jobs like this one share; JobDone, whatever comes of it: jobs do without."""
-    _shut_in(work, _DESCRIBE_SECONDS, limits, environment)
+    """Have the engine make what jobs like this one share. Writes JobDone even if that fails: jobs do without it."""
+    _apply_limits(work, _DESCRIBE_SECONDS, limits, environment)
     try:
         engine.prepare(request, limits.request, shared)
     except Exception:
         traceback.print_exc()
-    _write(pipes.tell, encode(JobDone(b"")))
+    _write(pipes.output, encode(JobDone(b"")))
 
 
 def do_job(
@@ -187,13 +189,13 @@ def do_job(
     shared: Path | None,
     pipes: ChildPipes,
 ) -> None:
-    """Shut this process in and run the engine in it; StageEvents, JobQueries and its end are written."""
-    _shut_in(work, seconds, limits, environment)
+    """Apply the limits and run the engine; write StageEvents, JobQueries, then JobDone or JobFailed."""
+    _apply_limits(work, seconds, limits, environment)
     lock = threading.Lock()
 
     def send(message: Answer) -> None:
         with lock:  # progress may come from any of the engine's threads
-            _write(pipes.tell, encode(message))
+            _write(pipes.output, encode(message))
 
     def progress(stage: compiles.Stage, detail: str = "") -> None:
         send(StageEvent(stage, detail))
@@ -211,7 +213,7 @@ def do_job(
             progress=progress,
             kernels=None if kernels is None else KernelExchange(kernels, work / OFFERS),
             shared=shared,
-            ask=QueryClient(send, pipes.hear, most_questions(job)),
+            ask=QueryClient(send, pipes.replies, most_questions(job)),
         )
         answer = JobDone(result)
     except RelayError as error:
@@ -232,7 +234,7 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {first}"[:500].removesuffix(": ")
 
 
-def _shut_in(work: Path, seconds: float, limits: JobLimits, environment: Mapping[str, str]) -> None:
+def _apply_limits(work: Path, seconds: float, limits: JobLimits, environment: Mapping[str, str]) -> None:
     processor_seconds = int(seconds * (os.cpu_count() or 1)) + 60
     for what, value in (
         (resource.RLIMIT_CORE, 0),

@@ -30,8 +30,8 @@ from .frame_stack import with_frame_stack
 
 _TRIAL = '#include <cmath>\n#include <Python.h>\nextern "C" double tried(double x) { return std::sqrt(x); }\n'
 _COLLECTIONS = (2_000_000, 50, 1_000)
-"""gc.set_threshold for one compile. A graph of a dozen layers leaves 1.4 million objects, two thirds of them garbage of
-100 MB; to look through them as they come took a tenth of its time. A larger graph's are still collected."""
+"""gc.set_threshold for one compile. A graph of a dozen layers leaves 1.4 million objects, two thirds of them garbage
+(100 MB); collecting them early took a tenth of the compile. The garbage of larger graphs is still collected."""
 
 
 def preload() -> None:
@@ -42,18 +42,18 @@ def preload() -> None:
 
 
 def describe(kind: Literal["cpu", "cuda"]) -> tuple[schema.Toolchain, schema.Target]:
-    """What this process builds with, and for. Initialises CUDA for `cuda`."""
+    """The toolchain and the target of this process. Initialises CUDA for `cuda`."""
     from ...compiler.graph.toolchain import local_target, local_toolchain
 
     return local_toolchain(), local_target(kind)
 
 
 def missing(kind: Literal["cpu", "cuda"]) -> str:
-    """What a compile needs and does not find, shut in as this process is; '' if all is there."""
+    """What a compile needs and does not find in this process's sandbox; '' if nothing is missing."""
     compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
     if compiler is None:
         return "there is no C++ compiler"
-    order = [
+    command = [
         compiler,
         "-shared",
         "-fPIC",
@@ -64,7 +64,7 @@ def missing(kind: Literal["cpu", "cuda"]) -> str:
         "c++",
         "-",
     ]
-    built = subprocess.run(order, input=_TRIAL, capture_output=True, text=True, timeout=60)
+    built = subprocess.run(command, input=_TRIAL, capture_output=True, text=True, timeout=60)
     if built.returncode != 0:
         return f"{compiler} does not work: {built.stderr.strip()[-300:]}"
     return _gpu_missing() if kind == "cuda" else ""
@@ -79,8 +79,8 @@ def _gpu_missing() -> str:
     return "" if total == 2 << 20 else f"the GPU adds 2 a million times and gets {total}"
 
 
-class _Aim(Struct):
-    """All of a request that says what must be prepared."""
+class _TargetOnly(Struct):
+    """The part of a request that decides what must be prepared."""
 
     target: schema.Target
 
@@ -90,13 +90,13 @@ def preparation(request: bytes) -> str:
     from ...compiler.pipeline import precompiled_header
 
     try:
-        return precompiled_header.name_for(decoding.from_msgpack(request, type=_Aim).target)
+        return precompiled_header.name_for(decoding.from_msgpack(request, type=_TargetOnly).target)
     except msgspec.MsgspecError:
-        return ""  # the job will say what is wrong with it
+        return ""  # the job itself reports the error
 
 
 def prepare(request: bytes, limits: codec.Limits, shared: Path) -> None:
-    """Make it, in a process that only the worker's own code runs in."""
+    """Make it, in a process that runs only the worker's own code."""
     from ...compiler.pipeline import precompiled_header
 
     order = _order(request)
@@ -149,7 +149,7 @@ def search(
     shared: Path | None = None,
     ask: queries.SendQuery | None = None,
 ) -> bytes:
-    """Search what `ask` hands out, as a SearchJobSpec says; b'' once it is over. Raises RelayError subclasses."""
+    """Search the tasks that `ask` returns, as the SearchJobSpec says; returns b''. Raises RelayError subclasses."""
     from ...compiler.pipeline import precompiled_header
     from ...compiler.search import search_worker
 
@@ -157,7 +157,7 @@ def search(
     if order is None:
         raise MalformedRequest("the order of a search does not match its schema")
     if ask is None:
-        raise MalformedRequest("a searcher needs somebody to ask")
+        raise MalformedRequest("a searcher needs a way to ask the service")
     asking = ask
     with precompiled_header.borrowed(shared, workdir / "headers"):
         with_frame_stack(
@@ -167,7 +167,7 @@ def search(
 
 
 def _order(request: bytes) -> SearchJobSpec | None:
-    """What a search's request says; None for a compile's."""
+    """The SearchJobSpec in a search's request; None for a compile's."""
     try:
         return decoding.from_msgpack(request, type=SearchJobSpec)
     except msgspec.MsgspecError:

@@ -1,7 +1,7 @@
 """The environment of a fork server and its children: an allow-list of the worker's own, paths made private.
 
 Settings of Inductor and Triton in a worker's environment would change what it builds but not the key, and
-tokens and Redis addresses are no business of a compile. So names are let through, never kept out.
+a compile has no use for tokens and Redis addresses. So only listed names pass.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _PASSED = frozenset(
 
 
 def slot_mark(worker: str) -> str:
-    """The environment entry by which a slot knows its processes again after their fork server has died."""
+    """The environment entry by which a slot finds its processes after their fork server has died."""
     return f"TORCHRELAY_SLOT={worker}"
 
 
 def own_gpu(current: Mapping[str, str], index: int) -> dict[str, str]:
-    """The variable that leaves of the GPUs that are visible only the one at `index`."""
+    """The variable that makes only the GPU at `index` of the visible ones visible."""
     visible = [name for name in current.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return {"CUDA_VISIBLE_DEVICES": visible[index] if index < len(visible) else str(index)}
 
@@ -59,10 +59,10 @@ def server_environment(
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         # no pool of compile processes at import; the pipeline decides in the child
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        # a large graph's index expressions outnumber sympy's thousand memory places, and each would be worked out anew
+        # a large graph has more index expressions than sympy's cache of a thousand, and each would be computed again
         "SYMPY_CACHE_SIZE": "100000",
-        # threads that spin at each barrier of a graph's verification keep the others from their processor: on a
-        # busy machine that made it eight times as long
+        # threads that spin at each barrier of a graph's verification take the processors of others: on a busy machine
+        # it took eight times as long
         "OMP_WAIT_POLICY": "PASSIVE",
     }
 

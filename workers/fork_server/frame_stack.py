@@ -1,8 +1,8 @@
-"""Room for Python's frames, all at once: a deep call in; the same result out, without a thousand maps of memory.
+"""Calls a function with room for all of Python's frames in one chunk of memory.
 
-Python keeps frames in chunks of 16 KiB, and gives a chunk back as soon as the call that began it returns (`push_chunk`
-and `_PyThreadState_PopFrame` in CPython's Python/pystate.c). A loop that happens to call across a chunk's end maps
-and unmaps 16 KiB each time around: in a large compile a quarter of a million pages, by the luck of how deep it began.
+Python stores frames in chunks of 16 KiB and frees a chunk when the call that began it returns (`push_chunk` and
+`_PyThreadState_PopFrame` in CPython's Python/pystate.c). A loop that calls across a chunk's end maps and unmaps 16 KiB
+in every iteration: in a large compile that was a quarter of a million pages, depending on how deep the loop began.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _FRAME_WORDS = (4 << 20) // 8
-"""A frame of 4 MiB gets a chunk of 8, the next power of two: the rest is for all that it calls. Only what they use of
-it becomes memory."""
+"""A frame of 4 MiB gets a chunk of 8, the next power of two; the rest is for the frames of its calls. Only pages that
+are used take memory."""
 
 
 def with_frame_stack(body: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""One job seen from the fork server: fork a child, watch it, and leave nothing of it behind.
+"""Runs one job for the fork server: forks a child, monitors it, and removes everything that it leaves.
 
 In: a WorkerJob and the engine. Out: StageEvents and JobQueries through a callback, then JobDone or JobFailed.
 Whatever ends the job (its own answer, deadline, memory, a crash, garbage, a cancel), every process below the server is
@@ -44,20 +44,20 @@ from ..settings import Form, SlotSettings
 from . import child
 from .queries import QueryRelay, most_questions
 
-_LOOK_SECONDS = 0.25
+_USAGE_SECONDS = 0.25
 _EXITING_SECONDS = 0.005
-"""Between two looks whether a child that has closed its pipe is gone."""
+"""Between two checks whether a child that has closed its pipe has exited."""
 _EXIT_SECONDS = 5.0
 """How long a child may take to exit once it has answered."""
 _LOG_TAIL = 4000
 
 
 class JobCancelled(Exception):
-    """The job's owner does not want it any more."""
+    """The job's owner cancelled it."""
 
 
 class JobContext(Struct, frozen=True, kw_only=True):
-    """What all jobs of a fork server have in common."""
+    """What all jobs of a fork server share."""
 
     engine: ModuleType
     settings: SlotSettings
@@ -66,50 +66,50 @@ class JobContext(Struct, frozen=True, kw_only=True):
     view: VisiblePaths
     kernels: KernelStore | None
     shared: Path | None
-    """What the worker's own code prepares for all jobs; they only read it."""
+    """The folder of what the worker's own code makes for all jobs, which only read it."""
     environment: Mapping[str, str]
     prepared: set[str]
-    """Names of what is in `shared`."""
+    """Names of the files in `shared`."""
 
 
 class JobOwner(Struct, frozen=True):
-    """Who wants a job done. When the file descriptor `control` is readable, `listen` gives what has come by it."""
+    """Receives a job's messages. `listen` reads the commands once the file descriptor `control` is readable."""
 
-    tell: Callable[[StageEvent | JobQuery], None]
+    send: Callable[[StageEvent | JobQuery], None]
     control: int
     listen: Callable[[], list[CancelJob | QueryReply]]
 
 
-def run(job: WorkerJob, around: JobContext, owner: JobOwner) -> JobDone | JobFailed:
-    """Run `job` to its end, shut in. Raises Cancelled, and whatever `listen` raises, after the kill as well."""
+def run(job: WorkerJob, context: JobContext, owner: JobOwner) -> JobDone | JobFailed:
+    """Run `job` to its end in the sandbox. Raises JobCancelled and what `listen` raises, after the job was killed."""
     began = time.monotonic()
-    kept = None if around.kernels is None else around.kernels.of(job.namespace)
-    # What a job built that runs its caller's source is not what its name says: nobody else gets it.
-    trusted = None if codec.holds_source(job.request) else kept
-    with _folder(around) as work:
+    stored = None if context.kernels is None else context.kernels.of(job.namespace)
+    # A job that runs its caller's source can build anything under any name: its libraries are not shared.
+    trusted = None if codec.holds_source(job.request) else stored
+    with _folder(context) as work:
         log = work / "log"
         try:
-            _prepare(job, around, owner)
+            _prepare(job, context, owner)
             left = job.seconds - (time.monotonic() - began)
             body = functools.partial(
                 child.do_job,
-                around.engine,
+                context.engine,
                 job=job,
-                worker=around.settings.worker,
+                worker=context.settings.worker,
                 seconds=left,
                 work=work,
-                limits=around.settings.limits,
-                environment=around.environment,
-                kernels=None if kept is None else kept.folder,
-                shared=around.shared,
+                limits=context.settings.limits,
+                environment=context.environment,
+                kernels=None if stored is None else stored.folder,
+                shared=context.shared,
             )
-            shown = [folder for folder in (kept and kept.folder, around.shared) if folder is not None]
-            enclosure = Sandbox(around.form, around.view, work, shown)
-            take_in = functools.partial(_take_in, trusted, work / child.OFFERS)
-            with _started(lambda pipes: body(pipes=pipes), log, enclosure) as started:
-                watch = _JobMonitor(job, left, started, around.settings, owner, take_in)
-                answer = watch.to_the_end()
-                take_in()
+            shown = [folder for folder in (stored and stored.folder, context.shared) if folder is not None]
+            sandbox = Sandbox(context.form, context.view, work, shown)
+            publish_kernels = functools.partial(_publish_kernels, trusted, work / child.OFFERS)
+            with _started(lambda pipes: body(pipes=pipes), log, sandbox) as started:
+                monitor = _JobMonitor(job, left, started, context.settings, owner, publish_kernels)
+                answer = monitor.run()
+                publish_kernels()
         except RelayError as error:
             answer = JobFailed.of(error)
         if isinstance(answer, JobFailed):
@@ -117,34 +117,34 @@ def run(job: WorkerJob, around: JobContext, owner: JobOwner) -> JobDone | JobFai
         return answer
 
 
-def _prepare(job: WorkerJob, around: JobContext, owner: JobOwner) -> None:
-    """Have what jobs like this one share, made in a child that runs nothing but the worker's own code."""
-    name = around.engine.preparation(job.request)
-    if not name or around.shared is None or name in around.prepared:
+def _prepare(job: WorkerJob, context: JobContext, owner: JobOwner) -> None:
+    """Make what jobs like this one share, in a child that runs only the worker's own code."""
+    name = context.engine.preparation(job.request)
+    if not name or context.shared is None or name in context.prepared:
         return
-    owner.tell(StageEvent("queued", "preparing C++ headers"))
-    with _folder(around) as work:
+    owner.send(StageEvent("queued", "preparing C++ headers"))
+    with _folder(context) as work:
         body = functools.partial(
             child.prepare,
-            around.engine,
+            context.engine,
             request=job.request,
             work=work,
-            limits=around.settings.limits,
-            environment=around.environment,
-            shared=around.shared,
+            limits=context.settings.limits,
+            environment=context.environment,
+            shared=context.shared,
         )
-        enclosure = Sandbox("none", around.view, work, [])
-        with _started(lambda pipes: body(pipes=pipes), work / "log", enclosure) as started:
-            _JobMonitor(job, job.seconds, started, around.settings, owner, lambda: None).to_the_end()
-    around.prepared.add(name)
+        sandbox = Sandbox("none", context.view, work, [])
+        with _started(lambda pipes: body(pipes=pipes), work / "log", sandbox) as started:
+            _JobMonitor(job, job.seconds, started, context.settings, owner, lambda: None).run()
+    context.prepared.add(name)
 
 
 @contextlib.contextmanager
 def _started(
-    body: Callable[[child.ChildPipes], None], log: Path, enclosure: Sandbox
+    body: Callable[[child.ChildPipes], None], log: Path, sandbox: Sandbox
 ) -> Iterator[child.ChildProcess]:
-    """A child that runs `body`; nothing of it is left afterwards."""
-    started = child.fork(body, log, enclosure)
+    """A child that runs `body`; on exit all its processes are killed."""
+    started = child.fork(body, log, sandbox)
     try:
         yield started
     finally:
@@ -154,11 +154,11 @@ def _started(
 
 
 @contextlib.contextmanager
-def _folder(around: JobContext) -> Iterator[Path]:
-    """A folder of one child's own, laid out; gone afterwards, whatever the child did to it."""
-    work = Path(tempfile.mkdtemp(prefix="job-", dir=around.jobs_dir))
+def _folder(context: JobContext) -> Iterator[Path]:
+    """A child's private folder; it is removed on exit, whatever the child did to it."""
+    work = Path(tempfile.mkdtemp(prefix="job-", dir=context.jobs_dir))
     try:
-        child.lay_out(work)
+        child.make_folders(work)
         yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -175,23 +175,23 @@ def _open_up(folder: Path) -> None:
             folder.chmod(0o700)
 
 
-def _take_in(kernels: NamespaceKernels | None, offers: Path) -> None:
-    """Give other jobs what this one has built so far; a store that cannot take it costs later compiles time."""
+def _publish_kernels(kernels: NamespaceKernels | None, offers: Path) -> None:
+    """Share with other jobs what this one has built so far. If the store fails, later compiles take longer."""
     if kernels is not None:
         try:
             kernels.take_in(offers)
         except OSError as error:
-            print(f"kernels were not kept: {error}", file=sys.stderr, flush=True)
+            print(f"kernels were not stored: {error}", file=sys.stderr, flush=True)
 
 
 def _copy_log(job: WorkerJob, answer: JobFailed, log: Path) -> None:
-    """The end of what the job printed, to the server's own log: the client gets the one line in `answer`."""
+    """Copy the end of the job's output to the server's log; the client gets only the line in `answer`."""
     text = child.read_log(log, _LOG_TAIL)
     print(f"job {job.key[:16]} failed: {answer.code}: {answer.message}\n{text}", file=sys.stderr, flush=True)
 
 
 class _JobMonitor:
-    """The loop over a child's pipe, its exit, its use of the machine, its deadline and its owner's wishes."""
+    """Monitors a child's pipe, exit, memory, processes and deadline, and its owner's commands."""
 
     def __init__(
         self,
@@ -200,10 +200,10 @@ class _JobMonitor:
         started: child.ChildProcess,
         settings: SlotSettings,
         owner: JobOwner,
-        take_in: Callable[[], None],
+        publish_kernels: Callable[[], None],
     ) -> None:
         self._job = job
-        self._take_in = take_in
+        self._publish_kernels = publish_kernels
         self._pid = started.pid
         self._pipe = started.pipe
         self._idle = started.idle
@@ -215,19 +215,19 @@ class _JobMonitor:
         self._frames = FrameDecoder()
         self._answer: JobDone | JobFailed | None = None
 
-    def to_the_end(self) -> JobDone | JobFailed:
+    def run(self) -> JobDone | JobFailed:
         poll = select.poll()
         for descriptor in (self._pipe, self._owner.control):
             poll.register(descriptor, select.POLLIN)
-        pause = _LOOK_SECONDS
-        look_at = time.monotonic()
+        pause = _USAGE_SECONDS
+        check_at = time.monotonic()
         status: int | None = None
         while True:
-            # asked before the pipe is looked at: what it wrote before it ended is then in there
+            # before the pipe is read: all that the child wrote before its exit is then in the pipe
             status = self._exit_status() if status is None else status
             ready = self._ready(poll, pause if status is None else 0.0)
             if self._owner.control in ready:
-                self._listen()
+                self._handle_commands()
             if self._replies in ready:
                 self._relay.flush()
             if self._pipe in ready and not self._read():
@@ -238,29 +238,29 @@ class _JobMonitor:
             now = time.monotonic()
             if now >= self._deadline:
                 return self._answer or self._overdue()
-            if now >= look_at and self._answer is None:
-                self._look()
-                # the look itself stays below a twentieth of a processor on a machine with many processes
-                look_at = now + max(_LOOK_SECONDS, 20 * (time.monotonic() - now))
+            if now >= check_at and self._answer is None:
+                self._check_usage()
+                # the check takes less than a twentieth of a processor, however many processes the machine has
+                check_at = now + max(_USAGE_SECONDS, 20 * (time.monotonic() - now))
 
     def _ready(self, poll: select.poll, seconds: float) -> set[int]:
-        """The descriptors that something can be done with, after `seconds` at the latest."""
+        """The descriptors that are ready; waits at most `seconds`."""
         pending = self._relay.pending
         if pending:
             poll.register(self._replies, select.POLLOUT)
         ready = {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
-        if pending:  # it would be ready for ever once the child has closed its end
+        if pending:  # it would always be ready once the child has closed its end
             poll.unregister(self._replies)
         return ready
 
-    def _listen(self) -> None:
-        for order in self._owner.listen():
-            if isinstance(order, CancelJob):
+    def _handle_commands(self) -> None:
+        for command in self._owner.listen():
+            if isinstance(command, CancelJob):
                 raise JobCancelled
-            self._relay.answer(order)
+            self._relay.answer(command)
 
     def _read(self) -> bool:
-        """Take in what the child wrote; False once it has closed the pipe."""
+        """Read and handle the child's messages; False once it has closed the pipe."""
         data = os.read(self._pipe, 1 << 20)
         if not data:
             return False
@@ -275,16 +275,16 @@ class _JobMonitor:
                     continue
                 if isinstance(message, JobQuery):
                     self._relay.ask(message)
-                self._owner.tell(message)
+                self._owner.send(message)
         except BadFrame as error:
             raise CompileKilled(
-                f"the {self._job.work} process wrote something that is no message and was killed ({error})",
+                f"the {self._job.work} process wrote an invalid message and was killed ({error})",
                 hint="Compile this graph locally, and report it",
             ) from None
         return True
 
-    def _look(self) -> None:
-        self._take_in()
+    def _check_usage(self) -> None:
+        self._publish_kernels()
         pids = [pid for pid in descendants(os.getpid()) if pid not in self._idle]
         held = usage(pids)
         if held.memory > self._limits.memory_bytes:

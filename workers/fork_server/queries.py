@@ -1,8 +1,8 @@
-"""What a job asks of the service while it runs, at both ends of its pipes: QueryClient in the job, QueryRelay outside.
+"""A running job's queries to the service: QueryClient in the job, QueryRelay in the fork server.
 
-A question goes up the pipe of events, through fork server, actor and pool, to the gateway; its answer comes down a
-pipe of its own. No answer is worth a compile: who gets none in time goes on without. The job is not trusted: it is
-killed when it asks more, or more at once, than a QueryClient does, and what it does not read is dropped.
+A query goes through the job's pipe, the fork server, the actor and the pool to the gateway; the reply comes back on a
+pipe of its own. A job that gets no reply in time goes on without it. The job is not trusted: it is killed if it sends
+more queries, or more at once, than a QueryClient does, and replies that it does not read are dropped.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ...compiler.tuning import queries
 from ..messages import BadFrame, FrameDecoder, JobQuery, QueryReply, WorkerJob, decode_reply, encode
 
 MOST = 4096
-"""Questions of one compile."""
+"""Queries of one compile."""
 MOST_OF_A_SEARCH = 1 << 20
-"""A searcher names each candidate that it tries, and works for an hour."""
+"""Queries of one searcher: it names each candidate that it tries, and works for an hour."""
 MOST_OPEN = 8
-"""Of these, such as have no answer yet."""
+"""Queries without a reply, at once."""
 WAIT_SECONDS = 10.0
-"""For an answer."""
+"""How long the job waits for a reply."""
 REST_SECONDS = 30.0
-"""After a question without an answer, none is asked for so long: a search of a hundred problems must not wait for a
-service that is down a hundred times."""
+"""After a query without a reply the job sends none for so long: a search of a hundred problems must not wait a hundred
+times for a service that is down."""
 _UNREAD_BYTES = 16 << 20
-"""Answers on their way to a job that does not read them; the largest has some 4 MiB (256 entries)."""
+"""Replies that a job has not read yet; the largest has some 4 MiB (256 entries)."""
 
 
 def most_questions(job: WorkerJob) -> int:
@@ -40,9 +40,9 @@ def most_questions(job: WorkerJob) -> int:
 
 
 class QueryClient:
-    """In the job: a queries.SendQuery. Questions of several threads wait for each other.
+    """In the job: a queries.SendQuery. Queries of several threads are sent one after the other.
 
-    send: to the fork server. pipe: the reading end of the answers'. most: questions.
+    send: sends to the fork server. pipe: the reading end for replies. most: how many queries it may send.
     """
 
     def __init__(self, send: Callable[[JobQuery], None], pipe: int, most: int = MOST) -> None:
@@ -93,15 +93,15 @@ class QueryClient:
             replies = [decode_reply(body) for body in self._frames.feed(piece)]
             self._open.difference_update(reply.id for reply in replies)
             for reply in replies:
-                if reply.id == own:  # others come too late for whoever asked
+                if reply.id == own:  # the others come too late
                     return reply.answer
         return b""
 
 
 class QueryRelay:
-    """In the fork server: one job's questions on their way up, and their answers on the way down.
+    """In the fork server: checks one job's queries and writes the replies.
 
-    pipe: the writing end of the answers', which does not block. most: questions.
+    pipe: the writing end for replies, which does not block. most: how many queries the job may send.
     """
 
     def __init__(self, pipe: int, most: int = MOST) -> None:
@@ -112,7 +112,7 @@ class QueryRelay:
         self._unread = bytearray()
 
     def ask(self, query: JobQuery) -> None:
-        """Let `query` pass. Raises BadFrame for one that no QueryClient sends."""
+        """Check `query`. Raises BadFrame for one that no QueryClient sends."""
         self._asked += 1
         if self._asked > self._most:
             raise BadFrame(f"more than {self._most} questions")
@@ -123,7 +123,7 @@ class QueryRelay:
         self._open.add(query.id)
 
     def answer(self, reply: QueryReply) -> None:
-        """Hand `reply` to the job, now or by `flush`; drop it if the job has not asked, or reads nothing."""
+        """Write `reply` to the job, now or in `flush`; drop it if the job did not ask, or does not read."""
         if reply.id not in self._open:
             return
         self._open.remove(reply.id)
@@ -133,11 +133,11 @@ class QueryRelay:
 
     @property
     def pending(self) -> bool:
-        """Whether there is something to flush once the pipe takes it."""
+        """Whether `flush` has something to write."""
         return bool(self._unread)
 
     def flush(self) -> None:
-        """Write what the pipe takes."""
+        """Write as much as the pipe takes."""
         try:
             while self._unread:
                 del self._unread[: os.write(self._pipe, self._unread)]

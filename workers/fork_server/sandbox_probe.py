@@ -1,8 +1,7 @@
-"""The strongest form of isolation in which the engine works on this machine: found by trying each, strongest first.
+"""Finds the strongest form of isolation in which the engine works on this machine, by trying each, strongest first.
 
-In: the forms that may be tried. Out: the first in which a child names its toolchain and its tools work. A form that
-only hides a tool (a compiler in somebody's home, a driver that wants more than it is given) is passed over in favour
-of a weaker one: isolation never costs a worker what it can do without.
+A form works if a child names its toolchain in it and its tools work. If a form only hides a tool (a compiler in a home
+folder, a driver that needs more), a weaker one is used: a worker never loses an ability to isolation.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from ..settings import Form, SlotSettings
 from . import child
 
 _SECONDS, _LAST_SECONDS = 60.0, 240.0
-"""CUDA comes up in seconds; in a sandbox that it does not like it may hang. The weakest form gets more time: a machine
-may be slow, and after it there is nothing to try."""
+"""CUDA starts in seconds, and may hang in a sandbox that lacks something. The weakest form gets more time: the machine
+may be slow, and no other form is left to try."""
 
 
 class ProbedForm(Struct, frozen=True):
-    """A form that works here, and what the engine says of itself in it."""
+    """A form that works here, and how the engine describes itself in it."""
 
     form: Form
     toolchain: schema.Toolchain
@@ -60,7 +59,7 @@ def strongest(
     for form in forms:
         seconds = _LAST_SECONDS if form == forms[-1] else _SECONDS
         try:
-            found = _tried(form, seconds, engine, settings, view, jobs_dir, environment)
+            found = _try_form(form, seconds, engine, settings, view, jobs_dir, environment)
         except RelayError as error:
             failure = error
             print(f"isolation by {form!r} does not work here: {error.message}", file=sys.stderr, flush=True)
@@ -69,14 +68,14 @@ def strongest(
             return found
         first = first or found
         print(f"under isolation by {form!r}: {found.missing}", file=sys.stderr, flush=True)
-    if first is not None:  # nor does it work with less
+    if first is not None:  # a weaker form lacks the tool too
         return first
     if settings.isolation == "required":
         raise IsolationUnavailable(f"compiles cannot be isolated on this machine: {failure.message}")
     raise failure
 
 
-def _tried(
+def _try_form(
     form: Form,
     seconds: float,
     engine: ModuleType,
@@ -88,10 +87,10 @@ def _tried(
     work = jobs_dir / f"try-{form}"
     work.mkdir()
     try:
-        child.lay_out(work)
+        child.make_folders(work)
         body = functools.partial(child.describe, engine, settings, work, environment)
-        enclosure = isolation.Sandbox(form, view, work, [])
-        data = _answer(child.fork(body, work / "log", enclosure), seconds)
+        sandbox = isolation.Sandbox(form, view, work, [])
+        data = _answer(child.fork(body, work / "log", sandbox), seconds)
         try:
             toolchain, target, missing = decoding.from_msgpack(
                 data, type=tuple[schema.Toolchain, schema.Target, str]
@@ -104,7 +103,7 @@ def _tried(
 
 
 def _answer(started: child.ChildProcess, seconds: float) -> bytes:
-    """All that the child writes until it closes its pipe; nothing of it is left afterwards."""
+    """All that the child writes until it closes its pipe; its processes are killed afterwards."""
     end = time.monotonic() + seconds
     data = b""
     try:

@@ -1,8 +1,8 @@
 """A process with torch and Inductor imported that runs jobs in children of itself, one at a time.
 
 Run as `python -m torchrelay.workers.fork_server.server --socket FD --settings JSON --jobs DIR` by the actor, which
-speaks workers/messages.py over the socket. It is a fresh interpreter rather than a fork of the actor, because Ray's
-threads do not survive a fork. CUDA is never initialised here: a forked child could not use it any more. When
+sends and receives workers/messages.py over the socket. It is a new interpreter and no fork of the actor, because Ray's
+threads do not survive a fork. CUDA is never initialised here: a forked child could not use it then. When
 the socket closes, the running job is killed and the server ends.
 """
 
@@ -48,14 +48,14 @@ class Disconnected(Exception):
 
 
 class ForkServer:
-    """The loop: an order in, a job run, an answer out."""
+    """Reads commands from the actor and runs one job at a time."""
 
     def __init__(
         self, connection: socket.socket, settings: SlotSettings, engine: ModuleType, jobs_dir: Path
     ) -> None:
         self._connection = connection
         environment = dict(os.environ)
-        self._around = job_runner.JobContext(
+        self._context = job_runner.JobContext(
             engine=engine,
             settings=settings,
             jobs_dir=jobs_dir,
@@ -67,65 +67,65 @@ class ForkServer:
             prepared=set(),
         )
         self._frames = FrameDecoder()
-        self._orders: list[Command] = []
+        self._commands: list[Command] = []
 
     def serve(self) -> None:
-        """Until the actor goes away."""
+        """Run jobs until the actor closes the socket."""
         try:
-            self._send(self._come_up())
+            self._send(self._greeting())
             while True:
-                order = self._next_order()
-                if isinstance(order, WorkerJob):
-                    self._send(self._run(order))
-                # a CancelJob or a QueryReply between jobs came too late for the one it meant
+                command = self._next_command()
+                if isinstance(command, WorkerJob):
+                    self._send(self._run(command))
+                # a CancelJob or a QueryReply between jobs came too late for its job
         except Disconnected:
             return
 
-    def _run(self, order: WorkerJob) -> Answer:
+    def _run(self, job: WorkerJob) -> Answer:
         try:
             owner = job_runner.JobOwner(self._send, self._connection.fileno(), self._listen)
-            return job_runner.run(order, self._around, owner)
+            return job_runner.run(job, self._context, owner)
         except job_runner.JobCancelled:
             return JobFailed.of(
-                CompileKilled(f"the {order.work} was cancelled", hint="Nobody waits for it any more")
+                CompileKilled(f"the {job.work} was cancelled", hint="Nobody waits for it any more")
             )
         except (OSError, ValueError) as error:  # no room on the disk, say, or no such namespace
             return JobFailed.of(CompileKilled(f"the worker could not give the job a folder: {error}"))
 
-    def _come_up(self) -> Answer:
-        """Tried in children, because naming a GPU initialises CUDA."""
-        around = self._around
+    def _greeting(self) -> Answer:
+        """Probe the isolation in children, because naming a GPU initialises CUDA."""
+        context = self._context
         try:
             found = sandbox_probe.strongest(
-                around.engine, around.settings, around.view, around.jobs_dir, around.environment
+                context.engine, context.settings, context.view, context.jobs_dir, context.environment
             )
         except RelayError as error:
             return JobFailed.of(error)
-        self._around = msgspec.structs.replace(around, form=found.form)
-        layers = isolation.layers(found.form, around.settings.isolation)
-        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "") if around.settings.kind == "cuda" else ""
+        self._context = msgspec.structs.replace(context, form=found.form)
+        layers = isolation.layers(found.form, context.settings.isolation)
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "") if context.settings.kind == "cuda" else ""
         return ForkServerReady(
             os.getpid(),
             found.toolchain,
             found.target,
-            str(around.jobs_dir),
+            str(context.jobs_dir),
             layers,
             found.missing,
             gpu,
             len(os.sched_getaffinity(0)),
         )
 
-    def _next_order(self) -> Command:
-        while not self._orders:
+    def _next_command(self) -> Command:
+        while not self._commands:
             self._receive()
-        return self._orders.pop(0)
+        return self._commands.pop(0)
 
     def _listen(self) -> list[CancelJob | QueryReply]:
-        """What has come that concerns the running job."""
+        """The commands that concern the running job."""
         self._receive()
-        heard = [order for order in self._orders if not isinstance(order, WorkerJob)]
-        self._orders = [order for order in self._orders if isinstance(order, WorkerJob)]
-        return heard
+        messages = [command for command in self._commands if not isinstance(command, WorkerJob)]
+        self._commands = [command for command in self._commands if isinstance(command, WorkerJob)]
+        return messages
 
     def _receive(self) -> None:
         try:
@@ -134,7 +134,7 @@ class ForkServer:
             raise Disconnected from None
         if not data:
             raise Disconnected
-        self._orders += [decode_command(body) for body in self._frames.feed(data)]
+        self._commands += [decode_command(body) for body in self._frames.feed(data)]
 
     def _send(self, message: Answer) -> None:
         try:
@@ -149,7 +149,7 @@ def _kernel_store(settings: SlotSettings) -> KernelStore | None:
     try:
         return KernelStore(Path(settings.kernels_dir), settings.kernels_bytes)
     except OSError as error:
-        print(f"kernels are not kept for later compiles: {error}", file=sys.stderr, flush=True)
+        print(f"kernels are not stored for later compiles: {error}", file=sys.stderr, flush=True)
         return None
 
 
@@ -167,7 +167,7 @@ def main() -> None:
     become_subreaper()
     jobs_dir: Path = arguments.jobs
     try:
-        gc.disable()  # next to nothing of what is loaded is garbage: to look for it took a sixth of the start
+        gc.disable()  # almost nothing that is loaded is garbage, and collecting took a sixth of the start
         engine = importlib.import_module(settings.engine)
         engine.preload()
         gc.collect()

@@ -1,4 +1,4 @@
-"""What the kernel offers and Python has no name for, through libc: namespaces, mounts, capabilities. Linux only.
+"""System calls that Python does not offer, through libc: namespaces, mounts, capabilities. Linux only.
 
 Every function raises OSError as its system call fails.
 """

@@ -1,6 +1,6 @@
-"""Folders of one process: a root in; a new one, locked while that process or a heir has the lock open, out.
+"""Makes folders that are locked as long as their process, or one that inherited the lock, runs.
 
-Whoever makes one removes those of its kind that a crash left behind: nobody holds their locks any more.
+`make` also removes folders with the same prefix that a crash left behind: their locks are free.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 JOBS = "torchrelay-jobs-"
-"""In which a fork server makes its jobs' folders."""
+"""The prefix of the folder in which a fork server makes its jobs' folders."""
 
 
 def make(root: str | None, prefix: str = JOBS) -> tuple[Path, int]:
@@ -24,14 +24,16 @@ def make(root: str | None, prefix: str = JOBS) -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
         lock = _locked(folder)
-        if lock is not None and folder.exists():  # else it was taken for abandoned, between the two calls
+        if (
+            lock is not None and folder.exists()
+        ):  # otherwise another process removed it as abandoned, between the two calls
             return folder, lock
         if lock is not None:
             os.close(lock)
 
 
 def shared(named: str | None) -> Path | None:
-    """The folder of what all slots of this user share; None, said aloud, if it cannot be this user's alone."""
+    """The folder that all slots of this user share; None, with a message, if other users may write to it."""
     folder = Path(named or Path(tempfile.gettempdir()) / f"torchrelay-shared-{os.getuid()}")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -39,7 +41,7 @@ def shared(named: str | None) -> Path | None:
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
             raise PermissionError(f"{folder} is not this user's alone")
     except OSError as error:
-        print(f"C++ headers are made anew for each job: {error}", file=sys.stderr, flush=True)
+        print(f"C++ headers are compiled for each job: {error}", file=sys.stderr, flush=True)
         return None
     return folder
 

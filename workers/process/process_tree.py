@@ -1,8 +1,10 @@
-"""The processes under one process: find them all, measure them, kill them all. Linux only.
+"""Finds, measures and kills all descendants of a process. Linux only.
 
-A compile starts g++, which starts cc1plus, as and ld; Inductor may start a pool in a session of its own;
-ptxas hangs now and then. Process groups miss whoever called setsid, so the fork server makes itself a
-subreaper: orphans of its jobs become its children, and all below it belongs to the one job that it runs.
+A compile starts g++, which starts cc1plus, as and ld; Inductor may start a pool in a session of its own; ptxas
+sometimes hangs. Process groups miss processes that called setsid, so the fork server makes itself a subreaper: orphans
+of its jobs become its children, and all its descendants belong to the one job that it runs.
+
+Not psutil: it reports neither that a process is ending in the kernel, nor memory without the pages of files.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from . import linux
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
-"""Of a process's flags: it is in the kernel for good, on its way to its end."""
+"""A flag of a process: it is ending, inside the kernel."""
 
 
 class UnkillableProcesses(Exception):
@@ -34,14 +36,14 @@ class _Process(NamedTuple):
 
 
 class ProcessUsage(NamedTuple):
-    """What a set of processes holds. `memory` in bytes: anonymous and shared-memory pages, not files."""
+    """How many processes there are, and their memory in bytes: anonymous and shared pages, without pages of files."""
 
     processes: int
     memory: int
 
 
 def become_subreaper() -> None:
-    """Orphans among this process's descendants become its children, whatever session they are in."""
+    """Orphaned descendants of this process become its children, in any session."""
     linux.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -84,7 +86,7 @@ def _processes() -> Iterator[_Process]:
 
 
 def usage(pids: list[int]) -> ProcessUsage:
-    """What `pids` hold together. File-backed pages (libraries) can be dropped and are not counted."""
+    """The usage of `pids` together. File-backed pages (libraries) can be dropped and are not counted."""
     memory = 0
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -99,8 +101,8 @@ def usage(pids: list[int]) -> ProcessUsage:
 def kill_below(root: int, *, mark: str = "", within: float = 10.0) -> None:
     """SIGKILL everything below `root` until nothing is left.
 
-    `mark`: only processes that were started with this "NAME=value" in their environment. One that is ending has none
-    any more: whoever's it was, it is waited for too, for as long. Zombies that are children of this process stay for
+    `mark`: only processes that were started with this "NAME=value" in their environment. A process that is ending has
+    no environment any more: all of those are waited for too. Zombies that are children of this process remain for
     their owner, or for `reap`. Raises UnkillableProcesses after `within` seconds.
     """
     end = time.monotonic() + within
@@ -128,7 +130,7 @@ def _has_mark(pid: int, mark: str) -> bool:
 
 
 def reap() -> None:
-    """Collect every dead child of this process: for one that adopts orphans."""
+    """Collect every dead child of this process, adopted orphans too."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,4 +1,4 @@
-"""Private folders whose paths are short enough for Unix sockets: a name's prefix in; a new folder out."""
+"""Makes private folders whose paths are short enough for Unix sockets."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def short_directory(prefix: str) -> Path:
 def node_directory() -> tuple[Path, int]:
     """A directory for the sockets and logs of a Ray node that outlives this program, and its lock's descriptor.
 
-    Nodes of one machine that shared Ray's default would race for the names of their sockets. Whoever makes one
-    removes those of dead nodes. Raises Unavailable.
+    Nodes of one machine must not share Ray's default: they would race for the names of their sockets. Also removes the
+    directories of dead nodes. Raises Unavailable.
     """
     return locked_folders.make(str(short_root(_NODE)), _NODE)
 
 
 def short_root(prefix: str) -> Path:
-    """Where a folder whose name begins so may hold sockets. Raises Unavailable."""
+    """A parent for a folder with this prefix whose path is short enough. Raises Unavailable."""
     roots = [Path(tempfile.gettempdir()), Path("/tmp")]
     root = next(
         (r for r in roots if len(os.fsencode(r)) + len(prefix) + 9 <= _SOCKET_ROOM and r.is_dir()), None

@@ -1,4 +1,4 @@
-"""How a compile's process is shut in: the forms there are, strongest first, and the way into each.
+"""The forms of isolation for a compile's process, strongest first, and how a process enters each.
 
 namespaces  no network, no other process, of the files only the view; a filter on system calls
 landlock    of the files only the view, no sockets; a filter on system calls
@@ -29,17 +29,17 @@ _LAYERS: dict[Form, list[str]] = {
 
 
 class Sandbox(Struct, frozen=True):
-    """One process' form, and what it is shown."""
+    """The form of isolation for one process, and the paths that it sees."""
 
     form: Form
     view: VisiblePaths
     own: Path
-    """The only folder that it may write to; it holds `tmp`, and neither `root` nor `shm`."""
+    """The only folder that it may write to; it has a folder `tmp`, and no `root` or `shm`."""
     shown: list[Path]
     """Folders that it may read besides the view."""
 
-    def run(self, body: Callable[[], None], *, keep: Sequence[int], tell: int) -> None:
-        """Run `body` shut in; returns when it has ended. See namespaces.run for `keep` and `tell`.
+    def run(self, body: Callable[[], None], *, inherited: Sequence[int], pid_pipe: int) -> None:
+        """Run `body` isolated; returns when it has ended. See namespaces.run for `inherited` and `pid_pipe`.
 
         Raises OSError where this machine does not offer the form.
         """
@@ -50,8 +50,8 @@ class Sandbox(Struct, frozen=True):
                     view=self.view,
                     own=self.own,
                     shown=self.shown,
-                    keep=keep,
-                    tell=tell,
+                    inherited=inherited,
+                    pid_pipe=pid_pipe,
                 )
             case "landlock":
                 linux.drop_capabilities()
@@ -80,7 +80,7 @@ class Sandbox(Struct, frozen=True):
 
 
 def forms(settings: SlotSettings) -> list[Form]:
-    """Those that may be tried for jobs, strongest first."""
+    """The forms that may be tried for jobs, strongest first."""
     allowed: dict[IsolationSetting, list[Form]] = {
         "auto": ["namespaces", "landlock", "seccomp", "none"],
         "required": ["namespaces", "landlock"],
@@ -90,5 +90,5 @@ def forms(settings: SlotSettings) -> list[Form]:
 
 
 def layers(form: Form, setting: IsolationSetting) -> list[str]:
-    """What is in force, as /v1/workers names it."""
+    """The layers of `form`, as /v1/workers names them."""
     return ["off"] if setting == "off" else _LAYERS[form]

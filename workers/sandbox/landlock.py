@@ -1,4 +1,4 @@
-"""Landlock: a process gives up, for itself and all that it starts, every file outside the given folders.
+"""Landlock: a process, and all that it starts, loses access to every file outside the given folders.
 
 Needs no privilege and no namespace. Unix sockets that lie in the file system are outside its rules: seccomp.py
 refuses them. From its sixth version on, signals and abstract sockets stay inside as well.

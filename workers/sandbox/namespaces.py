@@ -1,9 +1,9 @@
-"""A process in namespaces of its own: no network, no other process, and of the files only what it is shown.
+"""Runs a function in namespaces of its own: no network, no other process, and only the files that it is shown.
 
-Three processes, because a pid namespace begins with a child of whoever makes it, and its first process is deaf to
-signals: the keeper, which makes the namespaces and ends as the job ends; the first process, which collects the dead
-and with which all the others end; and its child, the job. A user namespace gives the right to do so, to whoever may
-have one; the job gives up all of its rights.
+It takes three processes, because a pid namespace begins with a child of the process that makes it, and the first
+process in it ignores signals. The outer process makes the namespaces and ends as the job ends. The first process inside
+collects dead processes, and all others end with it. Its child is the job. A user namespace gives the right to make the
+other namespaces; the job gives up all of its rights.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def run(
     view: VisiblePaths,
     own: Path,
     shown: Sequence[Path],
-    keep: Sequence[int],
-    tell: int,
+    inherited: Sequence[int],
+    pid_pipe: int,
 ) -> None:
-    """Run `body` in a grandchild that sees `view`, `shown` and its `own` folder; return, or die, as it does.
+    """Run `body` in a grandchild that sees `view`, `shown` and its `own` folder. Returns, or dies, as it does.
 
-    keep: file descriptors that only the job keeps. tell: closed once it was told the first process' pid. Raises
-    OSError, before `body` starts, where the kernel refuses.
+    inherited: file descriptors for the job alone. pid_pipe: takes the first process' pid and is closed then. Raises
+    OSError, before `body` starts, if the kernel refuses.
     """
-    keeper, uid, gid = os.getpid(), os.getuid(), os.getgid()
+    outer, uid, gid = os.getpid(), os.getuid(), os.getgid()
     parent = os.getppid()
     linux.unshare(linux.CLONE_NEW)
     die_with_parent(parent)  # new credentials may have unset it
@@ -61,10 +61,10 @@ def run(
 
     def in_the_first() -> None:
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # its parent has no pid in its own namespace
-        for descriptor in (status, tell):
+        for descriptor in (status, pid_pipe):
             os.close(descriptor)
         job = _forked(lambda: (die_with_parent(1), in_the_job()))
-        for descriptor in keep:
+        for descriptor in inherited:
             os.close(descriptor)
         dead, how = os.wait()
         while dead != job:
@@ -72,12 +72,12 @@ def run(
         os.write(report, how.to_bytes(4, "little"))
 
     first = _forked(in_the_first)
-    os.write(tell, str(first).encode())
-    for descriptor in (tell, report, *keep):
+    os.write(pid_pipe, str(first).encode())
+    for descriptor in (pid_pipe, report, *inherited):
         os.close(descriptor)
-    told = os.read(status, 4)
+    received = os.read(status, 4)
     how = os.waitpid(first, 0)[1]
-    _end_as(os.waitstatus_to_exitcode(int.from_bytes(told, "little") if told else how), keeper)
+    _end_as(os.waitstatus_to_exitcode(int.from_bytes(received, "little") if received else how), outer)
 
 
 def _forked(body: Callable[[], object]) -> int:
@@ -95,18 +95,18 @@ def _forked(body: Callable[[], object]) -> int:
         os._exit(status)
 
 
-def _end_as(code: int, keeper: int) -> None:
+def _end_as(code: int, outer: int) -> None:
     if code >= 0:
         os._exit(code)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError, ValueError):  # SIGKILL has no action to set
         signal.signal(-code, signal.SIG_DFL)
-    os.kill(keeper, -code)
+    os.kill(outer, -code)
     os._exit(70)
 
 
 def _show(view: VisiblePaths, own: Path, shown: Sequence[Path]) -> None:
-    """Make a file system of what may be seen, and go there."""
+    """Make a file system of the visible paths and make it the root."""
     (root := own / "root").mkdir()
     linux.mount("none", "/", "", linux.MS_REC | linux.MS_PRIVATE)
     linux.mount("tmpfs", root, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=1m,mode=755")

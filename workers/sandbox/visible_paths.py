@@ -1,4 +1,4 @@
-"""What of the machine a compile may see: the paths that a slot's processes read, and its device nodes.
+"""The paths and device nodes that the processes of a slot may see.
 
 A closed list of what compilers, Python and CUDA need. Homes, state folders, run-time sockets and other programs'
 temporary files are not on it.
@@ -70,7 +70,7 @@ def _named(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _without_homes(paths: Iterable[str]) -> Iterator[str]:
-    """A folder that holds a whole home, or all temporary files, is on no list: what is needed of it is named."""
+    """Leave out folders that contain a whole home, or all temporary files: what is needed there is named singly."""
     kept_out = [Path("/tmp"), Path("/var/tmp"), Path("/run"), Path.home(), Path("/root")]
     kept_out += [Path(entry.pw_dir) for entry in [_own_entry()] if entry is not None]
     closed = {os.path.realpath(path) for path in kept_out}

@@ -1,8 +1,8 @@
-"""Ray as the pool sees it: start or join a cluster, list the nodes that offer slots, place actors on them.
+"""Starts or joins a Ray cluster, lists the nodes that offer slots, and places actors on them.
 
 Ray's calls block, and its servers die with the thread that started them (PR_SET_PDEATHSIG follows threads,
 not processes), so one thread makes all of them and lives until `stop`. An embedded cluster listens on
-loopback alone and asks for a token even there: whoever can talk to Ray can run code.
+loopback alone and requires a token even there: a process that can talk to Ray can run code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..settings import PoolSettings, SlotSettings
 from .ray_resources import CPU_SLOTS, DRIVER_SHARE, NAMESPACE, OFFER, node_resources
 
 _GPU_SLOTS_SHARE = 0.99
-"""Of OFFER, for all GPU slots of a node: one pool's fill a node. Ray's own GPUs are left to training jobs."""
+"""The part of OFFER for all GPU slots of a node: those of one pool fill it. Ray's own GPUs are for training jobs."""
 
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class RayNode(NamedTuple):
     cpu_slots: int
     gpus: int
     resources: Mapping[str, float] = MappingProxyType({})
-    """All, in Ray's words."""
+    """All of them, in Ray's names."""
 
 
 def ray_environment(token: str | None, address: str | None) -> dict[str, str]:
@@ -66,7 +66,7 @@ def ray_environment(token: str | None, address: str | None) -> dict[str, str]:
 
 
 class RayCluster:
-    """This process's connection to Ray; one a process, because Ray's driver is global to it."""
+    """This process's connection to Ray; one in a process, because Ray's driver is global to it."""
 
     def __init__(self, settings: PoolSettings) -> None:
         self._settings = settings
@@ -77,10 +77,10 @@ class RayCluster:
     async def start(self) -> None:
         """Start or join. Raises Unavailable."""
         await self.call(self._start)
-        _keep_sigterm()
+        _restore_sigterm_handler()
 
     async def stop(self) -> None:
-        """Leave; an embedded cluster ends, its processes too."""
+        """Leave the cluster; an embedded one ends with its processes."""
         await self.call(self._stop)
         self._thread.shutdown()
 
@@ -89,7 +89,7 @@ class RayCluster:
         return await self.call(self._nodes)
 
     def place(self, node: RayNode, settings: SlotSettings) -> Any:
-        """Create a slot's actor on `node`; the handle is returned at once, the actor comes up meanwhile."""
+        """Create a slot's actor on `node`; returns its handle at once, while the actor starts."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -120,7 +120,7 @@ class RayCluster:
             ray.kill(actor, no_restart=True)
 
     async def call(self, function: Callable[[], T]) -> T:
-        """`function`, which calls Ray, on the one thread that does."""
+        """Run `function`, which calls Ray, on the one thread for that."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     def _start(self) -> None:
@@ -155,7 +155,7 @@ class RayCluster:
         )
 
     def _join(self, ray: Any, address: str) -> None:
-        """A driver talks through a node on its own machine, so this process brings one, without slots."""
+        """Start a node without slots on this machine, because a Ray driver needs a local one, and join."""
         self._own_dir = short_directory("torchrelay-")
         with (self._own_dir / "ray-node.log").open("wb") as log:
             self._gateway_node = subprocess.Popen(
@@ -198,7 +198,7 @@ class RayCluster:
         return [_node(entry) for entry in listed if entry["Alive"] and OFFER in entry["Resources"]]
 
 
-def _keep_sigterm() -> None:
+def _restore_sigterm_handler() -> None:
     """Handle SIGTERM as this process did before Ray put its own handler in front: that one aborts a process 3 s after
     the signal, whatever it is still bringing to an end. Only a main thread may, which is where a service lives."""
     handler = signal.getsignal(signal.SIGTERM)

@@ -10,12 +10,12 @@ CPU_SLOTS = "torchrelay_cpu"
 
 
 DRIVER_SHARE = 0.0001
-"""Of OFFER, for an actor that may be on any node that offers slots."""
+"""The part of OFFER that an actor takes which may run on any node that offers slots."""
 
 
 NAMESPACE = "torchrelay"
 
 
 def node_resources(cpu_slots: int) -> dict[str, float]:
-    """What a node says to Ray to be given slots: its CPU slots here; its cores and GPUs in Ray's own way."""
+    """The Ray resources of a node that offers slots: its CPU slots; Ray counts cores and GPUs itself."""
     return {OFFER: 1.0} | ({CPU_SLOTS: float(cpu_slots)} if cpu_slots else {})

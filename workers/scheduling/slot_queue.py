@@ -1,4 +1,4 @@
-"""The pool's book of slots and of jobs that wait for one: who fits where; namespaces in turn, each in its order."""
+"""The pool's slots and the queue of jobs that wait for one; namespaces take turns, each in the order of its jobs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ DeviceKind = Literal["cpu", "cuda"]
 
 
 class DevicesHeld(NoWorker):
-    """There are workers that could search, and training jobs have their devices."""
+    """There are workers that could search, but training jobs hold their devices."""
 
 
 class SearchDevice(Struct, frozen=True):
-    """A device on which a searcher can run, by a worker's name. `searching`: one does; `compiling`: a compile runs
-    there too, on this worker or on another that shares the device."""
+    """A device on which a searcher can run, named by a worker. `searching`: one runs there; `compiling`: a compile
+    runs there, on this worker or on another that shares the device."""
 
     worker: str
     searching: bool = False
@@ -32,7 +32,7 @@ class SearchDevice(Struct, frozen=True):
 
 
 class Slot:
-    """One actor's place. `ready` stays while the actor is replaced: the next one will be the same."""
+    """A place for one actor. `ready` remains while the actor is replaced: the next one will have the same."""
 
     def __init__(self, node: RayNode, kind: DeviceKind, index: int) -> None:
         self.node = node
@@ -49,17 +49,17 @@ class Slot:
         self.yielded = False
         """Its search was ended because a training job came."""
         self.actor: Any = None
-        self.keeper: asyncio.Task[None] | None = None
+        self.supervisor: asyncio.Task[None] | None = None
 
     def suits(self, toolchain: schema.Toolchain, target: schema.Target) -> bool:
-        """Exactly this toolchain; for a GPU its model. Any CPU can build for any other of its platform."""
+        """Whether it has this toolchain and, for a GPU, this model. A CPU can build for any CPU of its platform."""
         if self.ready is None or self.kind != target.kind or self.ready.toolchain != toolchain:
             return False
         own = self.ready.target
         return target.kind == "cpu" or (own.name, own.capability) == (target.name, target.capability)
 
     def searches(self, toolchain: schema.Toolchain, target: schema.Target) -> bool:
-        """Whether kernels for `target` can be measured here: what any CPU can build it need not be able to run."""
+        """Whether kernels for `target` can be measured here: a CPU cannot run everything that it can build."""
         return (
             self.ready is not None
             and self.suits(toolchain, target)
@@ -67,19 +67,19 @@ class Slot:
         )
 
     def device(self) -> tuple[str, str]:
-        """Names what a searcher measures on: a GPU, however many slots share it; of a CPU each slot is one."""
+        """Identifies the device of a searcher: a GPU, which slots may share; each CPU slot is a device of its own."""
         gpu = self.ready.device if self.ready else ""
         return (self.node.id, gpu or self.worker)
 
     def held(self, held: Collection[tuple[str, str]]) -> bool:
-        """Whether `held` (nodes, and their GPUs; '' for a node's CPU) has what it measures on."""
+        """Whether `held` (nodes and their GPUs; '' for a node's CPU) contains its device."""
         return self.ready is not None and (self.node.id, self.ready.device) in held
 
     def up(self) -> bool:
         return self.state in ("idle", "busy")
 
     def may_come(self, kind: DeviceKind) -> bool:
-        """Whether it is coming up for the first time, so that what it will be is not known yet."""
+        """Whether it starts for the first time, so that its toolchain and target are not known yet."""
         return self.kind == kind and self.ready is None and self.failure is None
 
     def info(self) -> compiles.WorkerInfo:
@@ -107,15 +107,15 @@ class _Waiter:
 
 
 class SlotQueue:
-    """All slots, and the queue. Changes of a slot's state are followed by `serve`."""
+    """All slots, and the queue. Call `serve` after a slot's state has changed."""
 
     def __init__(self) -> None:
         self.all: dict[tuple[str, DeviceKind, int], Slot] = {}
         self.held: set[tuple[str, str]] = set()
-        """Nodes and their GPUs ('': CPU) that ranks of training jobs hold: nothing is measured there meanwhile."""
+        """Nodes and their GPUs ('': CPU) that ranks of training jobs hold: no search runs there."""
         self._waiting: list[_Waiter] = []
         self._served: dict[str, int] = {}
-        """When each namespace was last given a slot, in slots given."""
+        """The value of `_given` when each namespace last got a slot."""
         self._given = 0
 
     def waiting(self) -> int:
@@ -164,7 +164,7 @@ class SlotQueue:
     ) -> Slot:
         """An idle slot that suits, made busy; namespaces take turns, and within one it is first come, first served.
 
-        `on_wait` hears how many are ahead if there is a wait. Raises NoWorker when no such slot is to come.
+        `on_wait` is called with the number of jobs ahead if there is a wait. Raises NoWorker if no such slot can come.
         """
         waiter = _Waiter(namespace, toolchain, target)
         ahead = self._ahead(namespace)
@@ -176,7 +176,7 @@ class SlotQueue:
             return await waiter.slot
         except asyncio.CancelledError:
             if waiter.slot.done() and not waiter.slot.cancelled() and waiter.slot.exception() is None:
-                self.give_back(waiter.slot.result())  # given and cancelled in the same turn of the loop
+                self.give_back(waiter.slot.result())  # given and cancelled in the same iteration of the loop
             raise
         finally:
             if waiter in self._waiting:
@@ -188,12 +188,12 @@ class SlotQueue:
         self.serve()
 
     def serve(self) -> None:
-        """Give idle slots to those who wait; turn away whoever waits for what will not come."""
+        """Give idle slots to waiting jobs; reject jobs for which no slot can come."""
         while self._give_one():
             pass
 
     def _give_one(self) -> bool:
-        """Of those whom an idle slot suits, the namespace that was served longest ago comes first."""
+        """Give one idle slot to a job that fits it, of the namespace that was served longest ago."""
         for waiter in sorted(self._waiting, key=lambda waiter: self._served.get(waiter.namespace, 0)):
             if waiter.slot.done():
                 continue
@@ -212,7 +212,7 @@ class SlotQueue:
         return False
 
     def _ahead(self, namespace: str) -> int:
-        """How many get a slot before one more job of `namespace`, if all slots suited all and nobody else came."""
+        """How many jobs get a slot before a new one of `namespace`, if every slot fits every job and no others come."""
         waiting = Counter(waiter.namespace for waiter in self._waiting)
         own = waiting.pop(namespace, 0)
         return own + sum(min(count, own + 1) for count in waiting.values())

@@ -1,9 +1,9 @@
 """A slot's Ray actor: an asyncio object with a fork server for compiles and one for searches.
 
-Knows nothing of Ray, so that a test can hold one in its hands. Both servers see the actor's device and nothing else.
-A searcher is a job of hours that must not keep compiles waiting, so it has a fork server of its own. Beside a GPU it is
-there from the beginning: a compile waits for what is searched, and torch takes seconds to import. Elsewhere it is
-started when the first searcher comes and stopped when none has for a while: torch without work holds some hundred MB.
+It imports nothing of Ray, so that tests can use it directly. Both servers see only the actor's device. A searcher runs
+for hours and must not block compiles, so it has a fork server of its own. On a GPU slot that server starts with the
+slot: compiles wait for searches, and torch takes seconds to import. On a CPU slot it starts with the first searcher and
+stops after some idle time: torch without work takes some hundred MB.
 """
 
 from __future__ import annotations
@@ -19,30 +19,28 @@ from .fork_server_client import ForkServerClient
 
 
 class CompileSlot:
-    """One compile at a time and beside it one searcher, each in a fresh child of a warm fork server."""
+    """Runs one compile and one searcher at a time, each in a fresh child of a warm fork server."""
 
     def __init__(self, settings: SlotSettings) -> None:
         self._settings = settings
         self._compiles = ForkServerClient(settings)
-        # under a name of its own: by it the client knows what it must kill
+        # with a name of its own: by that the client finds the processes to kill
         self._searches = ForkServerClient(
             msgspec.structs.replace(settings, worker=f"{settings.worker}-search")
         )
-        self._resting: asyncio.TimerHandle | None = None
-        self._keeps_warm = settings.kind == "cuda"
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._always_warm = settings.kind == "cuda"
         self._warming: asyncio.Task[bytes] | None = None
 
     async def start(self) -> bytes:
-        """Have a warm fork server for compiles; its ForkServerReady, or a JobFailed, encoded."""
+        """Start the fork server for compiles if there is none; its ForkServerReady, or a JobFailed, encoded."""
         answer = await self._compiles.start()
-        if self._keeps_warm:
-            self._warming = asyncio.create_task(
-                self._searches.start()
-            )  # what goes wrong the first searcher says
+        if self._always_warm:
+            self._warming = asyncio.create_task(self._searches.start())  # the first searcher reports an error
         return answer
 
     async def lost(self) -> None:
-        """Return once there is no fork server for compiles (any more); `start` brings a new one."""
+        """Return once there is no fork server for compiles; `start` starts a new one."""
         await self._compiles.lost()
 
     async def compile(
@@ -55,9 +53,9 @@ class CompileSlot:
     async def search(
         self, job_id: str, order: bytes, seconds: float, namespace: str = "default"
     ) -> AsyncIterator[bytes]:
-        """As `compile`: JobQueries, then JobDone once the searcher is told that its work is over."""
-        if self._resting is not None:
-            self._resting.cancel()
+        """As `compile`: JobQueries, then JobDone once the service has no more tasks for the searcher."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         try:
             async for answer in self._searches.run(
                 job_id, WorkerJob("search", order, seconds, namespace, work="search")
@@ -65,10 +63,10 @@ class CompileSlot:
                 yield answer
         finally:
             loop = asyncio.get_running_loop()
-            self._resting = loop.call_later(self._settings.search_idle_seconds, self._rest)
+            self._idle_timer = loop.call_later(self._settings.search_idle_seconds, self._stop_idle_searches)
 
-    def _rest(self) -> None:
-        if not (self._searches.busy() or self._keeps_warm):
+    def _stop_idle_searches(self) -> None:
+        if not (self._searches.busy() or self._always_warm):
             self._searches.close()
 
     async def cancel(self, job_id: str) -> None:
@@ -77,14 +75,14 @@ class CompileSlot:
             await client.cancel(job_id)
 
     async def reply(self, job_id: str, question: int, answer: bytes) -> None:
-        """Answer what job `job_id` asked, if it still runs."""
+        """Answer a query of job `job_id`, if it still runs."""
         for client in (self._compiles, self._searches):
             await client.reply(job_id, question, answer)
 
     async def close(self) -> None:
         """Stop both fork servers and their jobs."""
-        if self._resting is not None:
-            self._resting.cancel()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         if self._warming is not None:
             self._warming.cancel()
             await asyncio.gather(self._warming, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""A fork server and its one client: in a slot's actor, it starts the server and has one job at a time done there.
+"""Starts a fork server from a slot's actor and runs one job at a time on it.
 
-Requests come in as bytes and answers leave as encoded messages (workers/messages.py without the length), so that no
-exception type crosses Ray. torch is imported in the fork server, never here.
+Requests are bytes and answers are encoded messages (workers/messages.py without the length), so that no exception type
+crosses Ray. torch is imported in the fork server, never here.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class _ForkServerProcess:
         streams = await asyncio.open_connection(sock=here)
         return cls(settings, process, jobs_dir, lock, streams)
 
-    async def send(self, order: Command) -> None:
-        self._writer.write(encode(order))
+    async def send(self, command: Command) -> None:
+        self._writer.write(encode(command))
         try:
             await self._writer.drain()
         except ConnectionError:
@@ -124,7 +124,7 @@ class _ForkServerProcess:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Kill the server and all that it left: once it is dead, what was below it is below this process."""
+        """Kill the server and its processes: once it is dead, they are children of this process."""
         self._writer.close()
         if self.alive():
             self._process.kill()
@@ -144,11 +144,11 @@ class ForkServerClient:
         self._starting = asyncio.Lock()
         self._running: str | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._unwanted: dict[str, asyncio.Event] = {}
-        """Of jobs for which the server still has to come up; set: cancelled."""
+        self._cancelled: dict[str, asyncio.Event] = {}
+        """By job that waits for the server to start; set: the job was cancelled."""
 
     async def start(self) -> bytes:
-        """Have a warm fork server; return its ForkServerReady, or a JobFailed, encoded."""
+        """Start a fork server if there is none; return its ForkServerReady, or a JobFailed, encoded."""
         async with self._starting:
             if self._server is None:
                 become_subreaper()
@@ -199,7 +199,7 @@ class ForkServerClient:
             server.stop()
 
     async def lost(self) -> None:
-        """Return once there is no fork server (any more); `start` brings a new one."""
+        """Return once there is no fork server; `start` starts a new one."""
         if self._server is not None:
             await self._server.gone.wait()
 
@@ -240,7 +240,7 @@ class ForkServerClient:
         except (GeneratorExit, asyncio.CancelledError):
             if not answered:
                 self._running = None
-                self._drop(server)  # its answer to this job must not become the next one's
+                self._drop(server)  # its answer to this job must not reach the next one
             raise
         else:
             return
@@ -248,15 +248,15 @@ class ForkServerClient:
         yield msgspec.msgpack.encode(JobFailed.of(failure))
 
     async def _started_for(self, job_id: str) -> bytes | None:
-        """As `start`; None if the job is cancelled meanwhile, and the server goes on coming up for the next one."""
+        """As `start`; None if the job is cancelled meanwhile. The server then goes on starting for the next job."""
         starting = asyncio.ensure_future(self.start())
-        self._unwanted[job_id] = asyncio.Event()
-        cancelled = asyncio.ensure_future(self._unwanted[job_id].wait())
+        self._cancelled[job_id] = asyncio.Event()
+        cancelled = asyncio.ensure_future(self._cancelled[job_id].wait())
         try:
             await asyncio.wait({starting, cancelled}, return_when=asyncio.FIRST_COMPLETED)
             return None if cancelled.done() else starting.result()
         finally:
-            del self._unwanted[job_id]
+            del self._cancelled[job_id]
             cancelled.cancel()
 
     @staticmethod
@@ -268,20 +268,20 @@ class ForkServerClient:
             async with asyncio.timeout_at(deadline):
                 answer = await server.receive()
             if isinstance(answer, ForkServerReady):
-                raise ForkServerLost("the fork server answered a job with another greeting")
+                raise ForkServerLost("the fork server answered a job with a second ForkServerReady")
             yield answer
 
     async def cancel(self, job_id: str) -> None:
         """Kill job `job_id` if it still runs; its `run` then ends with a JobFailed."""
-        if job_id in self._unwanted:
-            self._unwanted[job_id].set()
+        if job_id in self._cancelled:
+            self._cancelled[job_id].set()
         if self._running == job_id and self._server is not None:
             await self._server.send(CancelJob())
 
     async def reply(self, job_id: str, question: int, answer: bytes) -> None:
-        """Answer what job `job_id` asked, if it still runs."""
+        """Answer a query of job `job_id`, if it still runs."""
         if self._running == job_id and self._server is not None:
-            with contextlib.suppress(ForkServerLost):  # `run` says so
+            with contextlib.suppress(ForkServerLost):  # `run` reports it
                 await self._server.send(QueryReply(question, answer))
 
     def close(self) -> None:

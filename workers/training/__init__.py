@@ -1,1 +1,1 @@
-"""Training jobs on the cluster: captured, placed by Ray Train, kept alive, and their events told."""
+"""Training jobs on the cluster: capture runs, ranks placed by Ray Train, restarts, and the events of a job."""

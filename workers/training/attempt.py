@@ -1,4 +1,4 @@
-"""The ranks of one start: what they tell in; what stopped them, and whether a script's own error did, out."""
+"""One attempt of a job's ranks: which run, which failed first, and whether that was the script's own error."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from msgspec import Struct
 from ...compiler.api.training.events import RankEnded, RankStarted
 
 _LONG_SECONDS = 600.0
-"""A script that ran so long may have got somewhere, though it told of no step: not all have an optimizer."""
+"""A script that ran so long may have made progress without a step: not all have an optimizer."""
 _OF_SIGNALS = range(129, 193)
 """Exit codes by which a shell, or a script of several processes, passes a signal on."""
 _OF_MEMORY = ("out of memory", "outofmemory", "memoryerror", "cannot allocate memory", "bad_alloc")
-"""Who else was on the node then may be gone at the next start."""
+"""Errors of memory: other processes on the node may have gone at the next start."""
 
 
 class RankAttempt(Struct):
-    """failed: the first rank that ended badly by itself. lost: some rank was ended from outside, or its end was never
-    told; then the others' errors may come from that. over: it was given up, and no rank of it is waited for."""
+    """failed: the first rank that failed by itself. lost: a rank was killed from outside, or did not report its end;
+    then the errors of others may come from that. over: the attempt was given up, and nobody waits for its ranks."""
 
     number: int
     world_size: int
@@ -30,12 +30,12 @@ class RankAttempt(Struct):
     over: bool = False
     began: float = msgspec.field(default_factory=time.monotonic)
 
-    def hear(self, event: RankStarted | RankEnded, stopped: float) -> None:
-        """`stopped`: when its ranks were told to end, in seconds since 1970; below 0: they were not."""
+    def record(self, event: RankStarted | RankEnded, stopped: float) -> None:
+        """`stopped`: when its ranks were ordered to end, in seconds since 1970; below 0: they were not."""
         match event:
             case RankStarted(rank=rank):
                 self.started.add(rank)
-                if not self.over:  # or a rank that was just starting would hold up the next attempt
+                if not self.over:  # otherwise a rank that was just starting would delay the next attempt
                     self.running.add(rank)
             case RankEnded(rank=rank, code=code, at=at):
                 self.running.discard(rank)
@@ -45,13 +45,13 @@ class RankAttempt(Struct):
                     self.failed = event
 
     def give_up(self) -> None:
-        """Its ranks were told to end, and those that still run are not waited for any longer."""
+        """Stop waiting for the ranks that still run after they were ordered to end."""
         self.lost = self.lost or bool(self.running)
         self.running.clear()
         self.over = True
 
     def own_error(self) -> str:
-        """What a script ended with that may well end so again on any node: code and error; '' if that is not known."""
+        """The code and error of a script that will probably fail again on any node; '' if that is not known."""
         failed = self.failed
         if failed is None or self.lost or failed.code in _OF_SIGNALS:
             return ""

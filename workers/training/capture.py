@@ -1,4 +1,4 @@
-"""The capture run's actor: an order in; what a script's first step, as rank 0 of a pretended world, asks for, out."""
+"""The actor of a capture run: runs a script as rank 0 of a simulated world and returns the graphs of its first step."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from .ranks.process import RankProcess
 from .ranks.reaper import RankLaunch
 from .ranks.working_directory import WorkingDirectory
 
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 class CaptureActor:
-    """One run; killing it kills the script."""
+    """One capture run; killing the actor kills the script."""
 
     def placed(self) -> None:
-        """Answers once it is somewhere."""
+        """Answers once the actor has a node."""
 
     def run(self, order: bytes, world: int, seconds: float) -> bytes:
-        """A Captured, encoded, of rank 0 of `world`. `order`: a TrainOrder."""
+        """The CapturedGraphs, encoded, of rank 0 of `world`. `order`: a TrainOrder, encoded."""
         given = decoding.from_msgpack(order, type=TrainOrder)
         return msgspec.msgpack.encode(_capture(given, world, time.monotonic() + seconds))
 
 
-def _capture(order: TrainOrder, world: int, until: float) -> CapturedGraphs:
+def _capture(order: TrainOrder, world: int, deadline: float) -> CapturedGraphs:
     try:
         work = WorkingDirectory.open(node_job_id(order.namespace, order.job), lambda: order.package)
     except (OSError, RelayError) as error:
         return CapturedGraphs(bodies=[], ended=f"failed: no working directory: {error}")
     try:
         with tempfile.TemporaryDirectory(prefix="torchrelay-capture-") as folder:
-            return _run(order, world, work.path, Path(folder) / "captured", until)
+            return _run(order, world, work.path, Path(folder) / "captured", deadline)
     finally:
         work.close()
 
 
-def _run(order: TrainOrder, world: int, work: Path, output: Path, until: float) -> CapturedGraphs:
-    place = RankAssignment(rank=0, world_size=world, local_rank=0, local_world_size=world, node_rank=0)
-    environment = rank_environment(order, place, output.parent, os.environ)
+def _run(order: TrainOrder, world: int, work: Path, output: Path, deadline: float) -> CapturedGraphs:
+    assignment = RankAssignment(rank=0, world_size=world, local_rank=0, local_world_size=world, node_rank=0)
+    environment = rank_environment(order, assignment, output.parent, os.environ)
     process = RankProcess(RankLaunch(capture_command(order.spec, output), str(work), environment), 0, 0)
-    while process.look(_LOOK_SECONDS):
+    while process.poll(_POLL_SECONDS):
         process.taken()
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             process.kill()
     code = process.wait()
     tail = "\n".join(process.tail)

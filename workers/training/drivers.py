@@ -1,4 +1,4 @@
-"""Training jobs, as the pool offers them: orders in; drivers on the cluster's nodes, and what they know, out."""
+"""Starts the drivers of training jobs on the cluster's nodes, finds them, and calls them for the pool."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ANSWER_SECONDS = 30.0
-"""A driver that is being started again answers later; the caller tries again then."""
+"""A driver that is being started again does not answer in time; the caller tries again."""
 _CLOSE_SECONDS = 3.0
-"""A driver that does not close by itself is killed; what it held is freed all the same."""
+"""A driver that does not close in time is killed; its resources are freed all the same."""
 
 
 class DriverLost(CompileKilled):
@@ -39,7 +39,7 @@ class DriverLost(CompileKilled):
 
 
 class JobDrivers:
-    """The jobs on one cluster."""
+    """The training jobs on one cluster."""
 
     def __init__(self, cluster: RayCluster) -> None:
         self._cluster = cluster
@@ -54,15 +54,15 @@ class JobDrivers:
         driver = await self._call(lambda: _make(order))
         await self._answer(driver.warm.remote(msgspec.msgpack.encode(order)))
 
-    async def news(self, job: str, after: int, seconds: float) -> list[NumberedEvent]:
+    async def events(self, job: str, after: int, seconds: float) -> list[NumberedEvent]:
         """Raises DriverLost, Unavailable."""
         driver = await self._find(job)
         if driver is None:
             raise DriverLost(f"job {job} has no driver", hint="Begin it again")
-        news = await self._answer(driver.news.remote(after, seconds), seconds + _ANSWER_SECONDS)
-        if news is None:
+        events = await self._answer(driver.events.remote(after, seconds), seconds + _ANSWER_SECONDS)
+        if events is None:
             raise DriverLost(f"the driver of job {job} has lost its order", hint="Begin it again")
-        return decoding.from_msgpack(news, type=list[NumberedEvent])
+        return decoding.from_msgpack(events, type=list[NumberedEvent])
 
     async def cancel(self, job: str) -> None:
         """Raises Unavailable."""
@@ -82,7 +82,7 @@ class JobDrivers:
         await self._call(lambda: RayCluster.remove(driver))
         until = time.monotonic() + _CLOSE_SECONDS
         while await self._find(job) is not None and time.monotonic() < until:
-            await asyncio.sleep(0.05)  # whoever begins it again is not to find the old one
+            await asyncio.sleep(0.05)  # a later `begin` must not find the old one
 
     async def capture(
         self,
@@ -110,7 +110,7 @@ class JobDrivers:
         return decoding.from_msgpack(data, type=CapturedGraphs)
 
     async def held(self) -> list[RankDevice]:
-        """What all jobs' ranks hold. Raises Unavailable."""
+        """The devices that the ranks of all jobs hold. Raises Unavailable."""
 
         async def of(driver: Any) -> list[RankDevice]:
             try:
@@ -124,7 +124,7 @@ class JobDrivers:
         return [each for held in await asyncio.gather(*map(of, drivers)) for each in held]
 
     async def free(self) -> None:
-        """Give back what dead jobs left taken. Raises Unavailable."""
+        """Free the resources of dead jobs. Raises Unavailable."""
         if freed := await self._call(lambda: remove_placement_groups_of_the_dead(NAMESPACE)):
             log.warning("%d placement groups of dead controllers were removed", freed)
 
@@ -158,7 +158,7 @@ class JobDrivers:
 
 
 def why_no_room(spec: TrainSpec, nodes: Sequence[Mapping[str, float]]) -> str:
-    """Why `nodes` (each one's resources) can never hold the ranks; '' if they can."""
+    """Why `nodes` (the resources of each) can never hold the ranks; '' if they can."""
     offering = [node for node in nodes if OFFER in node]
     if not offering:
         return "no node runs jobs"

@@ -1,7 +1,7 @@
-"""A training job's news: events in; numbered, kept on disk until the service has them, and files for people out.
+"""A training job's journal: numbers its events and stores them until the service has fetched them.
 
-`news.jsonl` holds what the service may still ask for, `metrics.jsonl`, `events.jsonl` and `logs/rank-N.log` are for
-reading. A disk that takes nothing costs lines of these files, and at worst log lines and metrics, never the job.
+`news.jsonl` holds the entries that the service may still fetch; `metrics.jsonl`, `events.jsonl` and `logs/rank-N.log`
+are for people. If the disk fails, lines of these files are lost, at worst log lines and metrics, but never the job.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from ...compiler.api.training.events import (
 )
 from ...compiler.api.training.jobs import TRAIN_ENDED
 
-MOST_NEWS = 1000
+MOST_ENTRIES = 1000
 """In one answer."""
 _ANSWER_BYTES = 8 << 20
-_REMEMBERED_BYTES = 8 << 20
-"""Of news in memory; older ones are read from the disk."""
+_MEMORY_BYTES = 8 << 20
+"""Of entries in memory; older ones are read from the disk."""
 _UNWRITTEN_BYTES = 64 << 20
-"""Of news that the disk did not take: past it, log lines and metrics are lost."""
+"""Of entries that could not be written; past it, log lines and metrics are lost."""
 _DISK_BYTES = 1 << 30
-"""Of news that nobody fetched: past it, log lines and metrics are lost."""
+"""Of entries that nobody fetched; past it, log lines and metrics are lost."""
 _COMPACT_BYTES = 4 << 20
-"""A file of news that were all fetched starts anew from this size."""
+"""A file whose entries were all fetched begins anew from this size."""
 
 _SHOWN_BYTES = 256 << 20
-"""A file for people that has grown past it is put aside, in place of the one before: the service has all of it."""
+"""A file for people that grew past it replaces its predecessor `NAME.1`: the service has all of it."""
 
 
 class JobJournal:
-    """The news of one job, in `folder`. Safe for threads."""
+    """The events of one job, in `folder`. Safe for threads."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file = folder / "news.jsonl"
         self._changed = threading.Condition()
         self._lines: deque[tuple[int, bytes]] = deque()
-        """The newest news, without gaps up to the last one."""
+        """The newest entries, without gaps up to the last one."""
         self._bytes = 0
         self._written = 0
         """Number of the last one on disk."""
@@ -63,7 +63,7 @@ class JobJournal:
         self._size = 0
         """Bytes of the file that are whole lines."""
         self._place = (0, 0)
-        """Number of the news that were not asked for yet, and where in the file they begin, past its first line."""
+        """The number of the first entry not fetched yet, and its position in the file, past the first line."""
         self._fetched = self._loaded = 0
         self._trouble = ""
         self._losing = False
@@ -72,36 +72,38 @@ class JobJournal:
         self.attempts = 0
         """How often ranks were started."""
         self.stepped = False
-        """Some rank has told of a step, or of a checkpoint."""
+        """Some rank has reported a step or a checkpoint."""
         self.restarts = 0
         self.ended: StateChanged | None = None
         """How the job's last turn ended, if nothing came after that."""
         self._load()
 
     def add(self, events: Iterable[TrainEvent]) -> None:
-        """Number them, keep them, wake who waits."""
+        """Number and store `events`, and wake callers of `after`."""
         events = list(events)
         with self._changed:
-            numbered = [NumberedEvent(self.last + i, event) for i, event in enumerate(self._kept(events), 1)]
-            for news in numbered:
-                self._remember(news.number, msgspec.json.encode(news) + b"\n")
-                self._learn(news.event)
+            numbered = [
+                NumberedEvent(self.last + i, event) for i, event in enumerate(self._accepted(events), 1)
+            ]
+            for entry in numbered:
+                self._append(entry.number, msgspec.json.encode(entry) + b"\n")
+                self._apply(entry.event)
             trouble = self._write()
             if trouble and not self._trouble:
                 note = JobNote(
                     level="warning",
                     text=f"the job's folder takes nothing: {trouble}; its files will lack lines",
                 )
-                self._remember(self.last + 1, msgspec.json.encode(NumberedEvent(self.last + 1, note)) + b"\n")
+                self._append(self.last + 1, msgspec.json.encode(NumberedEvent(self.last + 1, note)) + b"\n")
             self._trouble = trouble
             self._changed.notify_all()
-        self._show(events)
+        self._write_readable(events)
 
     def after(self, number: int, seconds: float) -> list[NumberedEvent]:
-        """What came past `number`, of which the caller keeps all up to it; waits for the first."""
+        """The entries past `number`; the caller has stored all up to it. Waits up to `seconds` for the first."""
         end = time.monotonic() + seconds
         with self._changed:
-            if number > self.last:  # the disk had lost some that the service has
+            if number > self.last:  # the disk lost entries that the service has
                 self._renumber(number)
             self._fetched = max(self._fetched, number)
             self._compact()
@@ -111,8 +113,8 @@ class JobJournal:
                     return []
             return [decoding.from_json(line, type=NumberedEvent) for line in self._from(number + 1)]
 
-    def turned_anew(self) -> None:
-        """The job was resumed: its last turn's end is past."""
+    def resumed(self) -> None:
+        """The job was resumed: it has not ended any more."""
         with self._changed:
             self.ended = None
 
@@ -129,15 +131,15 @@ class JobJournal:
             if each >= number:
                 size += len(line)
                 lines.append(line)
-                if len(lines) == MOST_NEWS or size > _ANSWER_BYTES:
+                if len(lines) == MOST_ENTRIES or size > _ANSWER_BYTES:
                     break
         if on_disk:
             self._place = known, place
         return lines
 
     def _on_disk(self, place: int) -> Iterator[tuple[int, bytes]]:
-        """News of the file, whose lines begin at `place` past the first. A line that is none (cut by a crash) ends
-        it."""
+        """Entries of the file from position `place` past the first line, up to a line that is damaged (cut by a
+        crash)."""
         with contextlib.suppress(OSError), self._file.open("rb") as file:
             next(file, b"")
             file.seek(place, os.SEEK_CUR)
@@ -166,7 +168,7 @@ class JobJournal:
             self._lines.append((number, line))
             self._bytes += len(line)
             self._size += len(line)
-            self._learn(decoding.from_json(line, type=NumberedEvent).event)
+            self._apply(decoding.from_json(line, type=NumberedEvent).event)
             self._forget()
             self._written = number
         self._written = self._loaded = self.last
@@ -174,7 +176,7 @@ class JobJournal:
             os.truncate(self._file, self._size)
 
     def _begin_file(self) -> None:
-        """Write the file's first line, in which is what the news that are no longer in it told."""
+        """Write the file anew with its first line, the state after all entries so far."""
         state = _JournalHead(self.last, self.attempts, self.restarts, self.ended, self.stepped)
         first = msgspec.json.encode(state) + b"\n"
         new = self._file.with_suffix(".new")
@@ -188,32 +190,34 @@ class JobJournal:
         if self._size > _COMPACT_BYTES and self._fetched >= self.last:
             self._begin_file()
 
-    def _kept(self, events: list[TrainEvent]) -> list[TrainEvent]:
-        """All, or those that must not be lost."""
+    def _accepted(self, events: list[TrainEvent]) -> list[TrainEvent]:
+        """All, or those that must not be lost if there is too much."""
         losing = self._unwritten > _UNWRITTEN_BYTES or self._size > _DISK_BYTES
         if not losing:
             self._losing = False
             return events
-        kept = [event for event in events if not isinstance(event, LogLines | StepMetrics)]
+        saved = [event for event in events if not isinstance(event, LogLines | StepMetrics)]
         if not self._losing:
             self._losing = True
-            kept.append(
-                JobNote(level="warning", text="log lines and metrics are lost: nobody fetches the job's news")
+            saved.append(
+                JobNote(
+                    level="warning", text="log lines and metrics are lost: nobody fetches the job's events"
+                )
             )
-        return kept
+        return saved
 
-    def _remember(self, number: int, line: bytes) -> None:
+    def _append(self, number: int, line: bytes) -> None:
         self.last = number
         self._lines.append((number, line))
         self._bytes += len(line)
         self._unwritten += len(line)
 
     def _forget(self) -> None:
-        while self._bytes > _REMEMBERED_BYTES and self._lines[0][0] <= self._written:
+        while self._bytes > _MEMORY_BYTES and self._lines[0][0] <= self._written:
             self._bytes -= len(self._lines.popleft()[1])
 
     def _write(self) -> str:
-        """Have the file hold all; '' or why not."""
+        """Write all entries to the file; '' or why that failed."""
         if self._size == 0:
             self._begin_file()
         lines = []
@@ -236,7 +240,7 @@ class JobJournal:
         self._forget()
         return ""
 
-    def _learn(self, event: TrainEvent) -> None:
+    def _apply(self, event: TrainEvent) -> None:
         match event:
             case RankStarted(attempt=attempt):
                 self.attempts = max(self.attempts, attempt + 1)
@@ -247,7 +251,7 @@ class JobJournal:
                 self.stepped = True
 
     def _renumber(self, known: int) -> None:
-        """Have what came since this driver started follow number `known`."""
+        """Number the entries since this driver started from `known` on."""
         new = [
             decoding.from_json(line, type=NumberedEvent).event
             for number, line in self._lines
@@ -258,11 +262,11 @@ class JobJournal:
         self.last = self._loaded = self._fetched = known
         self._begin_file()
         for number, event in enumerate(new, known + 1):
-            self._remember(number, msgspec.json.encode(NumberedEvent(number, event)) + b"\n")
+            self._append(number, msgspec.json.encode(NumberedEvent(number, event)) + b"\n")
         self._write()
 
-    def _show(self, events: list[TrainEvent]) -> None:
-        """The files for people. What the disk does not take is left out."""
+    def _write_readable(self, events: list[TrainEvent]) -> None:
+        """Write the files for people. Lines that cannot be written are left out."""
         files: dict[Path, list[bytes]] = {}
         for event in events:
             match event:
@@ -282,7 +286,7 @@ class JobJournal:
 
 
 class _JournalHead(msgspec.Struct, frozen=True):
-    """First line of the file: what is known without the news that are no longer in it."""
+    """First line of the file: the state after the entries that are no longer in it."""
 
     last: int
     attempts: int = 0

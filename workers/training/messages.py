@@ -1,4 +1,4 @@
-"""What a job's driver, Ray Train's controller and the ranks' workers tell each other, and how they find each other."""
+"""Messages between a job's driver, Ray Train's controller and the workers of its ranks."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Rendezvous(Struct, frozen=True):
 
 
 class StopOrder(Struct, frozen=True):
-    """The driver's answer to what it is told. stop: seconds in which the rank is to end; below 0: it may go on."""
+    """The driver's answer to a rank. stop: the seconds in which the rank must end; below 0: it may go on."""
 
     stop: float = -1.0
 
 
 def driver_name(job: str) -> str:
-    """Of the driver's actor; `job`: as nodes call it (node_messages.node_job_id)."""
+    """The name of the driver's actor; `job`: its name on nodes (node_messages.node_job_id)."""
     return f"train-{job}"

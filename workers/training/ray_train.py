@@ -1,7 +1,7 @@
-"""What Ray Train is given: a job and its driver in; a trainer whose workers run the job's ranks, out.
+"""Makes the Ray Train trainer whose workers run a job's ranks.
 
-Ray Train places the workers, watches them, starts them again after a failure, and with other numbers where a job is
-elastic. Its backend here sets no process group up: that is the script's own affair, as under torchrun.
+Ray Train places the workers, monitors them, and starts them again after a failure, or in another number if the job is
+elastic. The backend here sets up no process group: the script does that, as under torchrun.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .ranks import worker as ranks_worker
 SETTINGS = {
     # how soon a lost rank is noticed, in seconds; Ray's own is 2
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    # seconds; a job that does not get its nodes says so then, and goes on asking
+    # seconds; a job that does not get its nodes reports it then, and goes on waiting
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "60",
     # one process less for each job: nodes here are not drained by anybody
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
@@ -36,12 +36,12 @@ SETTINGS = {
 }
 """Ray Train's own, set in the driver before it is imported."""
 _RESIZE_SECONDS = 10.0
-"""Between two looks for nodes that have come, where a job is elastic."""
+"""Between two checks for new nodes, if a job is elastic."""
 
 
 @dataclass
 class RankBackendConfig(BackendConfig):
-    """Tells the workers where their ranks meet."""
+    """Passes the driver's name to the backend."""
 
     driver: str = ""
 
@@ -51,7 +51,7 @@ class RankBackendConfig(BackendConfig):
 
 
 class RankBackend(Backend):
-    """Before each attempt: its number from the driver, a store in rank 0's worker, and both told to all."""
+    """Before each attempt: gets its number from the driver, starts a store in rank 0's worker, sends both to all."""
 
     share_cuda_visible_devices = True  # as torchrun's ranks see all of a node, and take LOCAL_RANK
 
@@ -64,38 +64,38 @@ class RankBackend(Backend):
         held = [(worker.metadata.node_id, ",".join(map(str, worker.metadata.gpu_ids))) for worker in workers]
         attempt = ray.get(driver.attempt.remote(len(workers), held))
         port = worker_group.execute_single(0, ranks_worker.host_store, address, len(workers))
-        worker_group.execute(ranks_worker.meet, Rendezvous(attempt, address, port))
+        worker_group.execute(ranks_worker.set_rendezvous, Rendezvous(attempt, address, port))
 
 
 class DriverCallback(ray_internals.controller_callback()):
-    """Tells the driver what Ray Train's controller does."""
+    """Reports to the driver what Ray Train's controller does."""
 
     def __init__(self, driver: str) -> None:
         self._driver = driver
 
     def after_controller_start(self, train_run_context: Any) -> None:
-        self._tell("controller", ray.get_runtime_context().current_actor, train_run_context.run_id)
+        self._call_driver("controller", ray.get_runtime_context().current_actor, train_run_context.run_id)
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
         name = type(current_state).__name__
         error = getattr(current_state, "training_failed_error", None)
         cause = getattr(error, "controller_failure", None)
-        said = "" if error is None else f"{error}\n{cause.__cause__}" if cause is not None else str(error)
+        message = "" if error is None else f"{error}\n{cause.__cause__}" if cause is not None else str(error)
         causes = [cause] if cause is not None else getattr(error, "worker_failures", {}).values()
         names = [type(each).__name__ for each in causes if not isinstance(each, ranks_worker.RankFailed)]
-        self._tell("turned", name, next(iter(names), ""), said)
+        self._call_driver("turned", name, next(iter(names), ""), message)
 
     def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
-        """Also before the first start, when there is nobody to ask."""
-        self._tell("resize")
+        """Also called before the first start, when no ranks run."""
+        self._call_driver("resize")
 
-    def _tell(self, method: str, *arguments: Any) -> None:
+    def _call_driver(self, method: str, *arguments: Any) -> None:
         driver = ray.get_actor(self._driver, namespace=NAMESPACE)
         ray.get(getattr(driver, method).remote(*arguments))
 
 
 def resources(spec: TrainSpec) -> dict[str, float]:
-    """What each rank takes, in Ray's words."""
+    """The resources of each rank, in Ray's names."""
     return {
         "CPU": spec.cpus,
         **({"GPU": 1.0} if spec.device == "cuda" else {}),
@@ -104,7 +104,7 @@ def resources(spec: TrainSpec) -> dict[str, float]:
 
 
 def trainer(spec: TrainSpec, job: JobReference, storage: Path, retries: int) -> Any:
-    """Ready to `fit`. retries: that are left. storage: where Ray Train keeps its own."""
+    """A trainer, ready to `fit`. retries: how many are left. storage: a folder for Ray Train's own files."""
     elastic = 0 < spec.min_workers < spec.workers
     return ray_internals.trainer_without_cleaner()(
         lambda: ranks_worker.run_rank(job),

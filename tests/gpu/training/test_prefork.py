@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an 
 FORKS = """
 import os, sys
 from torchrelay.clients.training.rank import main as rank
-from torchrelay.workers.training import warm
+from torchrelay.workers.training.prefork import server as warm
 
 def in_a_fork(ask):
     child = os.fork()

@@ -14,7 +14,7 @@ ERROR = "ModuleNotFoundError: No module named 'x'"
 def begun(ranks: int = 2) -> RankAttempt:
     attempt = RankAttempt(0, ranks)
     for rank in range(ranks):
-        attempt.hear(
+        attempt.record(
             RankStarted(rank=rank, world_size=ranks, pid=1, host="h", attempt=0, at=1.0), stopped=-1.0
         )
     return attempt
@@ -23,7 +23,7 @@ def begun(ranks: int = 2) -> RankAttempt:
 def ended(
     attempt: RankAttempt, rank: int, code: int, at: float, detail: str = "", stopped: float = -1.0
 ) -> None:
-    attempt.hear(RankEnded(rank=rank, code=code, at=at, attempt=0, detail=detail), stopped)
+    attempt.record(RankEnded(rank=rank, code=code, at=at, attempt=0, detail=detail), stopped)
 
 
 def test_an_error_is_the_scripts_own_if_all_ranks_have_told_of_their_end() -> None:
@@ -67,7 +67,7 @@ def test_an_error_beside_a_rank_that_was_killed_or_never_told_its_end_may_come_f
 def test_a_rank_that_starts_when_its_attempt_was_given_up_is_not_waited_for() -> None:
     attempt = begun(1)
     attempt.give_up()
-    attempt.hear(RankStarted(rank=1, world_size=2, pid=2, host="h", attempt=0, at=2.0), stopped=-1.0)
+    attempt.record(RankStarted(rank=1, world_size=2, pid=2, host="h", attempt=0, at=2.0), stopped=-1.0)
     assert not attempt.running
 
 

@@ -18,7 +18,7 @@ from torchrelay.compiler.api.training.events import (
     StepMetrics,
     TrainEvent,
 )
-from torchrelay.workers.training import journal as train_ledger
+from torchrelay.workers.training import journal as journal_module
 from torchrelay.workers.training.journal import JobJournal
 
 
@@ -61,7 +61,7 @@ def test_a_line_that_a_crash_cut_is_left_out_and_its_number_used_again(tmp_path:
 def test_a_file_whose_news_were_all_fetched_starts_anew_and_keeps_the_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_ledger, "_COMPACT_BYTES", 1000)
+    monkeypatch.setattr(journal_module, "_COMPACT_BYTES", 1000)
     ledger = JobJournal(tmp_path)
     ledger.add([started(4), *(log("x" * 50) for _ in range(50))])
     assert ledger.after(51, 0.0) == []
@@ -84,7 +84,7 @@ def test_a_file_whose_news_were_all_fetched_starts_anew_and_keeps_the_count(
 def test_that_a_step_was_made_is_known_after_its_news_were_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: TrainEvent
 ) -> None:
-    monkeypatch.setattr(train_ledger, "_COMPACT_BYTES", 1000)
+    monkeypatch.setattr(journal_module, "_COMPACT_BYTES", 1000)
     ledger = JobJournal(tmp_path)
     ledger.add([log("x" * 50) for _ in range(50)])
     assert not JobJournal(tmp_path).stepped
@@ -98,7 +98,7 @@ def test_that_a_step_was_made_is_known_after_its_news_were_fetched(
 def test_old_news_come_from_the_disk_in_bounded_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_ledger, "_REMEMBERED_BYTES", 2000)
+    monkeypatch.setattr(journal_module, "_MEMORY_BYTES", 2000)
     ledger = JobJournal(tmp_path)
     for i in range(2500):
         ledger.add([log(str(i))])
@@ -148,7 +148,7 @@ def test_a_full_disk_is_told_and_what_it_missed_is_written_once_there_is_room(
 def test_news_that_nobody_fetches_and_no_disk_takes_are_bounded_and_what_counts_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_ledger, "_UNWRITTEN_BYTES", 10_000)
+    monkeypatch.setattr(journal_module, "_UNWRITTEN_BYTES", 10_000)
     disk = FullDisk(monkeypatch)
     ledger = JobJournal(tmp_path)
     disk.full = True
@@ -188,7 +188,7 @@ def test_who_waits_is_woken(tmp_path: Path) -> None:
 
 
 def test_files_for_people_do_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_ledger, "_SHOWN_BYTES", 100)
+    monkeypatch.setattr(journal_module, "_SHOWN_BYTES", 100)
     ledger = JobJournal(tmp_path)
     for number in range(50):
         ledger.add([log(f"line {number:04}")])
@@ -202,8 +202,8 @@ def test_files_for_people_do_not_grow_for_ever(tmp_path: Path, monkeypatch: pyte
 def test_whoever_asks_for_much_that_is_on_disk_has_it_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_ledger, "MOST_NEWS", 10)
-    monkeypatch.setattr(train_ledger, "_REMEMBERED_BYTES", 1000)
+    monkeypatch.setattr(journal_module, "MOST_ENTRIES", 10)
+    monkeypatch.setattr(journal_module, "_MEMORY_BYTES", 1000)
     ledger = JobJournal(tmp_path)
     for number in range(200):
         ledger.add([log(f"line {number:04}")])

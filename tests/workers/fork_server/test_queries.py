@@ -201,7 +201,7 @@ def test_a_copy_of_a_job_is_refused_rather_than_given_the_jobs_answers(tmp_path)
         ([(i, 0) for i in range(MOST_OPEN + 1)], "before earlier ones were answered"),
         ([(1, 0), (1, 0)], "before earlier ones were answered"),
         ([(1, tuning_queries.QUESTION_LIMIT + 1)], f"question of {tuning_queries.QUESTION_LIMIT + 1} bytes"),
-        ([(1 << 32, 0)], "no message"),
+        ([(1 << 32, 0)], "invalid message"),
     ],
     ids=["too many at once", "one name for two", "too long", "a name out of range"],
 )

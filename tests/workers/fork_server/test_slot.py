@@ -179,9 +179,9 @@ def test_the_engines_own_error_keeps_its_code_message_and_hint(tmp_path):
         ("crash", {"signal": int(signal.SIGKILL)}, "SIGKILL"),
         ("leave", {"status": 3}, "exit status 3"),
         ("leave", {"status": 0}, "no answer"),
-        ("garbage", {}, "no message"),
-        ("garbage", {"body": DEEP.hex()}, "no message"),
-        ("garbage", {"body": NO_TEXT.hex()}, "no message"),
+        ("garbage", {}, "invalid message"),
+        ("garbage", {"body": DEEP.hex()}, "invalid message"),
+        ("garbage", {"body": NO_TEXT.hex()}, "invalid message"),
     ],
     ids=["SEGV", "KILL", "status", "silent", "garbage", "deep garbage", "no text"],
 )
@@ -353,7 +353,7 @@ def test_beside_a_gpu_searches_have_a_warm_server_before_the_first_one_comes(tmp
                 break
             await asyncio.sleep(0.1)
         assert (slot._searches._server is not None) is warm
-        slot._rest()
+        slot._stop_idle_searches()
         assert (slot._searches._server is not None) is warm
         await slot.close()
         assert list(tmp_path.glob("torchrelay-jobs-*")) == []

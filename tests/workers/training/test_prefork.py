@@ -119,7 +119,7 @@ def run(
     events: list[TrainEvent] = []
     end = time.monotonic() + WAIT
     while time.monotonic() < end:
-        more = process.look(0.2)
+        more = process.poll(0.2)
         events += process.taken()
         if until(events) or not more:
             return events
@@ -277,7 +277,7 @@ def test_a_large_launch_arrives_whole(owned: server.PreforkProcess, tmp_path: Pa
 def test_what_does_not_outlive_a_fork_is_not_forked() -> None:
     code = """
 import os, sys, threading
-from torchrelay.workers.training import warm
+from torchrelay.workers.training.prefork import server as warm
 asked = []
 assert warm._unfit(lambda: asked.append(1) or True) == "" and not asked
 assert "CUDA" in warm._unfit(lambda: False)

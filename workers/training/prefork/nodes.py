@@ -1,4 +1,4 @@
-"""Where a job's ranks may come to be: an order in; on each such node an actor that has a warm process for them, out."""
+"""Starts a process with PyTorch imported on each node that is likely to get a job's ranks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 
 _SPARE = 2
-"""Nodes more than ranks need: Ray may choose others than those with the most room."""
+"""Nodes beyond those that the ranks need: Ray may choose others than those with the most room."""
 
 
 class PreforkActor:
-    """On one node, for one job: the actor that owns its warm process. Ranks outlive both: they are their workers'."""
+    """On one node, for one job: the actor that owns its warm process. Ranks outlive both: their workers own them."""
 
     def __init__(self, order: bytes, folder: str) -> None:
         """order: a TrainOrder, encoded; folder: the job's."""
@@ -34,30 +34,30 @@ class PreforkActor:
         self._owned = server.start(job_environment(given, Path(folder), os.environ))
 
     def path(self) -> str:
-        """Of the socket that takes launches, from now on."""
+        """The path of the socket that takes launches."""
         return self._owned.path
 
 
 class PreforkNodes:
-    """The warm processes of one job. They end with it, and with the process that has this."""
+    """The warm processes of one job. They end with the job, and with the process of this object."""
 
     def __init__(self) -> None:
         self._actors: dict[str, Any] = {}
         self._paths: dict[str, Any] = {}
 
     def start(self, order: TrainOrder, folder: str) -> None:
-        """On the nodes that are likely to get ranks; none for other programs, nor for jobs with requirements:
-        what cannot be installed would be tried twice. Whatever fails here costs seconds later, and no job."""
+        """Start one on each node that is likely to get ranks, unless the job is no training or has requirements: what
+        cannot be installed would be tried twice. A failure here costs seconds at the start and fails no job."""
         if order.spec.kind != "train" or order.spec.requirements:
             return
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        brief = msgspec.msgpack.encode(msgspec.structs.replace(order, package=b""))
+        encoded = msgspec.msgpack.encode(msgspec.structs.replace(order, package=b""))
         try:
             for node in likely_nodes(order.spec, free_resources()) or likely_nodes(
-                order.spec, _all()
-            ):  # or once others leave
+                order.spec, _resources()
+            ):  # or those that have room once others leave
                 options: dict[str, Any] = {
                     "num_cpus": 0,
                     "num_gpus": 0,
@@ -65,13 +65,13 @@ class PreforkNodes:
                     "resources": {OFFER: DRIVER_SHARE},
                     "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
                 }
-                self._actors[node] = ray.remote(PreforkActor).options(**options).remote(brief, folder)
+                self._actors[node] = ray.remote(PreforkActor).options(**options).remote(encoded, folder)
                 self._paths[node] = self._actors[node].path.remote()
         except Exception as error:  # also of what is private in Ray
             log.warning("ranks start cold: %s", error)
 
     def on(self, node: str) -> str:
-        """The socket of the warm process there; '' if there is none (yet)."""
+        """The socket of the warm process on `node`; '' if there is none (yet)."""
         import ray
 
         path = self._paths.get(node)
@@ -84,7 +84,7 @@ class PreforkNodes:
             return ""
 
     def end(self) -> None:
-        """Ranks that run go on."""
+        """End the warm processes; ranks go on."""
         import ray
 
         actors, self._actors, self._paths = self._actors, {}, {}
@@ -96,13 +96,13 @@ class PreforkNodes:
 
 
 def ranks_on(node: Mapping[str, float], spec: TrainSpec) -> int:
-    """How many of the job's ranks fit into this much of a node, in Ray's words."""
+    """How many of the job's ranks fit into these resources of a node (Ray's names)."""
     asked = {"CPU": spec.cpus, "memory": float(spec.memory_bytes), "GPU": float(spec.device == "cuda")}
     return min(int((node.get(name, 0.0) + 1e-6) // amount) for name, amount in asked.items() if amount > 0)
 
 
 def likely_nodes(spec: TrainSpec, free: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Nodes that may get ranks, those with the most room first. free: what each has left, in Ray's words."""
+    """The nodes that may get ranks, those with the most room first. free: the free resources of each (Ray's names)."""
     room = {name: ranks_on(node, spec) for name, node in free.items() if OFFER in node}
     names = sorted((name for name in room if room[name]), key=lambda name: (-room[name], name))
     held = needed = 0
@@ -112,8 +112,8 @@ def likely_nodes(spec: TrainSpec, free: Mapping[str, Mapping[str, float]]) -> li
     return names[: needed + _SPARE]
 
 
-def _all() -> dict[str, dict[str, float]]:
-    """Of each node, whoever holds it now."""
+def _resources() -> dict[str, dict[str, float]]:
+    """All resources of each live node, free or not."""
     import ray
 
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}

@@ -1,9 +1,9 @@
-"""A process with PyTorch imported, of which a job's ranks on a node are forked: launches in over a socket; keepers out.
+"""A process with PyTorch imported, from which a job's ranks on one node are forked.
 
-It is there before the ranks have their devices, and has the environment that all of them share, so what is read while
-PyTorch is imported is what a rank would have read; only what a rank sees of its own place (PLACE_NAMES) is set after
-the fork. A launch that differs otherwise is refused, and starts as any program does. Each fork becomes a keeper, and
-forks once more, into the rank.
+It starts before the ranks have their devices, with the environment that all of them share, so that PyTorch reads at
+import what it would read in a rank. Only the variables that differ between ranks (PLACE_NAMES) are set later. A
+launch that differs otherwise is refused, and its worker starts a new interpreter. Each fork becomes a reaper, which
+forks the rank.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _BACKLOG = 64
 _LAUNCH_SECONDS = 10.0
 _REAP_SECONDS = 1.0
 _COMMAND = [sys.executable, "-m", RANK_PROGRAM]
-_KEEPER = [sys.executable, "-m", "torchrelay.workers.training.ranks.reaper"]
+_REAPER = [sys.executable, "-m", "torchrelay.workers.training.ranks.reaper"]
 
 
 class PreforkProcess(NamedTuple):
-    """A warm process, as its owner has it; it ends when `alive` is closed. path: of its socket."""
+    """The owner's view of a warm process; it ends when `alive` is closed. path: of its socket."""
 
     process: subprocess.Popen[bytes]
     alive: socket.socket
@@ -51,7 +51,7 @@ class PreforkProcess(NamedTuple):
 
 
 def start(environment: Mapping[str, str]) -> PreforkProcess:
-    """A warm process; it takes launches at once. environment: what its ranks share. Raises OSError, Unavailable."""
+    """Start a warm process; it takes launches at once. environment: of all its ranks. Raises OSError, Unavailable."""
     folder, lock = locked_folders.make(str(short_root(_PREFIX)), _PREFIX)
     path = folder / _SOCKET
     ours, theirs = socket.socketpair()
@@ -77,7 +77,7 @@ def start(environment: Mapping[str, str]) -> PreforkProcess:
 
 
 class _PreforkServer:
-    """In the warm process itself."""
+    """Runs in the warm process."""
 
     def __init__(self, listener: socket.socket, owner: socket.socket, lock: int) -> None:
         self._listener = listener
@@ -86,7 +86,7 @@ class _PreforkServer:
         self._shared = _shared(_line(owner))
 
     def serve(self) -> RankLaunch | None:
-        """Returns None once the owner is gone; in each rank, the launch that it is to follow."""
+        """Fork ranks. Returns None once the owner is gone, and in each rank its launch."""
         while True:
             ready = select.select([self._listener, self._owner], [], [], _REAP_SECONDS)[0]
             reap()
@@ -96,11 +96,11 @@ class _PreforkServer:
                 continue
             connection, _ = self._listener.accept()
             if os.fork() == 0:
-                return self._keep(connection)
+                return self._reap_rank(connection)
             connection.close()
 
-    def _keep(self, connection: socket.socket) -> RankLaunch:
-        """In a fork: the keeper of a rank; returns in the rank."""
+    def _reap_rank(self, connection: socket.socket) -> RankLaunch:
+        """In a fork: become the reaper of a rank; returns in the rank."""
         self._listener.close()
         self._owner.close()
         os.close(self._lock)
@@ -113,8 +113,8 @@ class _PreforkServer:
             os._exit(1)
         connection.settimeout(None)
         if launch.command[:3] != _COMMAND or _shared(launch.environment) != self._shared:
-            os._exit(1)  # its worker starts it otherwise
-        _title(_KEEPER)
+            os._exit(1)  # its worker starts a new interpreter
+        _title(_REAPER)
         launch = supervise(connection, launch, descriptors, _fork)
         connection.close()
         return launch
@@ -125,7 +125,7 @@ def _shared(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _line(owner: socket.socket) -> dict[str, str]:
-    """The environment that the owner gave: Python adds to what it finds where the locale is C."""
+    """The environment as the owner gave it: Python adds a variable to its own if the locale is C."""
     data = b""
     while not data.endswith(b"\n"):
         if not (piece := owner.recv(1 << 20)):
@@ -135,16 +135,16 @@ def _line(owner: socket.socket) -> dict[str, str]:
 
 
 def _fork(launch: RankLaunch) -> int:
-    keeper = os.getpid()
+    reaper = os.getpid()
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
-        become_rank(keeper)
+        become_rank(reaper)
     return pid
 
 
 def _become(launch: RankLaunch) -> None:
-    """In the rank: what a process has of its start."""
+    """In the rank: set what a new interpreter would have set."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in PLACE_NAMES:
         os.environ.pop(name, None)
@@ -153,7 +153,7 @@ def _become(launch: RankLaunch) -> None:
     sys.path[0] = multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
     sys.orig_argv[:] = launch.command
     _title(launch.command)
-    # Python's own numbers begin anew after each fork
+    # Python itself reseeds `random` after each fork
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     if "torch" in sys.modules:
@@ -161,7 +161,7 @@ def _become(launch: RankLaunch) -> None:
 
 
 def _title(command: Sequence[str]) -> None:
-    """What `ps` shows of this process."""
+    """Set the command line that `ps` shows."""
     with contextlib.suppress(ImportError):  # it is for people alone
         from setproctitle import setproctitle
 
@@ -178,7 +178,7 @@ def _unfit(fit: Callable[[], bool]) -> str:
             os._exit(0 if well else 1)
     if os.waitpid(probe, 0)[1] != 0:
         return "importing PyTorch initialised CUDA"
-    # who knows of forks (OpenBLAS) has ended its threads for the one above, and makes them anew when needed
+    # OpenBLAS ended its threads before the fork above, and starts them again when needed
     tasks = list(Path("/proc/self/task").iterdir())
     if len(tasks) > 1:
         names = []
@@ -203,7 +203,7 @@ def main(arguments: Sequence[str]) -> int:
     launch = None
     try:
         server = _PreforkServer(listener, owner, given.lock)
-        gc.disable()  # next to nothing of what is imported is garbage
+        gc.disable()  # almost nothing that is imported is garbage
         program = importlib.import_module(RANK_PROGRAM)
         program.preload()
         gc.collect()

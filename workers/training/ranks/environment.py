@@ -1,7 +1,7 @@
-"""What a rank's process is started as: the order and a rank's place in; its command and whole environment out.
+"""The command and the environment of a rank's process, from the job's order and the rank's assignment.
 
-The same variables as torchrun sets, so that a script for torchrun runs unchanged. Of the node's own environment only
-these names go through: Ray's token and the service's settings are no business of a job.
+The variables are those of torchrun, so that a script for torchrun runs unchanged. Of the node's own environment only
+listed names pass: a job has no use for Ray's token and the service's settings.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _PASSED = frozenset(
     }
 )
 _PASSED_GROUPS = ("NCCL_", "GLOO_", "UCX_", "FI_", "NVSHMEM_", "TORCH_NCCL_", "TORCH_SYMM_MEM_")
-"""How a node's network is to be used is for its owner to say."""
+"""The node's owner decides how its network is used."""
 
 
 RANK_PROGRAM = "torchrelay.clients.training.rank.main"
 
 
 class RankAssignment(Struct, frozen=True, kw_only=True):
-    """A rank's place in its world. address, port: of the store through which ranks find each other."""
+    """A rank's assignment in its world. address, port: of the store through which ranks find each other."""
 
     rank: int
     world_size: int
@@ -64,7 +64,7 @@ class RankAssignment(Struct, frozen=True, kw_only=True):
 
 
 def node_environment(current: Mapping[str, str]) -> dict[str, str]:
-    """What of a node's environment its ranks get. They find this package as the node's own Python does."""
+    """The part of a node's environment that its ranks get. They find this package as the node's own Python does."""
     passed = {
         name: value for name, value in current.items() if name in _PASSED or name.startswith(_PASSED_GROUPS)
     }
@@ -72,13 +72,13 @@ def node_environment(current: Mapping[str, str]) -> dict[str, str]:
 
 
 def job_environment(order: TrainOrder, folder: Path, current: Mapping[str, str]) -> dict[str, str]:
-    """What all ranks of a job see alike on a node; `folder`: the job's own."""
+    """The environment that all ranks of a job on a node share; `folder`: the job's own."""
     spec = order.spec
-    # one variable holds 128 KiB at most, and these are elsewhere
+    # a variable holds 128 KiB at most, and these fields are passed otherwise
     short = msgspec.structs.replace(spec, arguments=[], requirements=[], environment={})
     return {
         **node_environment(current),
-        # of the job's world whatever the node: threads are part of a graph's key
+        # the same on all nodes: the number of threads is part of a graph's key
         "OMP_NUM_THREADS": str(max(1, int(spec.cpus))),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": current.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         CHECKPOINTS_ENVIRONMENT: spec.checkpoints or str(folder / "checkpoints"),
@@ -93,25 +93,25 @@ def job_environment(order: TrainOrder, folder: Path, current: Mapping[str, str])
 
 
 def rank_environment(
-    order: TrainOrder, place: RankAssignment, folder: Path, current: Mapping[str, str]
+    order: TrainOrder, assignment: RankAssignment, folder: Path, current: Mapping[str, str]
 ) -> dict[str, str]:
-    """Everything that the rank at `place` sees; `folder`: the job's own."""
+    """The whole environment of the rank at `assignment`; `folder`: the job's own."""
     environment = {
         **job_environment(order, folder, current),
-        "RANK": str(place.rank),
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(place.local_world_size),
-        "GROUP_RANK": str(place.node_rank),
-        "GROUP_WORLD_SIZE": str(place.nodes),
-        "ROLE_RANK": str(place.rank),
-        "ROLE_WORLD_SIZE": str(place.world_size),
-        "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
+        "RANK": str(assignment.rank),
+        "WORLD_SIZE": str(assignment.world_size),
+        "LOCAL_RANK": str(assignment.local_rank),
+        "LOCAL_WORLD_SIZE": str(assignment.local_world_size),
+        "GROUP_RANK": str(assignment.node_rank),
+        "GROUP_WORLD_SIZE": str(assignment.nodes),
+        "ROLE_RANK": str(assignment.rank),
+        "ROLE_WORLD_SIZE": str(assignment.world_size),
+        "TORCHELASTIC_RESTART_COUNT": str(assignment.attempt),
     }
-    if place.port:
+    if assignment.port:
         environment |= {
-            "MASTER_ADDR": place.address,
-            "MASTER_PORT": str(place.port),
+            "MASTER_ADDR": assignment.address,
+            "MASTER_PORT": str(assignment.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
     return environment
@@ -125,7 +125,7 @@ PLACE_NAMES = frozenset(
         *("CUDA_VISIBLE_DEVICES", ANSWER_ENVIRONMENT),
     }
 )
-"""What a rank sees of its own place. Nothing of it is read while PyTorch is imported (CUDA's as it is first used)."""
+"""The variables that differ between ranks. PyTorch reads none of them at import (CUDA's at its first use)."""
 
 
 def rank_command(spec: TrainSpec) -> list[str]:

@@ -1,6 +1,6 @@
-"""One process of a job, watched: a RankLaunch in; its lines, its messages and its end out. One thread, no waiting.
+"""Runs one process of a job and collects its output lines, its messages and its end. One thread, no waiting.
 
-What it writes is read as fast as it is taken: whoever stops reading stops it.
+Its output is read only in `poll`: a caller that stops polling stops the process once its pipes are full.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _OF_RANK = re.compile(r"^\[rank\d+\]: ?")
 
 
 class RankProcess:
-    """A started process and its keeper. `events` fills as `look` is called."""
+    """A started process and its reaper. `events` fills as `poll` is called."""
 
     def __init__(self, launch: RankLaunch, rank: int, attempt: int, *, warm: str = "") -> None:
         """warm: the socket of a process (prefork/server.py) that may fork it; if that does not, it starts as any
@@ -63,22 +63,22 @@ class RankProcess:
         self.events: list[TrainEvent] = []
         self.pid = 0
         self.warm = False
-        """Whether it was forked."""
+        """Whether it was forked from a warm process."""
         self.size = 0
-        """Bytes of `events`, about."""
+        """Bytes of `events`, roughly."""
         self.last: deque[str] = deque(maxlen=_LAST_LINES)
         """The last lines of its standard error."""
         self.tail: deque[str] = deque(maxlen=_LAST_LINES)
-        """Of both streams."""
+        """The last lines of both streams."""
         self._rank, self._attempt, self._launch = rank, attempt, launch
         self._noted = False
         self._kill_at = 0.0
         self._cold_at = 0.0
-        """When there is no more waiting for a warm process; 0: there is none."""
+        """When to stop waiting for the warm process; 0: there is none."""
         self._code = -signal.SIGKILL
-        """Of a rank whose keeper was killed."""
-        self._keeper: subprocess.Popen[bytes] | None = None
-        self._waits = selectors.DefaultSelector()
+        """The exit code if the reaper was killed."""
+        self._reaper: subprocess.Popen[bytes] | None = None
+        self._selector = selectors.DefaultSelector()
         self._rest: dict[str, bytes] = {}
         ours: dict[str, int] = {}
         self._theirs: dict[str, int] = {}
@@ -86,7 +86,7 @@ class RankProcess:
             ours[name], self._theirs[name] = os.pipe()
         for name, descriptor in ours.items():
             os.set_blocking(descriptor, False)
-            self._waits.register(descriptor, selectors.EVENT_READ, name)
+            self._selector.register(descriptor, selectors.EVENT_READ, name)
         try:
             connection = _connected(warm) if warm else None
             if connection is not None:
@@ -101,10 +101,10 @@ class RankProcess:
             raise
 
     def _start(self) -> None:
-        """With a keeper and an interpreter of its own."""
+        """Start a reaper, which starts the rank in a new interpreter."""
         here, there = socket.socketpair()
         with there:
-            self._keeper = subprocess.Popen(
+            self._reaper = subprocess.Popen(
                 [
                     *(sys.executable, "-P", "-m", "torchrelay.workers.training.ranks.reaper"),
                     str(there.fileno()),
@@ -122,21 +122,21 @@ class RankProcess:
     def _listen(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._connection = connection
-        self._waits.register(connection, selectors.EVENT_READ, "keeper")
+        self._selector.register(connection, selectors.EVENT_READ, "reaper")
 
     def _close_theirs(self) -> None:
         for descriptor in self._theirs.values():
             os.close(descriptor)
         self._theirs.clear()
 
-    def look(self, seconds: float) -> bool:
-        """Read what has come, waiting up to `seconds` for it; whether there may be more."""
+    def poll(self, seconds: float) -> bool:
+        """Read the output, waiting up to `seconds` for it; whether there may be more."""
         if self._kill_at and time.monotonic() > self._kill_at:
             self.kill()
         if self._cold_at and time.monotonic() > self._cold_at:
-            self._waits.unregister(self._connection)
-            self._lost()
-        for key, _ in self._waits.select(seconds):
+            self._selector.unregister(self._connection)
+            self._on_reaper_gone()
+        for key, _ in self._selector.select(seconds):
             try:
                 data = os.read(key.fd, 1 << 18)
             except BlockingIOError:
@@ -145,15 +145,15 @@ class RankProcess:
                 data = b""
             self._take(key.data, data)
             if not data:
-                self._waits.unregister(key.fileobj)
-                if key.data == "keeper":
-                    self._lost()
+                self._selector.unregister(key.fileobj)
+                if key.data == "reaper":
+                    self._on_reaper_gone()
                 else:
                     os.close(key.fd)
-        return bool(self._waits.get_map())
+        return bool(self._selector.get_map())
 
-    def _lost(self) -> None:
-        """The keeper has ended; or the warm process does not fork: then it starts as any program does."""
+    def _on_reaper_gone(self) -> None:
+        """The reaper has ended, or the warm process does not fork: then the rank starts in a new interpreter."""
         self._connection.close()
         if self._cold_at and not self._kill_at:
             self._start()
@@ -167,25 +167,25 @@ class RankProcess:
             self._ask(STOP)
 
     def kill(self) -> None:
-        """Kill it; its keeper clears up what is below."""
+        """Kill it; the reaper kills all its descendants."""
         self._kill_at = self._kill_at or time.monotonic()
         self._ask(KILL)
 
     def _ask(self, what: bytes) -> None:
         if self._connection.fileno() < 0:
-            return  # its keeper has ended
-        if self.pid == 0:  # and its keeper is not told what to start, or undoes it
+            return  # its reaper has ended
+        if self.pid == 0:  # the reaper has no launch yet, or kills what it started
             self._code = -signal.SIGKILL if what == KILL else -signal.SIGTERM
-            self._waits.unregister(self._connection)
-            self._lost()
+            self._selector.unregister(self._connection)
+            self._on_reaper_gone()
             return
         with contextlib.suppress(OSError):
             self._connection.send(what)
 
     def wait(self) -> int:
-        """Its exit code, below 0 the signal, once `look` has nothing more: everything below it is gone."""
-        if self._keeper is not None:
-            self._keeper.wait()
+        """Its exit code (below 0: a signal), once `poll` has returned False: all its descendants are gone then."""
+        if self._reaper is not None:
+            self._reaper.wait()
         return self._code
 
     def _take(self, name: str, data: bytes) -> None:
@@ -199,19 +199,19 @@ class RankProcess:
         if rest:
             self._rest[name] = rest
         match name:
-            case "keeper":
+            case "reaper":
                 for line in lines:
-                    self._hear_keeper(*line.decode().split())
+                    self._on_reaper_line(*line.decode().split())
             case "channel":
                 for line in lines:
-                    self._hear(line)
+                    self._on_message(line)
             case _:
                 self._log(name, lines)
 
-    def _hear_keeper(self, what: str, number: str = "") -> None:
+    def _on_reaper_line(self, what: str, number: str = "") -> None:
         if what == "ready":
             self._connection.settimeout(_LAUNCH_SECONDS)
-            with contextlib.suppress(OSError):  # it has ended: `look` hears of it
+            with contextlib.suppress(OSError):  # it has ended: `poll` notices
                 body = encode(self._launch)
                 sent = socket.send_fds(self._connection, [body], list(self._theirs.values()))
                 self._connection.sendall(body[sent:])
@@ -238,8 +238,8 @@ class RankProcess:
             stream = "stderr" if name == "stderr" else "stdout"
             self._add(LogLines(rank=self._rank, stream=stream, lines=some), sum(map(len, some)))
 
-    def _hear(self, line: bytes) -> None:
-        """What the rank tells is of itself, whatever it says."""
+    def _on_message(self, line: bytes) -> None:
+        """Take a message of the rank. Its rank number is set here: the rank cannot speak for another."""
         if not line:
             return
         try:
@@ -247,7 +247,7 @@ class RankProcess:
         except (msgspec.MsgspecError, RecursionError) as error:
             if not self._noted:
                 self._noted = True
-                text = f"rank {self._rank} told something that is no message: {error}"
+                text = f"rank {self._rank} sent an invalid message: {error}"
                 self._add(JobNote(level="warning", text=text, rank=self._rank), 0)
             return
         match message:

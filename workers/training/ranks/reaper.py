@@ -1,8 +1,8 @@
-"""The process between a Ray worker and its rank: a RankLaunch and descriptors in over a socket; the rank's own end out.
+"""The process between a Ray worker and its rank: it starts the rank, and kills all that the rank started at its end.
 
-Whatever the rank started ends with it, and all of it ends when the worker does, whose end of the socket closes then:
-the rank's processes are below this one, which adopts orphans. It tells "ready" when it takes one, "pid N" when the
-rank runs, and "end CODE" when nothing is left; the worker asks with one byte each.
+The rank's processes are descendants of the reaper, which adopts orphans. They end with the rank, and also when the
+worker ends, because its end of the socket closes then. The reaper sends "ready" when it can take a launch, "pid N" when
+the rank runs, and "end CODE" when no process is left; the worker sends one byte for each request.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ....compiler import decoding
 from ...process.process_tree import UnkillableProcesses, become_subreaper, die_with_parent, kill_below
 
 STOP, KILL = b"t", b"k"
-"""What the worker asks: SIGTERM, or SIGKILL, for the rank."""
+"""The worker's requests: SIGTERM, or SIGKILL, for the rank."""
 _LENGTH = struct.Struct("<I")
 _DESCRIPTORS = 3
 """Standard output, standard error and, if it has one, the rank's channel."""
 
 
 class RankLaunch(Struct, frozen=True):
-    """What to start, where, with which environment. channel: the variable that names its descriptor for messages."""
+    """A command, its folder and its environment. channel: the variable that names its descriptor for messages."""
 
     command: list[str]
     folder: str
@@ -46,13 +46,13 @@ StartRank = Callable[[RankLaunch], int]
 
 
 def encode(launch: RankLaunch) -> bytes:
-    """As `supervise` takes it, together with the descriptors."""
+    """`launch` as bytes for `receive`; the descriptors are sent with them."""
     body = msgspec.json.encode(launch)
     return _LENGTH.pack(len(body)) + body
 
 
 def receive(connection: socket.socket) -> tuple[RankLaunch, list[int]]:
-    """Say "ready"; a RankLaunch and its descriptors. Raises EOFError, OSError if the worker goes away before."""
+    """Send "ready" and receive a RankLaunch and its descriptors. Raises EOFError, OSError if the worker ends before."""
     connection.sendall(b"ready\n")
     descriptors = array.array("i")
     room = socket.CMSG_SPACE(_DESCRIPTORS * descriptors.itemsize)
@@ -68,8 +68,8 @@ def receive(connection: socket.socket) -> tuple[RankLaunch, list[int]]:
 def supervise(
     connection: socket.socket, launch: RankLaunch, descriptors: Sequence[int], begin: StartRank
 ) -> RankLaunch:
-    """Start the rank and see to its end, and end this process then. Returns in the rank alone, if `begin` forked: what
-    it is to follow."""
+    """Start the rank, wait for its end, and end this process. Returns only in the rank, if `begin` forked: its launch,
+    with the channel in its environment."""
     for number, descriptor in enumerate(descriptors[:2], start=1):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -82,18 +82,18 @@ def supervise(
         rank = begin(launch)
     except OSError as error:
         print(f"the rank cannot be started: {error}", file=sys.stderr, flush=True)
-        _tell(connection, "end", 127)
+        _report(connection, "end", 127)
         os._exit(0)
     if rank == 0:
         return launch
     for descriptor in channel:
         os.close(descriptor)
-    _tell(connection, "pid", rank)
+    _report(connection, "pid", rank)
     code = _watch(connection, rank)
     with contextlib.suppress(UnkillableProcesses):
         kill_below(os.getpid())
     if code is not None:
-        _tell(connection, "end", code)
+        _report(connection, "end", code)
     os._exit(0)
 
 
@@ -109,15 +109,15 @@ def _watch(connection: socket.socket, rank: int) -> int | None:
         for descriptor in select.select([connection, wake], [], [])[0]:
             if descriptor == wake:
                 os.read(wake, 1 << 10)
-            elif not (asked := _asked(connection)):
+            elif not (requests := _requests(connection)):
                 return None
             else:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(rank, signal.SIGKILL if KILL in asked else signal.SIGTERM)
+                    os.kill(rank, signal.SIGKILL if KILL in requests else signal.SIGTERM)
 
 
 def _reaped(rank: int) -> int | None:
-    """Collects what has ended, adopted orphans too; the exit code of `rank` if it has."""
+    """Collect ended children, adopted orphans too; the exit code of `rank` if it has ended."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -129,13 +129,13 @@ def _reaped(rank: int) -> int | None:
             return None
 
 
-def _asked(connection: socket.socket) -> bytes:
+def _requests(connection: socket.socket) -> bytes:
     with contextlib.suppress(ConnectionError):
         return connection.recv(1 << 10)
     return b""
 
 
-def _tell(connection: socket.socket, what: str, number: int) -> None:
+def _report(connection: socket.socket, what: str, number: int) -> None:
     with contextlib.suppress(ConnectionError):
         connection.sendall(f"{what} {number}\n".encode())
 
@@ -150,10 +150,10 @@ def _exactly(connection: socket.socket, length: int) -> bytes:
     return data
 
 
-def become_rank(keeper: int) -> None:
-    """In a rank's process, just forked: it ends with its keeper, and signals are as a shell's foreground has them. Ray
+def become_rank(reaper: int) -> None:
+    """In a rank's process, just forked: it ends with its reaper, and signals are as a shell's foreground has them. Ray
     blocks SIGINT in all that it starts, and a service in the background ignores some."""
-    die_with_parent(keeper)
+    die_with_parent(reaper)
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

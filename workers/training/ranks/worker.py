@@ -1,4 +1,4 @@
-"""A rank, as its Ray Train worker sees it: the driver's name in; the rank's process run, its events told, its end out.
+"""Runs one rank in its Ray Train worker: starts its process, sends its events to the driver, and waits for its end.
 
 The functions here are what Ray Train calls in its workers. Each worker is one rank's; everything that it learns goes to
 the driver at once, and the driver's answers say when to stop.
@@ -31,15 +31,15 @@ _RENDEZVOUS = "TORCHRELAY_TRAIN_MEETING"
 """Where, in a worker's environment, a Rendezvous waits for its rank."""
 
 
-_TELL_SECONDS = 0.2
-"""Between two tellings; also how soon a stop is heard."""
+_SEND_SECONDS = 0.2
+"""Between two messages to the driver; a stop order arrives as late as that."""
 
 
-_HELD_BYTES = 4 << 20
-"""What is not told yet; past it nothing more is read."""
+_UNSENT_BYTES = 4 << 20
+"""Events not sent yet; past it nothing more is read from the rank."""
 
 
-_TOLD_LINES = 3
+_ERROR_LINES = 3
 
 
 class RankFailed(Exception):
@@ -55,7 +55,7 @@ def host_store(address: str, world_size: int) -> int:
 
 
 def _serve_store(listener: socket.socket, address: str, port: int) -> None:
-    # whoever connects meanwhile waits in the listener's queue: importing torch takes seconds
+    # connections meanwhile wait in the listener's queue: importing torch takes seconds
     from torch.distributed import TCPStore
 
     store = TCPStore(
@@ -65,9 +65,9 @@ def _serve_store(listener: socket.socket, address: str, port: int) -> None:
     del store
 
 
-def meet(meeting: Rendezvous) -> None:
-    """In every worker, before its rank: where this attempt's ranks meet."""
-    os.environ[_RENDEZVOUS] = msgspec.json.encode(meeting).decode()
+def set_rendezvous(rendezvous: Rendezvous) -> None:
+    """In every worker, before its rank: store where the ranks of this attempt meet."""
+    os.environ[_RENDEZVOUS] = msgspec.json.encode(rendezvous).decode()
 
 
 def run_rank(job: JobReference) -> None:
@@ -76,97 +76,99 @@ def run_rank(job: JobReference) -> None:
     import ray.train
 
     context = ray.train.get_context()
-    meeting = decoding.from_json(os.environ[_RENDEZVOUS], type=Rendezvous)
+    rendezvous = decoding.from_json(os.environ[_RENDEZVOUS], type=Rendezvous)
     local = context.get_local_world_size()
-    place = RankAssignment(
+    assignment = RankAssignment(
         rank=context.get_world_rank(),
         world_size=context.get_world_size(),
         local_rank=context.get_local_rank(),
         local_world_size=local,
         node_rank=context.get_node_rank(),
         nodes=-(-context.get_world_size() // max(1, local)),
-        attempt=meeting.attempt,
-        address=meeting.address,
-        port=meeting.port,
+        attempt=rendezvous.attempt,
+        address=rendezvous.address,
+        port=rendezvous.port,
     )
     driver = ray.get_actor(job.driver, namespace=NAMESPACE)
     node = ray.get_runtime_context().get_node_id()
-    brief, warm = ray.get([driver.brief.remote(), driver.warm_process.remote(node)])
-    order = decoding.from_msgpack(brief, type=TrainOrder)
+    order_bytes, warm = ray.get([driver.order.remote(), driver.warm_process.remote(node)])
+    order = decoding.from_msgpack(order_bytes, type=TrainOrder)
     try:
         name = node_job_id(order.namespace, order.job)
         work = WorkingDirectory.open(name, lambda: ray.get(driver.package.remote()))
     except (OSError, RelayError) as error:
         raise RankFailed(
-            f"rank {place.rank} has no working directory on {socket.gethostname()}: {error}"
+            f"rank {assignment.rank} has no working directory on {socket.gethostname()}: {error}"
         ) from None
     try:
-        _run(driver, order, place, work.path, Path(job.folder), warm)
+        _run(driver, order, assignment, work.path, Path(job.folder), warm)
     finally:
         work.close()
 
 
-def _run(driver: Any, order: TrainOrder, place: RankAssignment, work: Path, folder: Path, warm: str) -> None:
-    environment = rank_environment(order, place, folder, os.environ)
+def _run(
+    driver: Any, order: TrainOrder, assignment: RankAssignment, work: Path, folder: Path, warm: str
+) -> None:
+    environment = rank_environment(order, assignment, folder, os.environ)
     launch = RankLaunch(rank_command(order.spec), str(work), environment, channel=ANSWER_ENVIRONMENT)
-    process = RankProcess(launch, place.rank, place.attempt, warm=warm)
-    teller = _EventSender(driver, place)
+    process = RankProcess(launch, assignment.rank, assignment.attempt, warm=warm)
+    sender = _EventSender(driver, assignment)
     started = False
     try:
         more = True
         while more:
-            if process.size < _HELD_BYTES:
-                more = process.look(_TELL_SECONDS)
+            if process.size < _UNSENT_BYTES:
+                more = process.poll(_SEND_SECONDS)
             else:
-                time.sleep(_TELL_SECONDS)
+                time.sleep(_SEND_SECONDS)
             if process.pid and not started:
                 started = True
-                teller.tell([_started(place, process)])
-            stop = teller.exchange(process)
+                sender.add([_started(assignment, process)])
+            stop = sender.exchange(process)
             if stop >= 0:
                 process.stop(stop)
         code = process.wait()
         detail = "" if code == 0 else error_line(process.last)
         ended = RankEnded(
-            rank=place.rank, code=code, at=time.time(), attempt=place.attempt, detail=detail[:2000]
+            rank=assignment.rank, code=code, at=time.time(), attempt=assignment.attempt, detail=detail[:2000]
         )
-        teller.finish([*process.taken(), ended])
+        sender.finish([*process.taken(), ended])
     except BaseException:
         process.kill()
         raise
-    if code != 0 and not teller.told_to_stop:
-        lines = "\n".join(list(process.last)[-_TOLD_LINES:])
-        raise RankFailed(f"rank {place.rank} {describe_exit(code)}" + (f":\n{lines}" if lines else ""))
+    if code != 0 and not sender.stopping:
+        lines = "\n".join(list(process.last)[-_ERROR_LINES:])
+        raise RankFailed(f"rank {assignment.rank} {describe_exit(code)}" + (f":\n{lines}" if lines else ""))
 
 
-def _started(place: RankAssignment, process: RankProcess) -> RankStarted:
+def _started(assignment: RankAssignment, process: RankProcess) -> RankStarted:
     return RankStarted(
-        rank=place.rank,
-        world_size=place.world_size,
+        rank=assignment.rank,
+        world_size=assignment.world_size,
         pid=process.pid,
         host=socket.gethostname(),
-        attempt=place.attempt,
+        attempt=assignment.attempt,
         at=time.time(),
         warm=process.warm,
     )
 
 
 class _EventSender:
-    """Tells the driver what comes, one call at a time, and hears what it wants."""
+    """Sends events to the driver, one call at a time; the answers are its orders."""
 
-    def __init__(self, driver: Any, place: RankAssignment) -> None:
+    def __init__(self, driver: Any, assignment: RankAssignment) -> None:
         self._driver = driver
-        self._place = place
+        self._assignment = assignment
         self._waiting: list[TrainEvent] = []
         self._call: Any = None
         self._next = 0.0
-        self.told_to_stop = False
+        self.stopping = False
 
-    def tell(self, events: list[TrainEvent]) -> None:
+    def add(self, events: list[TrainEvent]) -> None:
         self._waiting += events
 
     def exchange(self, process: RankProcess) -> float:
-        """Give the driver what there is, unless it is still at the last; what it wants."""
+        """Send all events, unless the last call is still running; the `stop` of the driver's last StopOrder."""
         import ray
 
         answer = StopOrder()
@@ -178,27 +180,27 @@ class _EventSender:
             self._call = None
         now = time.monotonic()
         if now >= self._next:
-            self._next = now + _TELL_SECONDS
+            self._next = now + _SEND_SECONDS
             self._waiting += process.taken()
             self._send()
         if answer.stop >= 0:
-            self.told_to_stop = True
+            self.stopping = True
         return answer.stop
 
     def finish(self, events: list[TrainEvent]) -> None:
-        """All that is left, kept by the driver when this returns."""
+        """Send all that is left; the driver has stored it when this returns."""
         import ray
 
         if self._call is not None:
             answer = decoding.from_msgpack(ray.get(self._call), type=StopOrder)
-            self.told_to_stop = self.told_to_stop or answer.stop >= 0
+            self.stopping = self.stopping or answer.stop >= 0
         self._waiting += events
         self._send()
         answer = decoding.from_msgpack(ray.get(self._call), type=StopOrder)
-        self.told_to_stop = self.told_to_stop or answer.stop >= 0
+        self.stopping = self.stopping or answer.stop >= 0
 
     def _send(self) -> None:
         events, self._waiting = self._waiting, []
-        self._call = self._driver.tell.remote(
-            self._place.rank, self._place.attempt, msgspec.msgpack.encode(events)
+        self._call = self._driver.record.remote(
+            self._assignment.rank, self._assignment.attempt, msgspec.msgpack.encode(events)
         )

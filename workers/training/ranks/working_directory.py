@@ -1,6 +1,6 @@
-"""A job's working directory on one node: the packed one in; a folder that the job's ranks there share, out.
+"""A job's working directory on one node: a folder that the job's ranks there share, unpacked from the job's package.
 
-It is held by a lock on itself as long as any of them runs. Whoever unpacks one removes those of dead jobs.
+A lock on the folder is held as long as any of them runs. `open` removes the folders of dead jobs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNPACKED = ".whole"
 
 
 class WorkingDirectory:
-    """The folder, held from here until `close`."""
+    """The folder, locked until `close`."""
 
     def __init__(self, folder: Path, lock: int) -> None:
         self._folder = folder
@@ -30,7 +30,7 @@ class WorkingDirectory:
 
     @classmethod
     def open(cls, job: str, package: Callable[[], bytes]) -> WorkingDirectory:
-        """The job's folder on this node, unpacked by whoever comes first. Raises OSError, and what `unpack` does."""
+        """The job's folder on this node; the first caller unpacks it. Raises OSError, and what `unpack` raises."""
         root = Path(tempfile.gettempdir())
         _sweep(root, job)
         folder = root / f"{_PREFIX}{os.getuid()}-{job}"
@@ -41,7 +41,7 @@ class WorkingDirectory:
             try:
                 if os.fstat(lock).st_uid != os.getuid():
                     raise PermissionError(f"{folder} belongs to another user")
-                fcntl.flock(lock, fcntl.LOCK_SH)  # whoever fills it has it alone
+                fcntl.flock(lock, fcntl.LOCK_SH)  # filling it takes an exclusive lock
                 if _is(folder, lock) and here._whole():
                     return here
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,7 +68,7 @@ class WorkingDirectory:
         return (self._folder / _UNPACKED).exists()
 
     def close(self) -> None:
-        """Let go of it; the last one removes it."""
+        """Unlock it; the last one removes it."""
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(self._folder)
@@ -78,8 +78,8 @@ class WorkingDirectory:
 
 
 def _remove(folder: Path) -> None:
-    """What is left if this process is killed meanwhile is not taken for whole: Ray kills workers whose ranks have
-    ended."""
+    """Remove the mark first: Ray kills workers whose ranks have ended, and a folder that is half removed must not count
+    as complete."""
     with contextlib.suppress(OSError):
         (folder / _UNPACKED).unlink()
     shutil.rmtree(folder, ignore_errors=True)
