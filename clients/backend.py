@@ -1,4 +1,4 @@
-"""The torch.compile back end: a Dynamo graph in, a callable out; from the service, or compiled here if need be.
+"""The torch.compile back end: it gets a compiled graph from the service, or compiles the graph here if it must.
 
 `torchrelay` is the entry point (group torch_dynamo_backends). One promise above all: it never breaks training.
 Whatever goes wrong on the way to the service warns once, is counted, and the graph is compiled by Inductor in
@@ -23,10 +23,9 @@ from ..compiler.torch_internals.dynamo import backend_interface
 from ..compiler.torch_internals.inductor import compile_fx, config
 from .artifacts.prefetch import prefetch_with, start_early
 from .artifacts.source import ArtifactRequest, ArtifactSource
-from .capture.dtensor_edges import to_local_tensors
-from .capture.held_tensors import hoist_tensors
 from .capture.locked_tunings import LockedTunings
-from .capture.request import Mode, capture
+from .capture.prepare import prepare
+from .capture.request import Mode
 from .gateway.compile_client import GatewayClient
 from .reports.run_report import RunReport, process_report
 from .settings import ClientSettings, load_launcher_info, load_settings
@@ -75,7 +74,7 @@ def _compile_locally(
 
 
 class RelayBackend:
-    """One process' way to the service: settings, connection, sources of artifacts, counters."""
+    """What one process uses to reach the service: settings, connection, sources of artifacts, counters."""
 
     def __init__(
         self, settings: ClientSettings, report: RunReport, gateway: GatewayClient | None = None
@@ -99,22 +98,13 @@ class RelayBackend:
         start = time.perf_counter()
         try:
             with self.report.timed("encode"):
-                lifted = hoist_tensors(gm, example_inputs)
-                plain = to_local_tensors(lifted.gm, lifted.inputs)
-                captured = capture(
-                    plain.gm,
-                    plain.inputs,
-                    mode=mode,
-                    options=options,
-                    lock=self._lock,
-                    meshes=plain.meshes,
-                    groups=plain.groups,
-                )
+                prepared = prepare(gm, example_inputs, mode=mode, options=options, lock=self._lock)
+                captured = prepared.captured
                 canonical = codec.encode_request(captured.request)
             with self.report.timed("key"):
                 key = keys.key_of_bytes(canonical)
             try:
-                found = self._source.obtain(ArtifactRequest(captured, canonical, key, plain.inputs))
+                found = self._source.obtain(ArtifactRequest(captured, canonical, key, prepared.local.inputs))
             except SpecializeInputs as error:
                 raise backend_interface.restart_analysis(
                     captured.floats[p] for p in error.positions
@@ -133,25 +123,25 @@ class RelayBackend:
         self.report.record(
             found.outcome, key=key, seconds=time.perf_counter() - start, nodes=len(gm.graph.nodes)
         )
-        return lifted.bind(plain.bind(found.compiled))
+        return prepared.bind(found.compiled)
 
     def fell_back(self, error: RelayError, *, seconds: float, nodes: int) -> None:
         """Count a graph compiled locally, here and (if it answers at once) at the service."""
         self.report.fallback(error, key=error.key, seconds=seconds, nodes=nodes)
         if isinstance(error, GatewayUnreachable) or not self.settings.url:
             return
-        threading.Thread(target=self._tell, args=(error.code,), daemon=True).start()
+        threading.Thread(target=self._report_fallback, args=(error.code,), daemon=True).start()
 
-    def _tell(self, code: str) -> None:
+    def _report_fallback(self, code: str) -> None:
         try:
             self._gateway.report(code)
         except RelayError:
-            return  # a lost count is all that this costs
+            return  # only a count is lost
 
 
 @functools.cache
 def process_backend() -> RelayBackend:
-    """This process' Relay, made at the first graph from the settings as they are then. Raises SettingsError."""
+    """This process's back end, made at the first graph from the settings as they are then. Raises SettingsError."""
     return RelayBackend(load_settings(), process_report())
 
 

@@ -1,8 +1,8 @@
-"""A training script in; the requests of its first step's compiled graphs out. Its optimizer takes no step.
+"""Runs a training script up to its first optimizer step, and records a request for each graph it compiles.
 
-The script runs as `python SCRIPT` would, in this process, with torch.compile handing each graph to us. We describe it
-as for a compile and run it as it is. At the first step of an optimizer, or once graphs have long been running and no
-new one came, the script is stopped where it is.
+The script runs as `python SCRIPT` would, in this process. torch.compile gives each graph to GraphRecorder, which
+captures it as for a compile and runs it uncompiled. The script is stopped at the first step of an optimizer, or after
+IDLE_CALLS calls of graphs without a new graph.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ...compiler.errors import ClientError, RelayError, SettingsError
 from ...compiler.request import codec, key, meshes
 from ..jobfiles.captured_graphs import MAX_GRAPHS
-from .dtensor_edges import to_local_tensors
-from .held_tensors import hoist_tensors
 from .patch_compile import DEFAULT, compile_with_backend
-from .request import Mode, capture
+from .prepare import prepare
+from .request import Mode
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 IDLE_CALLS = 1000
@@ -46,7 +45,7 @@ class StopCapture(BaseException):
 
 
 class GraphRecorder:
-    """A back end that writes graphs down and runs them as they are."""
+    """A back end that records graphs and runs them uncompiled."""
 
     def __init__(self, mode: str, *, unnamed: Mode = "default") -> None:
         """mode: of all graphs; '': the script's own, and `unnamed` where it names neither mode nor options."""
@@ -66,15 +65,12 @@ class GraphRecorder:
     ) -> Callable[..., Any]:
         self._idle = 0
         try:
-            lifted = hoist_tensors(gm, example_inputs)
             chosen = cast(Mode, self._mode or mode or ("default" if options else self._unnamed))
-            plain = to_local_tensors(lifted.gm, lifted.inputs)
-            request = capture(
-                plain.gm, plain.inputs, mode=chosen, options=dict(options or {}), meshes=plain.meshes
-            ).request
-            for alike in meshes.at_all_coordinates(request) if plain.even else [request]:
-                name = key.key_of_bytes(codec.encode_request(alike))
-                self.found.setdefault(name, codec.pack_request(alike))
+            prepared = prepare(gm, example_inputs, mode=chosen, options=dict(options or {}))
+            request = prepared.captured.request
+            for variant in meshes.at_all_coordinates(request) if prepared.local.even else [request]:
+                name = key.key_of_bytes(codec.encode_request(variant))
+                self.found.setdefault(name, codec.pack_request(variant))
         except RelayError as error:
             self.skipped.setdefault(f"a graph of {len(gm.graph.nodes)} nodes: {error.message}")
         if len(self.found) >= MAX_GRAPHS:

@@ -1,0 +1,49 @@
+"""Before stage 1: a Dynamo graph gets plain tensors as its only inputs, and is then captured as a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from msgspec import Struct
+
+from .dtensor_edges import LocalGraph, to_local_tensors
+from .held_tensors import HoistedGraph, hoist_tensors
+from .locked_tunings import LockedTunings
+from .request import CapturedGraph, Mode, capture
+
+
+class PreparedGraph(Struct, frozen=True):
+    """A captured graph of plain tensors, and what binds its compiled form to the original inputs."""
+
+    captured: CapturedGraph
+    hoisted: HoistedGraph
+    local: LocalGraph
+
+    def bind(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """A callable of the original graph's inputs, which returns the original graph's outputs."""
+        return self.hoisted.bind(self.local.bind(compiled))
+
+
+def prepare(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: Mode,
+    options: Mapping[str, Any],
+    lock: LockedTunings | None = None,
+) -> PreparedGraph:
+    """Capture `gm` and leave it unchanged. Raises as `capture` does."""
+    hoisted = hoist_tensors(gm, example_inputs)
+    local = to_local_tensors(hoisted.gm, hoisted.inputs)
+    captured = capture(
+        local.gm,
+        local.inputs,
+        mode=mode,
+        options=options,
+        lock=lock,
+        meshes=local.meshes,
+        groups=local.groups,
+    )
+    return PreparedGraph(captured, hoisted, local)
