@@ -32,7 +32,7 @@ def begin(
         name=f"export {options.function}"[:200],
         kind="export",
         arguments=[msgspec.json.encode(options).decode()],
-        package=trains.keep_package(pack_directory(directory).data),
+        package=trains.store_package(pack_directory(directory).data),
         requirements=list(requirements),
         device="cuda" if "cuda" in options.targets else "cpu",
         cpus=cpus,

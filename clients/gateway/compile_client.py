@@ -1,7 +1,7 @@
-"""Stage 4, the client's side: a request's bytes in, the artifact's bytes out, through the gateway's HTTP API.
+"""Stage 4, the client's side: request an artifact from the gateway's HTTP API, and receive its bytes.
 
-POST /v1/compile answers with the artifact, or with 202; then wait.py follows the compile to its end, and the
-artifact is fetched. A service that forgot the compile (restarted, evicted) is asked again. Every call has a
+POST /v1/compile answers with the artifact, or with 202; then follow_compile.py follows the compile to its end, and
+the artifact is fetched. A service that forgot the compile (restarted, evicted) is asked again. Every call has a
 total deadline and may overrun it by one idle timeout at the very most.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import httpx2
 import msgspec
 from msgspec import Struct
 
@@ -20,15 +19,13 @@ from ...compiler.api.compiles import MissExplanation
 from ...compiler.artifact.trust_document import SignedDocument
 from ...compiler.errors import GatewayUnreachable, NotCached, NotFound, SchemaMismatch, ServiceError
 from ...compiler.request import codec
-from ..settings import ClientSettings
-from .connection import JSON_BYTES, Connection, HttpResponse, T, backoff, decode, error_of
+from .connection import JSON_BYTES, HttpResponse, backoff, error_of
 from .deadline import Deadline
 from .follow_compile import CompileWait, OnProgress
+from .http_api import QUICK_SECONDS, HttpApi
 
 _SUBMISSIONS = 3
 """Of one graph, when the service forgets a compile it had accepted."""
-_QUICK_SECONDS = 10.0
-"""Deadline of the small informational calls."""
 
 
 class FetchResult(Struct, frozen=True, kw_only=True):
@@ -52,21 +49,8 @@ class Readiness(Struct, frozen=True, kw_only=True):
     body: dict[str, Any]
 
 
-class GatewayClient:
-    """The one transport to a gateway; safe for threads. `transport` replaces the network, for tests."""
-
-    def __init__(self, settings: ClientSettings, transport: httpx2.BaseTransport | None = None) -> None:
-        self._settings = settings
-        self._connection = Connection(settings, transport)
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def __enter__(self) -> GatewayClient:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+class GatewayClient(HttpApi):
+    """Compiles, artifacts, and what is known of a service and its keys."""
 
     # --- compile -------------------------------------------------------------------------------------------
 
@@ -134,22 +118,17 @@ class GatewayClient:
     def artifact(self, key: str, *, deadline: float) -> bytes:
         """A published artifact's bytes, not yet verified. Raises NotFound."""
         limit = self._settings.max_response_bytes
-        return self._connection.request("GET", f"/v1/artifacts/{key}", Deadline(deadline), limit=limit).body
+        return self._send("GET", f"/v1/artifacts/{key}", seconds=deadline, limit=limit)
 
     # --- jobs and scripts ----------------------------------------------------------------------------------
 
     def decide(self, job: str, key: str, verdict: compiles.AgreedOutcome) -> compiles.AgreedOutcome:
         """What the job `job` (64 hex digits) agreed on for `key`: `verdict`, unless another process was first."""
-        path, headers = f"/v1/jobs/{job}/{key}", {"Content-Type": "application/json"}
-        content = msgspec.json.encode(verdict)
-        answer = self._connection.request(
-            "PUT", path, Deadline(_QUICK_SECONDS), content=content, headers=headers
-        )
-        return decode(answer.body, compiles.AgreedOutcome)
+        return self._call("PUT", f"/v1/jobs/{job}/{key}", compiles.AgreedOutcome, verdict)
 
     def used_by(self, script: str) -> compiles.ScriptArtifacts:
         """What a script (64 hex digits) used lately and the service still has, in order of use."""
-        return self._json(f"/v1/prefetch/{script}", compiles.ScriptArtifacts)
+        return self._call("GET", f"/v1/prefetch/{script}", compiles.ScriptArtifacts)
 
     def tell_used(self, used: compiles.ScriptUse, *, deadline: float) -> None:
         """Have the service remember what a script used."""
@@ -162,7 +141,7 @@ class GatewayClient:
 
     def info(self) -> dict[str, Any]:
         """{version, schema, namespace, key_ids, public_keys}."""
-        return self._json("/v1/info", dict[str, Any])
+        return self._call("GET", "/v1/info", dict[str, Any])
 
     @property
     def trust_serial(self) -> int:
@@ -171,31 +150,28 @@ class GatewayClient:
 
     def trust_document(self) -> SignedDocument:
         """The gateway's keys, revocations and epoch, to be verified."""
-        return self._json("/v1/trust", SignedDocument)
+        return self._call("GET", "/v1/trust", SignedDocument)
 
     def stats(self, namespace: str = "") -> dict[str, Any]:
         """requests, hits, misses, compiles, coalesced, failures, seconds_saved, and more: of `namespace`, or of all
-        of which the token may hear, together and of each."""
+        that the token may see, together and each."""
         path = f"/v1/stats?namespace={namespace}" if namespace else "/v1/stats"
-        return self._json(path, dict[str, Any])
+        return self._call("GET", path, dict[str, Any])
 
     def workers(self) -> list[compiles.WorkerInfo]:
-        return self._json("/v1/workers", list[compiles.WorkerInfo])
+        return self._call("GET", "/v1/workers", list[compiles.WorkerInfo])
 
-    def status(self, key: str, *, deadline: float = _QUICK_SECONDS) -> compiles.CompileStatus:
+    def status(self, key: str, *, deadline: float = QUICK_SECONDS) -> compiles.CompileStatus:
         """Where a compile is. Raises NotFound."""
-        return decode(
-            self._connection.request("GET", f"/v1/compiles/{key}", Deadline(deadline)).body,
-            compiles.CompileStatus,
-        )
+        return self._call("GET", f"/v1/compiles/{key}", compiles.CompileStatus, seconds=deadline)
 
     def explain(self, key: str) -> MissExplanation:
         """The entry nearest to a request that missed. Raises NotFound if the service does not know it."""
-        return self._json(f"/v1/explain/{key}", MissExplanation)
+        return self._call("GET", f"/v1/explain/{key}", MissExplanation)
 
     def ready(self) -> Readiness:
         """Whether a compile would be accepted now. Raises GatewayUnreachable when nothing answers."""
-        answer = self._connection.exchange("GET", "/readyz", Deadline(_QUICK_SECONDS), None, {}, JSON_BYTES)
+        answer = self._connection.exchange("GET", "/readyz", Deadline(QUICK_SECONDS), None, {}, JSON_BYTES)
         try:
             body = decoding.from_json(answer.body, type=dict[str, Any])
         except msgspec.MsgspecError:
@@ -207,10 +183,7 @@ class GatewayClient:
         content = msgspec.json.encode({"reason": reason, "count": count})
         headers = {"Content-Type": "application/json"}
         answer = self._connection.exchange(
-            "POST", "/v1/report", Deadline(_QUICK_SECONDS), content, headers, JSON_BYTES
+            "POST", "/v1/report", Deadline(QUICK_SECONDS), content, headers, JSON_BYTES
         )
         if answer.status >= 300:
             raise error_of(answer.status, answer.body)
-
-    def _json(self, path: str, type: type[T]) -> T:
-        return decode(self._connection.request("GET", path, Deadline(_QUICK_SECONDS)).body, type)

@@ -1,9 +1,9 @@
-"""A stream of server-sent events that outlives its connections: a path in; events, each once, out."""
+"""A stream of server-sent events that is resumed with Last-Event-ID when its connection breaks."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
 
 import httpx2
@@ -20,43 +20,71 @@ UNREACHABLE_SECONDS = 120.0
 """A gateway that is away for so long is given up; its job is not."""
 
 
+class EventStream:
+    """The events at one path, over as many connections as it takes.
+
+    last_id: of the latest event; the next connection resumes after it. last_read: the time (monotonic) at which the
+    latest bytes came.
+    """
+
+    def __init__(self, connection: Connection, path: str, clock: Deadline, *, after: str = "") -> None:
+        self._connection = connection
+        self._path = path
+        self._clock = clock
+        self.last_id = after
+        self.last_read = time.monotonic()
+
+    def read(self) -> Generator[ServerSentEvent, None, None]:
+        """The events of one connection, until it ends. Raises the typed error of an answer that is not 200,
+        DeadlineExceeded, httpx2.TransportError."""
+        headers = {"Accept": "text/event-stream"}
+        if self.last_id:
+            headers["Last-Event-ID"] = self.last_id
+        parser = EventParser()
+        with self._connection.open("GET", self._path, self._clock, headers=headers) as response:
+            if response.status_code != 200:
+                raise error_of(response.status_code, read_body(response, JSON_BYTES, self._clock))
+            for chunk in response.iter_bytes():
+                self.last_read = time.monotonic()
+                for event in parser.feed(chunk):
+                    self.last_id = event.id or self.last_id
+                    yield event
+                self._clock.remaining()
+
+
 def follow_events(
     connection: Connection,
     path: str,
-    told: Callable[[ServerSentEvent], T | None],
+    decode_event: Callable[[ServerSentEvent], T | None],
     ended: Callable[[], bool],
     *,
     after: str = "",
     on_trouble: Callable[[RelayError], None] | None = None,
 ) -> Iterator[T]:
-    """What `told` makes of each event behind `after` (None: nothing), until the stream ends and `ended` says that it
-    was the end. A stream that breaks is taken up where it broke; on_trouble hears why. Raises NotFound;
+    """What `decode_event` returns for each event after `after` (None is left out), until the stream ends and `ended`
+    returns true. A stream that breaks is resumed, and on_trouble is called with the reason. Raises NotFound;
     GatewayUnreachable after two minutes without a gateway."""
-    attempt, heard = 0, time.monotonic()
     clock = Deadline(_FOLLOW_SECONDS)
+    stream = EventStream(connection, path, clock, after=after)
+    attempt = 0
     while True:
-        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": after} if after else {})}
-        parser = EventParser()
+        before = stream.last_read
         trouble: RelayError | None = None
         try:
-            with connection.open("GET", path, clock, headers=headers) as response:
-                if response.status_code != 200:
-                    raise error_of(response.status_code, read_body(response, JSON_BYTES, clock))
-                for chunk in response.iter_bytes():
-                    heard, attempt = time.monotonic(), 0
-                    for event in parser.feed(chunk):
-                        after = event.id or after
-                        found = told(event)
-                        if found is not None:
-                            yield found
+            for event in stream.read():
+                decoded = decode_event(event)
+                if decoded is not None:
+                    yield decoded
             if ended():
                 return
         except httpx2.TransportError as error:
             trouble = connection.unreachable(error, clock)
         except (GatewayUnreachable, Overloaded, Unavailable) as error:
             trouble = error
+        if stream.last_read != before:
+            attempt = 0
         if trouble is not None:
-            if time.monotonic() - heard > UNREACHABLE_SECONDS:
+            if time.monotonic() - stream.last_read > UNREACHABLE_SECONDS:
                 raise trouble
             if on_trouble is not None and attempt == 0:
                 on_trouble(trouble)

@@ -25,7 +25,7 @@ def train_request(job: TrainFileJob, folder: Path, trains: TrainingJobsClient) -
     package = pack_directory(where)
     if script and script not in package.names:
         raise _wrong(job, "script", f"script is {script[:200]!r}, which {IGNORE_FILE} keeps from being sent")
-    spec = msgspec.structs.replace(job.spec, package=trains.keep_package(package.data))
+    spec = msgspec.structs.replace(job.spec, package=trains.store_package(package.data))
     return TrainRequest(spec=spec, file=job.file[-300:], lines=job.lines)
 
 

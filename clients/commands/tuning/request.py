@@ -21,7 +21,7 @@ def tune_request(spec: TuneFile, path: Path, tunes: TuningJobsClient, *, threads
         except SettingsError as error:
             raise BadTuneJob(f"{spec.file}, line {file.line}: {error.message}", hint=error.advice) from None
         named = Path(file.path).name[-200:]
-        for n, key in enumerate(map(tunes.keep_graph, bodies), 1):
+        for n, key in enumerate(map(tunes.store_graph, bodies), 1):
             which = f"{named}, {n} of {len(bodies)}" if len(bodies) > 1 else named
             items.append(GraphTuneItem(file.line, key, file.mode, which))
     if spec.kernels:

@@ -108,7 +108,7 @@ def trains_of(service: PrivateService) -> TrainingJobsClient:
 def begun(trains: TrainingJobsClient, folder: Path, pause: float) -> str:
     folder.mkdir(exist_ok=True)
     (folder / "steady.py").write_text(SCRIPT)
-    package = trains.keep_package(pack_directory(folder).data)
+    package = trains.store_package(pack_directory(folder).data)
     spec = TrainSpec(
         name="steady",
         script="steady.py",
