@@ -1,6 +1,6 @@
-"""A batch job as people write it: YAML in; the problems, graphs and kernels that it names, with lines, out. No torch.
+"""Reads a batch tuning job from a YAML file: the problems, graphs and kernels that it names, with lines. No torch.
 
-docs/tuning-jobs.md describes the file. Lists and ranges expand to all combinations. What is wrong is named by line.
+docs/tuning-jobs.md describes the file. Lists and ranges expand to all combinations. Errors name file and line.
 """
 
 from __future__ import annotations
@@ -10,26 +10,29 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, get_type_hints
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from ...compiler.api.tuning.jobs import TUNE_ITEMS, GraphTuneItem, OperatorTuneItem, TuneBudget
-from ...compiler.api.tuning.operators import OPERATORS, PRECISIONS, result_of
+from ...compiler.api.tuning.jobs import TUNE_ITEMS, GraphTuneItem, OperatorTuneItem, TuneBudget, TuneRequest
+from ...compiler.api.tuning.operators import OPERATORS, result_of
 from ...compiler.errors import BadTuneJob
 from ...compiler.tuning.records import Operand, Problem, parse_operand
 from . import kernel_entries, yaml_lines
 from .operator_fields import OPERATOR_FORMS, REQUIRED, OperatorField, OperatorForm
 from .yaml_lines import YamlPath
 
-_MODES = ("max-autotune", "max-autotune-no-cudagraphs")
 _AIM: tuple[Literal["device", "torch", "threads"], ...] = ("device", "torch", "threads")
-_SPACES = ("default", "exhaustive")
 _LONG = {"conv": "convolution"}
 """Operators that a file calls otherwise than PyTorch does."""
 
 Mode = Literal["", "max-autotune", "max-autotune-no-cudagraphs"]
 Space = Literal["default", "exhaustive"]
+_GivenMode = Literal["max-autotune", "max-autotune-no-cudagraphs"]
+_Precision = Literal["highest", "high", "medium"]
+_Positive = Annotated[int, Meta(ge=1, le=1 << 40)]
+_REQUEST = get_type_hints(TuneRequest, include_extras=True)
+_BUDGET = get_type_hints(TuneBudget, include_extras=True)
 
 
 class GraphFilePath(Struct, frozen=True):
@@ -58,7 +61,7 @@ class TuneFile(Struct, frozen=True, kw_only=True):
 
 
 def load(path: Path) -> TuneFile:
-    """Raises BadTuneJob, which names file and line; SettingsError without PyYAML."""
+    """Raises BadTuneJob, which names file and line; SettingsError without ruamel.yaml."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -85,18 +88,18 @@ class _Reader(yaml_lines.YamlReader):
         known = {"name", "device", "torch", "threads", "budget", "space", "precision"}
         known |= {"operators", "graphs", "kernels"}
         self.only((), top, known)
-        self._space = cast(Space, self.choice(("space",), top.get("space", "default"), _SPACES))
+        self._space = self.value(("space",), top.get("space", "default"), Space)
         self._precision = [
-            self.choice(("precision",), value, PRECISIONS)
+            self.value(("precision",), value, _Precision)
             for value in _listed(top.get("precision", "highest"))
         ]
         graphs, files = self._graphs(top)
         spec = TuneFile(
             file=self._name,
-            name=self.text(("name",), top.get("name", ""), 200),
-            device=self.text(("device",), top.get("device", ""), 200),
-            torch=self.text(("torch",), top.get("torch", ""), 100),
-            threads=self.whole(("threads",), top.get("threads", 0), 0, 1024),
+            name=self.value(("name",), top.get("name", ""), Annotated[str, Meta(max_length=200)]),
+            device=self.value(("device",), top.get("device", ""), _REQUEST["device"]),
+            torch=self.value(("torch",), top.get("torch", ""), _REQUEST["torch"]),
+            threads=self.value(("threads",), top.get("threads", 0), _REQUEST["threads"]),
             budget=self._budget(top),
             operators=self._operators(top),
             graphs=graphs,
@@ -114,9 +117,9 @@ class _Reader(yaml_lines.YamlReader):
         given = self.mapping(("budget",), top.get("budget") or {})
         self.only(("budget",), given, {"seconds", "trials", "samples"})
         return TuneBudget(
-            self.seconds(("budget", "seconds"), given.get("seconds", 0), 1e8),
-            self.whole(("budget", "trials"), given.get("trials", 0), 0, 1 << 40),
-            self.whole(("budget", "samples"), given.get("samples", 0), 0, 1 << 20),
+            self.seconds(("budget", "seconds"), given.get("seconds", 0), _BUDGET["seconds"]),
+            self.value(("budget", "trials"), given.get("trials", 0), _BUDGET["trials"]),
+            self.value(("budget", "samples"), given.get("samples", 0), _BUDGET["samples"]),
         )
 
     def _graphs(self, top: Mapping[str, Any]) -> tuple[list[GraphTuneItem], list[GraphFilePath]]:
@@ -124,11 +127,11 @@ class _Reader(yaml_lines.YamlReader):
         files: list[GraphFilePath] = []
         for path, entry in self._entries(top, "graphs"):
             self.only(path, entry, {"file", "key", "mode"})
-            mode = cast(Mode, self.choice((*path, "mode"), entry["mode"], _MODES) if "mode" in entry else "")
+            mode: Mode = self.value((*path, "mode"), entry["mode"], _GivenMode) if "mode" in entry else ""
             if ("file" in entry) == ("key" in entry):
                 self.fail(path, "a graph has a file of `torchrelay capture`, or a key")
             if "file" in entry:
-                file = self.text((*path, "file"), entry["file"], 4096)
+                file = self.value((*path, "file"), entry["file"], Annotated[str, Meta(max_length=4096)])
                 files.append(GraphFilePath(self.line(path), file, mode))
                 continue
             key = str(entry["key"])
@@ -168,12 +171,12 @@ class _Reader(yaml_lines.YamlReader):
             self.fail((*path, "op"), f"{name[:40]!r} is no operator; there are {there}")
         given = dict(entry)
         del given["op"]
-        space = cast(Space, self.choice((*path, "space"), given.pop("space", self._space), _SPACES))
+        space: Space = self.value((*path, "space"), given.pop("space", self._space), Space)
         precision = [
-            self.choice((*path, "precision"), value, PRECISIONS)
+            self.value((*path, "precision"), value, _Precision)
             for value in _listed(given.pop("precision", self._precision))
         ]
-        constant = self.flag((*path, "constant"), given.pop("constant", False))
+        constant = self.value((*path, "constant"), given.pop("constant", False), bool)
         if constant and not OPERATORS[name].constants:
             self.fail((*path, "constant"), f"{name} has no operand that may be constant")
         operands: list[Operand] | None = None
@@ -234,11 +237,11 @@ class _Reader(yaml_lines.YamlReader):
         self.only(path, given, {"from", "to", "step", "times"})
         if not {"from", "to"} <= given.keys() or ("step" in given) == ("times" in given):
             self.fail(path, "a range is {from: 128, to: 1024, step: 128} or {from: 128, to: 1024, times: 2}")
-        first, last = (self.whole((*path, name), given[name], 1, 1 << 40) for name in ("from", "to"))
+        first, last = (self.value((*path, name), given[name], _Positive) for name in ("from", "to"))
         if first > last:
             self.fail(path, f"the range begins at {first} and ends before, at {last}")
-        step = self.whole((*path, "step"), given.get("step", 1), 1, 1 << 40)
-        times = self.whole((*path, "times"), given.get("times", 2), 2, 1 << 20)
+        step = self.value((*path, "step"), given.get("step", 1), _Positive)
+        times = self.value((*path, "times"), given.get("times", 2), Annotated[int, Meta(ge=2, le=1 << 20)])
         found = []
         while first <= last:
             found.append(first)

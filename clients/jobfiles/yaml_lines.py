@@ -1,4 +1,4 @@
-"""A job's file as people write it: YAML in; plain values, and the line of each, out. No torch.
+"""Reads YAML files of jobs: plain values with their lines, converted to the types that the API has. No torch.
 
 Values are read as they stand: no tags, no anchors, no words that YAML 1.1 takes for truth values.
 """
@@ -6,11 +6,13 @@ Values are read as they stand: no tags, no anchors, no words that YAML 1.1 takes
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn, get_args
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, inspect
 
+from ...compiler import decoding
 from ...compiler.errors import RequestError, SettingsError
 
 BYTES = 1 << 20
@@ -31,11 +33,16 @@ class YamlTree(Struct, frozen=True):
 
 
 def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
-    """Of a file's bytes; `name`: what errors call it. Raises `wrong`, with the line; SettingsError without PyYAML."""
+    """Of a file's bytes; `name`: what errors call the file.
+
+    Raises `wrong`, with the line; SettingsError if ruamel.yaml is missing."""
     try:
-        import yaml
+        from ruamel.yaml import YAML, ScalarNode, SequenceNode
+        from ruamel.yaml.error import YAMLError
     except ImportError:
-        raise SettingsError("a job's file needs PyYAML", hint="Run `pip install 'torchrelay[cli]'`") from None
+        raise SettingsError(
+            "a job's file needs ruamel.yaml", hint="Run `pip install 'torchrelay[cli]'`"
+        ) from None
     if len(data) > BYTES:
         raise wrong(f"{name} has {len(data)} bytes, limit {BYTES}", hint="Split the job")
     lines: dict[YamlPath, int] = {}
@@ -49,14 +56,14 @@ def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
         if len(path) > _DEPTH:
             fail(node.start_mark, "this is nested too deep")
         lines[path] = node.start_mark.line + 1
-        if isinstance(node, yaml.ScalarNode):
+        if isinstance(node, ScalarNode):
             texts[path] = node.value
             return node.value if node.style in ("'", '"', "|", ">") else _scalar(node.value)
-        if isinstance(node, yaml.SequenceNode):
+        if isinstance(node, SequenceNode):
             return [plain(item, (*path, i)) for i, item in enumerate(node.value)]
         found: dict[str, Any] = {}
         for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
+            if not isinstance(key, ScalarNode):
                 fail(key.start_mark, "a field's name is a word")
             if key.value in found:
                 fail(key.start_mark, f"{key.value[:40]} is given twice")
@@ -66,16 +73,16 @@ def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
 
     try:
         text = data.decode()
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        for event in YAML(typ="safe", pure=True).parse(text):
             if getattr(event, "anchor", None) is not None:
                 fail(event.start_mark, "anchors and aliases are not used here")
             if getattr(event, "tag", None) is not None:
                 fail(event.start_mark, "tags are not used here")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = YAML(typ="safe", pure=True).compose(text)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise wrong(f"{name}, line {line}: this is not UTF-8 text") from None
-    except yaml.YAMLError as error:
+    except YAMLError as error:
         fail(
             getattr(error, "problem_mark", None),
             f"this is no YAML: {getattr(error, 'problem', None) or error}",
@@ -103,7 +110,7 @@ class YamlReader:
     def __init__(self, name: str, tree: YamlTree, wrong: type[RequestError]) -> None:
         self._name = name
         self._lines = tree.lines
-        self._written = tree.texts
+        self._texts = tree.texts
         self._top = tree.value
         self._wrong = wrong
 
@@ -113,41 +120,31 @@ class YamlReader:
         return value
 
     def only(
-        self, path: YamlPath, given: Mapping[str, Any], known: set[str], beside: Sequence[str] = ()
+        self, path: YamlPath, given: Mapping[str, Any], known: Iterable[str], also: Iterable[str] = ()
     ) -> None:
         for name in given:
             if name not in known:
-                allowed = ", ".join(sorted({*known, *beside}))
+                allowed = ", ".join(sorted({*known, *also}))
                 self.fail((*path, name), f"{name[:40]!r} is no field here; there are {allowed}")
 
-    def choice(self, path: YamlPath, value: Any, allowed: Sequence[str]) -> str:
-        if value not in allowed:
-            self.fail(path, f"{_called(path)} is {str(value)[:40]!r}; allowed: {', '.join(allowed)}")
-        return str(value)
+    def value(self, path: YamlPath, value: Any, type: Any, expected: str = "") -> Any:
+        """`value` as a `type`, and a text as it was written: 3.10 is not 3.1. expected: what the error says is
+        allowed; '': what `type` says."""
+        info = inspect.type_info(type)
+        if isinstance(info, inspect.StrType) and not isinstance(value, list | dict):
+            value = self._texts.get(path, "" if value is None else str(value))
+        if isinstance(info, inspect.ListType) and isinstance(value, list):
+            value = [self.value((*path, i), item, _item_type(type)) for i, item in enumerate(value)]
+        try:
+            return decoding.convert(value, type=type)
+        except msgspec.ValidationError:
+            self.fail(path, f"{_called(path)} is {expected or _expected(type, info, value)}")
 
-    def flag(self, path: YamlPath, value: Any) -> bool:
-        if not isinstance(value, bool):
-            self.fail(path, f"{_called(path)} is true or false")
-        return value
-
-    def text(self, path: YamlPath, value: Any, most: int) -> str:
-        text = str(value if value is not None else "")
-        if isinstance(value, list | dict) or len(text) > most:
-            self.fail(path, f"{_called(path)} is a text of at most {most} characters")
-        return text
-
-    def whole(self, path: YamlPath, value: Any, least: int, most: int) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            self.fail(path, f"{_called(path)} is a whole number from {least} to {most}")
-        return value
-
-    def seconds(self, path: YamlPath, value: Any, most: float) -> float:
+    def seconds(self, path: YamlPath, value: Any, type: Any) -> float:
         """A number, or a text like 90s, 10m, 2h or 3d."""
         if isinstance(value, str) and (found := re.fullmatch(r"([0-9]{1,6})([smhd])", value)):
             value = int(found[1]) * _UNITS[found[2]]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-            self.fail(path, f"{_called(path)} is a number, or like 90s, 10m or 2h")
-        return float(value)
+        return float(self.value(path, value, type, "a number, or like 90s, 10m or 2h"))
 
     def line(self, path: YamlPath) -> int:
         while path and path not in self._lines:
@@ -161,3 +158,24 @@ class YamlReader:
 
 def _called(path: YamlPath) -> str:
     return f"{path[-2]}, item {path[-1] + 1}," if isinstance(path[-1], int) else path[-1]
+
+
+def _item_type(type: Any) -> Any:
+    """Of a list's type, which may be Annotated."""
+    return get_args(get_args(type)[0] if hasattr(type, "__metadata__") else type)[0]
+
+
+def _expected(type: Any, info: inspect.Type, value: Any) -> str:
+    """What a type allows, in words."""
+    match info:
+        case inspect.IntType(ge=int(least), le=int(most)):
+            return f"a whole number from {least} to {most}"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.StrType(max_length=int(most)):
+            return f"a text of at most {most} characters"
+        case inspect.ListType(max_length=int(most)):
+            return f"a list of at most {most} texts"
+        case inspect.LiteralType():
+            return f"{str(value)[:40]!r}; allowed: {', '.join(each for each in get_args(type) if each)}"
+    return f"not {str(value)[:40]!r}"

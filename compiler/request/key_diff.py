@@ -155,10 +155,10 @@ def _details(part: str, asked: Components, found: Components) -> tuple[float, li
     return len(changed) / max(len(names), 1), texts + changes or [f"{part.replace('_', ' ')}: another one"]
 
 
-def _items(part: str, components: Components) -> dict[str | int, Any]:
+def _items(part: str, components: Components) -> Mapping[str | int, Any]:
     """What is known of a part's items: operators with their counts; the rest by name or position."""
     if part == "graph":
-        return dict(_read(components.get("graph.kinds"), list[tuple[str, int]]))
+        return dict(_read(components.get("graph.kinds"), list[tuple[str | int, int]]))
     if part == "inputs":
         kinds = _read(components.get("inputs.kinds"), list[dict[str, Any]])
         order = _read(components.get("inputs.order"), list[int])
@@ -208,7 +208,7 @@ def _first_node(asked: Components, found: Components) -> list[str]:
 
 def _nodes(components: Components) -> list[tuple[str, str]]:
     """Operator and digest of each node, as far as they are known."""
-    kinds = [_short(name) for name in _items("graph", components)]
+    kinds = [_short(str(name)) for name in _items("graph", components)]
     tokens = [token.partition(":") for token in components.get("graph.order", "").split()]
     numbers = {str(index): kind for index, kind in enumerate(kinds)}
     return [(numbers.get(position, "an operator"), digest) for position, _, digest in tokens]
