@@ -1,4 +1,4 @@
-"""Settings of the client: argument > environment > file > default in, one frozen ClientSettings out.
+"""Settings of the client. An argument wins over the environment, that over a file, and that over the default.
 
 One of two modules under clients/ that read the environment; the other is training/rank_environment.py. Two files under
 $XDG_CONFIG_HOME/torchrelay are read if they exist: `config.json` (yours; any setting but the token, by its field's
@@ -14,17 +14,17 @@ import base64
 import binascii
 import contextlib
 import ipaddress
-import math
 import os
 import stat
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from ..compiler import decoding
 from ..compiler.errors import SettingsError
@@ -33,23 +33,11 @@ VERSION = "0.1.0"
 """Of torchrelay, as in pyproject.toml."""
 
 Mode = Literal["off", "cache", "remote", "require"]
-
-
 MODES: tuple[Mode, ...] = get_args(Mode)
-
-
 LockMode = Literal["strict", "loose"]
-
-
 CREDENTIALS_FILE = "credentials.json"
-
-
 CONFIG_FILE = "config.json"
-
-
 _RAW_KEY_BYTES = 32
-
-
 _NAMESPACE_LENGTH = 128
 
 
@@ -58,7 +46,7 @@ class CredentialsWarning(UserWarning):
 
 
 class ClientSettings(Struct, frozen=True, kw_only=True):
-    """Everything the client can be told. Seconds and bytes unless said otherwise."""
+    """All settings of the client. Seconds and bytes unless said otherwise."""
 
     url: str = ""
     """Gateway's base URL; '' when none is known (nothing is contacted)."""
@@ -100,7 +88,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
 
 
 class LauncherInfo(Struct, frozen=True, kw_only=True):
-    """What a launcher (torchrun, Ray Train, a cluster's script) told this process of its job.
+    """A job as its launcher (torchrun, Ray Train, a cluster's script) describes it to this process.
 
     run: tells this start of the job from others, as far as the launcher does. store: host and port of the
     launcher's own c10d store, where it keeps one.
@@ -200,11 +188,6 @@ def wants_prefetch() -> bool:
         return False
 
 
-def notebook() -> str:
-    """The name of the notebook that this process' Jupyter kernel runs, without folders; '' if there is none."""
-    return Path(os.environ.get("JPY_SESSION_NAME", "")).name
-
-
 def child_environment(**variables: str) -> dict[str, str]:
     """This process's environment with `variables` set, for a process of our own."""
     return {**os.environ, **variables}
@@ -261,32 +244,15 @@ def _namespace(value: Any) -> str:
     return text
 
 
-def _mode(value: Any) -> Mode:
-    for mode in MODES:
-        if value == mode:
-            return mode
-    raise InvalidValue(", ".join(MODES))
-
-
-def _lock_mode(value: Any) -> LockMode:
-    if value not in get_args(LockMode):
-        raise InvalidValue(", ".join(get_args(LockMode)))
-    return cast(LockMode, value)
+_FALSE = ("0", "false", "no", "off")
+_TRUE = ("1", "true", "yes", "on")
 
 
 def _flag(value: Any) -> bool:
     text = str(value).lower()
-    if text in _FALSE:
-        return False
-    if text in _TRUE:
-        return True
-    raise InvalidValue("1 or 0")
-
-
-_TRUE = ("1", "true", "yes", "on")
-
-
-_FALSE = ("0", "false", "no", "off")
+    if text not in (*_TRUE, *_FALSE):
+        raise InvalidValue("1 or 0")
+    return text in _TRUE
 
 
 def _path(value: Any) -> Path:
@@ -304,30 +270,18 @@ def _path(value: Any) -> Path:
     return path.absolute()
 
 
-def _seconds(value: Any) -> float:
-    allowed = "a number of seconds above 0"
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise InvalidValue(allowed)
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        raise InvalidValue(allowed) from None
-    if not math.isfinite(number) or number <= 0:
-        raise InvalidValue(allowed)
-    return number
+def _converted(type: Any, allowed: str) -> Callable[[Any], Any]:
+    def parse(value: Any) -> Any:
+        try:
+            return decoding.convert(value, type=type, strict=False)
+        except msgspec.ValidationError:
+            raise InvalidValue(allowed) from None
+
+    return parse
 
 
-def _bytes(value: Any) -> int:
-    allowed = "a whole number of bytes, 0 or more"
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise InvalidValue(allowed)
-    try:
-        number = int(value)
-    except ValueError:
-        raise InvalidValue(allowed) from None
-    if number < 0:
-        raise InvalidValue(allowed)
-    return number
+_seconds = _converted(Annotated[float, Meta(gt=0, le=sys.float_info.max)], "a number of seconds above 0")
+_bytes = _converted(Annotated[int, Meta(ge=0)], "a whole number of bytes, 0 or more")
 
 
 _PARSERS: Mapping[str, Callable[[Any], Any]] = {
@@ -335,12 +289,12 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "token": _token,
     "public_keys": _public_keys,
     "namespace": _namespace,
-    "mode": _mode,
+    "mode": _converted(Mode, ", ".join(MODES)),
     "job": _text,
     "prefetch": _flag,
     "cache_dir": _path,
     "tuning_lock": _path,
-    "tuning_lock_mode": _lock_mode,
+    "tuning_lock_mode": _converted(LockMode, ", ".join(get_args(LockMode))),
     "deadline": _seconds,
     "ca_file": _path,
     "connect_timeout": _seconds,

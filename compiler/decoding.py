@@ -48,13 +48,13 @@ def from_msgpack(data: bytes | bytearray | memoryview, *, type: Any = Any) -> An
 
 
 @overload
-def convert(value: Any, *, type: type[T]) -> T: ...
+def convert(value: Any, *, type: type[T], strict: bool = True) -> T: ...
 @overload
-def convert(value: Any, *, type: Any) -> Any: ...
-def convert(value: Any, *, type: Any) -> Any:
+def convert(value: Any, *, type: Any, strict: bool = True) -> Any: ...
+def convert(value: Any, *, type: Any, strict: bool = True) -> Any:
     """Plain values as a `type`. Raises as msgspec.convert does: ValidationError."""
-    _json_decoder(type, True)
-    return msgspec.convert(value, type)
+    _json_decoder(type, strict)
+    return msgspec.convert(value, type, strict=strict)
 
 
 def _json_decoder(type: Any, strict: bool) -> msgspec.json.Decoder[Any]:

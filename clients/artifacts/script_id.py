@@ -1,8 +1,8 @@
-"""What tells this program from others, to whoever starts it again: the running script in; digests as its names out.
+"""Names the running script, so that the next start of it can prefetch what it used.
 
-Two names: the exact one covers the script's name, the options it was started with (their names; values are paths,
-numbers and secrets, and change from run to run) and its code; the loose one the same without the code, and with the
-name of the script's folder, so that an edited script still finds what it used before. Only the digests leave.
+There are two names. The exact one covers the script's name, its code, and the names of the options that it was started
+with (their values are paths, numbers and secrets, and change from run to run). The loose one has the name of the
+script's folder in place of the code, so that an edited script still finds what it used before. Only digests are sent.
 """
 
 from __future__ import annotations
@@ -14,30 +14,23 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import settings
-
 _CODE_BYTES = 4 << 20
 _OPTION = re.compile(r"--?[A-Za-z][A-Za-z_.-]*")
-_ASSIGNED = re.compile(r"\+*([A-Za-z][\w.]*)=")
-"""Hydra's way: model.layers=4."""
 _OURS = __name__.partition(".")[0]
 _NOT_SCRIPTS = frozenset({"torchrelay", "ipykernel_launcher.py", "default_worker.py"})
-"""Our own command; Jupyter's kernel, which has its notebook's name; Ray's worker process, whose program comes later."""
+"""Our own command; Jupyter's kernel; Ray's worker process, whose program comes later."""
 
 
 def script_names() -> tuple[str, ...]:
     """64 hex digits each, the most exact first; none for a program that will not be recognized again."""
-    main = sys.modules.get("__main__")
-    return _names(sys.argv, sys.orig_argv, main, notebook=settings.notebook())
+    return _names(sys.argv, sys.orig_argv, sys.modules.get("__main__"))
 
 
-def _names(argv: Sequence[str], original: Sequence[str], main: Any, *, notebook: str) -> tuple[str, ...]:
-    if notebook and "ipykernel" in sys.modules:
-        return (_digest("notebook", notebook),)
+def _names(argv: Sequence[str], original: Sequence[str], main: Any) -> tuple[str, ...]:
     started, shape = (argv[0] if argv else ""), _shape(argv[1:])
     if started == "-c":
         return (_digest("command", original[-len(argv)], *shape),) if len(original) > len(argv) else ()
-    if started in ("", "-m"):  # nobody's, or a module that has yet to be found
+    if started in ("", "-m"):  # no script, or a module that is not found yet
         return ()
     module = getattr(getattr(main, "__spec__", None), "name", None) or ""
     path = Path(getattr(main, "__file__", None) or started)
@@ -54,8 +47,7 @@ def _names(argv: Sequence[str], original: Sequence[str], main: Any, *, notebook:
 
 def _shape(arguments: Iterable[str]) -> list[str]:
     """Names of options, sorted; no values, no positional arguments, no digits (they may be a value: -j8)."""
-    found = {match[0] for text in arguments if (match := _OPTION.match(text))}
-    return sorted(found | {match[1] for text in arguments if (match := _ASSIGNED.match(text))})
+    return sorted({match[0] for text in arguments if (match := _OPTION.match(text))})
 
 
 def _digest(*parts: str) -> str:
