@@ -1,11 +1,11 @@
-"""What this script used the last time, before it asks: its names in; verified artifacts, unpacked and on disk, out.
+"""Fetches, in the background, the artifacts that this script used the last time.
 
 One daemon thread fetches the script's list from the gateway, then each artifact that this machine lacks, verifies it,
-keeps it on disk and places its libraries; afterwards it tells the gateway what this run used. It imports neither torch
+stores it on disk with its libraries, and afterwards reports to the gateway what this run used. It imports neither torch
 nor anything that imports torch: the main thread may be importing those meanwhile, and Python answers two threads that
 import a cycle of modules from two ends with a half-made module (docs/decisions/0008).
 
-Whatever fails here costs time that would have been spent anyway; it is counted in the report, and nothing else.
+A failure here is counted in the report and has no other effect: each graph then fetches for itself.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -38,16 +39,16 @@ _FETCH_SECONDS = 60.0
 """One artifact."""
 _KEEP_SECONDS = 300.0
 """An artifact that no graph has asked for by then is on disk only."""
-_TELL_AFTER_SECONDS = 20.0
-_TELL_AFTER_KEYS = 32
-_TELL_SECONDS = 5.0
+_REPORT_AFTER_SECONDS = 20.0
+"""From the first use of an artifact to the report of it and of those used meanwhile."""
+_REPORT_SECONDS = 5.0
 _EXIT_SECONDS = 0.9
 _FORK_SECONDS = 5.0
 _BATCH = 256
 
 
 class PrefetchedArtifact(Struct, frozen=True):
-    """An artifact that came before its graph. `fetched`: now, from the gateway; else it was on this machine's disk."""
+    """A verified artifact. `fetched`: now, from the gateway; else it was on this machine's disk."""
 
     data: bytes
     opened: Artifact
@@ -55,16 +56,16 @@ class PrefetchedArtifact(Struct, frozen=True):
 
 
 class _Slot:
-    """One artifact of the list. `early` is None before it is there, when it cannot be had, and once it was taken."""
+    """One artifact of the list. `artifact` is None before it is fetched, after a failure, and once it was taken."""
 
     def __init__(self) -> None:
         self.begun = False
         self.over = threading.Event()
-        self.early: PrefetchedArtifact | None = None
+        self.artifact: PrefetchedArtifact | None = None
 
 
 class Prefetch:
-    """One process' prefetch, and its account of what the script used."""
+    """The prefetch of one process, and its record of what the script used."""
 
     def __init__(self, settings: ClientSettings, scripts: Sequence[str], *, fetches: bool = True) -> None:
         self._settings = settings
@@ -74,50 +75,47 @@ class Prefetch:
         self._changed = threading.Condition()
         self._slots: dict[str, _Slot] = {}
         self._asked: set[str] = set()
-        self._used: dict[str, bool] = {}
-        """Keys to be told, in order; whether they were fetched early."""
-        self._told: set[str] = set()
-        self._first_used = 0.0
+        self._used: set[str] = set()
+        self._unreported: dict[str, bool] = {}
+        """Keys in order of first use; whether they were fetched early."""
         self._closing = False
         self._imported, self._ended = threading.Event(), threading.Event()
 
     def start(self) -> None:
-        # These register what is to happen around a fork, which must not change in the middle of one.
+        # These register hooks for forks, which must not change during a fork.
         import concurrent.futures.thread  # noqa: F401
         import logging  # noqa: F401
 
         threading.Thread(target=self._run, name="torchrelay prefetch", daemon=True).start()
         atexit.register(self._close)
-        # A child forked while this thread imports would find modules locked by nobody.
-        os.register_at_fork(before=lambda: self._mine() and self._imported.wait(_FORK_SECONDS))
+        # A child forked while this thread imports would find the locks of modules held for ever.
+        os.register_at_fork(before=lambda: self._is_owner() and self._imported.wait(_FORK_SECONDS))
 
     def take(self, key: str) -> PrefetchedArtifact | None:
-        """The artifact, if it was prefetched; waits for one that is on its way. It is handed out once."""
-        if not self._mine():
+        """The artifact, if it was prefetched; waits for one that is being fetched. It is returned once."""
+        if not self._is_owner():
             return None
         with self._changed:
             slot = self._slots.get(key)
             if slot is None or not slot.begun:
-                self._asked.add(key)  # whoever asks fetches it now, and it need not be fetched twice
+                self._asked.add(key)  # the caller fetches it now, so this thread need not
                 return None
         slot.over.wait(_FETCH_SECONDS + self._settings.idle_timeout)
         with self._changed:
-            early, slot.early = slot.early, None
-        return early
+            artifact, slot.artifact = slot.artifact, None
+        return artifact
 
     def used(self, key: str, *, early: bool) -> None:
-        """Note that the script uses `key`, to be told to the service."""
-        if not self._mine():
+        """Record that the script uses `key`; it is reported to the service."""
+        if not self._is_owner():
             return
         with self._changed:
-            if key in self._told:
-                return
-            self._told.add(key)
-            self._first_used = self._first_used or time.monotonic()
-            self._used[key] = early
-            self._changed.notify_all()
+            if key not in self._used:
+                self._used.add(key)
+                self._unreported[key] = early
+                self._changed.notify_all()
 
-    def _mine(self) -> bool:
+    def _is_owner(self) -> bool:
         """Whether this is the process that started the thread, and no forked child of it."""
         return os.getpid() == self._owner
 
@@ -126,7 +124,7 @@ class Prefetch:
     def _run(self) -> None:
         try:
             gateway = self._prepared()
-        except Exception:  # whatever it was, the graphs fetch for themselves
+        except Exception:  # counted; the graphs fetch for themselves
             self._failed()
             self._ended.set()
             return
@@ -141,7 +139,7 @@ class Prefetch:
             with self._changed:
                 for slot in self._slots.values():
                     slot.over.set()
-        self._tell_all(gateway)
+        self._report_used(gateway)
         self._ended.set()
 
     def _prepared(self) -> GatewayClient:
@@ -160,7 +158,7 @@ class Prefetch:
         for script in self._scripts:
             if found := gateway.used_by(script).artifacts:
                 break
-        store.heard(gateway.trust_serial, gateway.trust_document)
+        store.refresh_if_newer(gateway.trust_serial, gateway.trust_document)
         for entry in found[:_MOST_ARTIFACTS]:
             total += entry.size
             if total > _MOST_BYTES:
@@ -175,10 +173,8 @@ class Prefetch:
                     continue
                 slot.begun = True
             try:
-                slot.early = self._fetch(gateway, key, store.trust(), disk)
-            except (
-                Exception
-            ):  # a network, a disk, a forgery: counted, and the graph that wants this one fetches it
+                slot.artifact = self._fetch(gateway, key, store.trust(), disk)
+            except Exception:  # network, disk, forgery: counted; the graph that needs it fetches it
                 self._failed()
             finally:
                 slot.over.set()
@@ -199,40 +195,34 @@ class Prefetch:
         triton_modules(opened, folder)
         return PrefetchedArtifact(data, opened, fetched)
 
-    def _tell_all(self, gateway: GatewayClient) -> None:
-        """Tell what was used, in batches, until the process ends."""
-        began = time.monotonic()
+    def _report_used(self, gateway: GatewayClient) -> None:
+        """Report what is used, a while after its first use and at the end, until the process ends."""
+        drop_at = time.monotonic() + _KEEP_SECONDS
         while True:
             with self._changed:
-                while not self._closing and not self._due():
-                    now = time.monotonic()
-                    moments = [self._first_used + _TELL_AFTER_SECONDS] if self._used else []
-                    if now < began + _KEEP_SECONDS:
-                        moments.append(began + _KEEP_SECONDS)
-                    else:
-                        self._slots = {}
-                    self._changed.wait(min(moments) - now if moments else None)
-                batch = dict(list(self._used.items())[:_BATCH])
+                left = drop_at - time.monotonic() if self._slots else None
+                self._changed.wait_for(lambda: self._closing or bool(self._unreported), left)
+                if self._unreported:
+                    self._changed.wait_for(lambda: self._closing, _REPORT_AFTER_SECONDS)
+                if time.monotonic() > drop_at:
+                    self._slots = {}
+                batch = dict(itertools.islice(self._unreported.items(), _BATCH))
                 for key in batch:
-                    del self._used[key]
-                self._first_used = time.monotonic() if self._used else 0.0
+                    del self._unreported[key]
                 if self._closing and not batch:
                     return
             try:
-                self._tell(gateway, batch)
+                if batch:
+                    self._report(gateway, batch)
             except Exception:  # counted; the next start prefetches less
                 self._failed()
 
-    def _due(self) -> bool:
-        waited = time.monotonic() - self._first_used if self._used else 0.0
-        return len(self._used) >= _TELL_AFTER_KEYS or waited >= _TELL_AFTER_SECONDS
-
-    def _tell(self, gateway: GatewayClient, batch: dict[str, bool]) -> None:
+    def _report(self, gateway: GatewayClient, batch: dict[str, bool]) -> None:
         from ...compiler.api import compiles
 
-        early = [key for key, was in batch.items() if was]
+        early = [key for key, was_early in batch.items() if was_early]
         used = compiles.ScriptUse(scripts=self._scripts, keys=list(batch), prefetched=early)
-        gateway.tell_used(used, deadline=_EXIT_SECONDS if self._closing else _TELL_SECONDS)
+        gateway.report_used(used, deadline=_EXIT_SECONDS if self._closing else _REPORT_SECONDS)
 
     def _failed(self) -> None:
         from ..reports.run_report import process_report
@@ -240,8 +230,8 @@ class Prefetch:
         process_report().prefetch_failed()
 
     def _close(self) -> None:
-        """At exit: let the thread tell what is left, but not for long."""
-        if not self._mine():
+        """At exit: give the thread a short time to report what is left."""
+        if not self._is_owner():
             return
         with self._changed:
             self._closing = True
@@ -265,10 +255,10 @@ def prefetch_with(settings: ClientSettings) -> Prefetch | None:
 
 
 def start_early() -> None:
-    """Start the prefetch of a program that has not asked for anything yet. Never raises."""
+    """Start the prefetch of a program that has compiled nothing yet. Never raises."""
     if not settings.wants_prefetch() or not script_names() or _is_helper():
         return
-    with contextlib.suppress(Exception):  # settings that cannot be used are told at the first graph
+    with contextlib.suppress(Exception):  # the first graph reports settings that cannot be used
         prefetch_with(load_settings())
 
 

@@ -1,12 +1,12 @@
-"""One decision for each key in a job: a key in; an artifact's digest or a typed error, the same for all ranks, out.
+"""Lets all ranks of a job agree on one artifact, or one error, for each key.
 
-The first process that needs a key claims it in the store that the job's processes share, obtains the artifact, and
-posts what came of it: the digest with the bytes beside it, or the error. The others wait for that and nothing else, so
-a gateway is asked once, and its death between two ranks changes nothing. A leader never waits for a follower: ranks
-may compile different graphs in any order. A leader that dies or stands still stops beating, and a follower takes over;
-the first decision posted stands. Where processes share a job's name but no store, the gateway keeps the decision.
+The first process that needs a key claims it in the store that the job's processes share. This leader obtains the
+artifact and posts the decision: the digest and the bytes, or the error. The others wait for the decision, so the
+gateway is asked once, and a gateway that dies between two ranks changes nothing. A leader never waits for a follower:
+ranks may compile different graphs in any order. A leader that dies or hangs stops its heartbeat, and a follower takes
+over; the first decision posted counts. If processes share a job's name but no store, the gateway stores the decision.
 
-Nothing here is trusted: whoever takes bytes from a job verifies their signature as ever.
+Nothing here is trusted: bytes from a job are verified by their signature like all others.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ...compiler.errors import DeadlineExceeded, JobUnreachable, RelayError, Spe
 from ..gateway.compile_client import GatewayClient
 from ..gateway.deadline import Deadline
 
-_BEAT_SECONDS = 1.0
+_HEARTBEAT_SECONDS = 1.0
 _LOST_SECONDS = 15.0
-"""A leader that has not beaten for so long is replaced. Taking over too early costs one request more."""
+"""A leader without a heartbeat for so long is replaced. Taking over too early costs one more request."""
 _FIRST_PAUSE_SECONDS = 0.01
 _LONGEST_PAUSE_SECONDS = 0.25
 _CHUNK_BYTES = 4 << 20
 """c10d's TCPStore refuses values past 8 MiB."""
-_HELD_BYTES = 256 << 20
-"""What one leader keeps in the store for ranks that have not read it yet; the oldest goes first."""
+_POSTED_BYTES = 256 << 20
+"""What one leader has in the store at most for ranks that have not read it yet; the oldest is deleted first."""
 
 T = TypeVar("T")
 ObtainArtifact = Callable[[], bytes]
@@ -52,13 +52,13 @@ class Decision(Struct, frozen=True, omit_defaults=True):
 
 
 class Agreement(Protocol):
-    """What the processes of one job decide through."""
+    """How the processes of one job agree."""
 
     def agree(self, key: str, seconds: float, obtain: ObtainArtifact) -> Decision:
-        """The job's decision; `obtain` is called at most once, by whoever leads. Raises JobUnreachable."""
+        """The job's decision; `obtain` is called at most once, by the leader. Raises JobUnreachable."""
 
     def artifact(self, key: str, decision: Decision) -> bytes | None:
-        """The bytes decided on, where the job itself still holds them. Raises JobUnreachable."""
+        """The bytes decided on, if the job's store still has them. Raises JobUnreachable."""
 
     def done(self, key: str, decision: Decision) -> None:
         """This process, which did not lead, has the bytes. Raises JobUnreachable."""
@@ -83,7 +83,7 @@ class AgreementStore:
         self._do(lambda: self._store.set(self._prefix + name, value))
 
     def put_first(self, name: str, value: bytes) -> bytes:
-        """What stands under `name`: `value`, unless somebody was first."""
+        """Set `name` unless it is set; returns its value."""
         return self._do(lambda: bytes(self._store.compare_set(self._prefix + name, "", value)))
 
     def delete(self, name: str) -> None:
@@ -110,7 +110,7 @@ class StoreAgreement:
     def __init__(self, store: AgreementStore, readers: int) -> None:
         self._store = store
         self._readers = readers
-        self._held: deque[_PostedArtifact] = deque()
+        self._posted: deque[_PostedArtifact] = deque()
 
     def agree(self, key: str, seconds: float, obtain: ObtainArtifact) -> Decision:
         clock = Deadline(seconds)
@@ -144,32 +144,32 @@ class StoreAgreement:
     # --- leading -------------------------------------------------------------------------------------------
 
     def _lead(self, key: str, generation: int, seconds: float, obtain: ObtainArtifact) -> Decision:
-        with self._beating(f"{key}/beat/{generation}", seconds):
+        with self._heartbeat(f"{key}/beat/{generation}", seconds):
             try:
                 data = obtain()
             except RelayError as error:
                 return self._decide(key, refusal(error))
-            except BaseException:  # Ctrl-C, or Dynamo starts over: somebody else may lead at once
+            except BaseException:  # Ctrl-C, or Dynamo starts again: another process may lead at once
                 with contextlib.suppress(JobUnreachable):
                     self._store.put(f"{key}/gone/{generation}", b"1")
                 raise
             chunks = self._post(key, generation, data)
-            mine = Decision(digest=hashlib.sha256(data).hexdigest(), posted=(generation, chunks))
-            decision = self._decide(key, mine)
-            if decision != mine:  # taken over while it stood still
+            own = Decision(digest=hashlib.sha256(data).hexdigest(), posted=(generation, chunks))
+            decision = self._decide(key, own)
+            if decision != own:  # another process took over while this one hung
                 self._drop(key, generation, chunks)
             return decision
 
     def _post(self, key: str, generation: int, data: bytes) -> int:
         """Put the bytes where followers find them; the number of chunks, 0 for too many bytes."""
-        if len(data) > _HELD_BYTES or self._readers < 1:
+        if len(data) > _POSTED_BYTES or self._readers < 1:
             return 0
         parts = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
         for index, part in enumerate(parts):
             self._store.put(_chunk(key, generation, index), part)
-        self._held.append(_PostedArtifact(key, generation, len(parts), len(data)))
-        while sum(held.size for held in self._held) > _HELD_BYTES:
-            oldest = self._held.popleft()
+        self._posted.append(_PostedArtifact(key, generation, len(parts), len(data)))
+        while sum(posted.size for posted in self._posted) > _POSTED_BYTES:
+            oldest = self._posted.popleft()
             self._drop(oldest.key, oldest.generation, oldest.chunks)
         return len(parts)
 
@@ -178,9 +178,9 @@ class StoreAgreement:
             self._store.delete(_chunk(key, generation, index))
 
     @contextlib.contextmanager
-    def _beating(self, name: str, seconds: float) -> Iterator[None]:
-        """Tell followers that this process lives, but not for longer than its deadline."""
-        over, every = threading.Event(), _BEAT_SECONDS
+    def _heartbeat(self, name: str, seconds: float) -> Iterator[None]:
+        """Send a heartbeat to the followers, but not for longer than the deadline."""
+        over, every = threading.Event(), _HEARTBEAT_SECONDS
         until = time.monotonic() + seconds
 
         def beat() -> None:
@@ -198,19 +198,19 @@ class StoreAgreement:
 
     def _follow(self, key: str, generation: int, clock: Deadline) -> Decision | None:
         """The decision; None once the leader is gone. At the deadline, the decision is that there is none."""
-        beats, heard, pause = -1, time.monotonic(), _FIRST_PAUSE_SECONDS
-        looked = heard
+        beats, last_beat, pause = -1, time.monotonic(), _FIRST_PAUSE_SECONDS
+        last_check = last_beat
         while True:
             decision = self._decision(key)
             if decision is not None:
                 return decision
-            if (now := time.monotonic()) - looked >= _BEAT_SECONDS:
-                looked = now
+            if (now := time.monotonic()) - last_check >= _HEARTBEAT_SECONDS:
+                last_check = now
                 if self._store.get(f"{key}/gone/{generation}") is not None:
                     return None
                 if (found := self._store.add(f"{key}/beat/{generation}", 0)) != beats:
-                    beats, heard = found, now
-                elif now - heard > _LOST_SECONDS:
+                    beats, last_beat = found, now
+                elif now - last_beat > _LOST_SECONDS:
                     return None
             try:
                 clock.sleep(pause)
@@ -227,7 +227,7 @@ class StoreAgreement:
 
 
 class GatewayAgreement:
-    """A job whose processes share a name (hashed) but no store: each obtains, and the first to tell decides."""
+    """A job whose processes share a name (hashed) but no store: each obtains, and the first to report decides."""
 
     def __init__(self, gateway: GatewayClient, name: str) -> None:
         self._gateway = gateway
@@ -235,18 +235,18 @@ class GatewayAgreement:
 
     def agree(self, key: str, seconds: float, obtain: ObtainArtifact) -> Decision:
         try:
-            mine = Decision(digest=hashlib.sha256(obtain()).hexdigest())
+            own = Decision(digest=hashlib.sha256(obtain()).hexdigest())
         except SpecializeInputs:  # Dynamo traces again, and what comes of that is to be decided
             raise
         except RelayError as error:
-            mine = refusal(error)
+            own = refusal(error)
         try:
-            told = self._gateway.decide(
-                self._name, key, compiles.AgreedOutcome(digest=mine.digest, error=mine.error)
+            agreed = self._gateway.decide(
+                self._name, key, compiles.AgreedOutcome(digest=own.digest, error=own.error)
             )
         except RelayError as error:
-            raise JobUnreachable(f"the gateway did not keep the job's decision: {error.message}") from None
-        return Decision(digest=told.digest, error=told.error)
+            raise JobUnreachable(f"the gateway did not store the job's decision: {error.message}") from None
+        return Decision(digest=agreed.digest, error=agreed.error)
 
     def artifact(self, key: str, decision: Decision) -> bytes | None:
         return None

@@ -1,7 +1,7 @@
-"""Stages 4 and 10 together, the client's side: a captured graph in; a loaded artifact, from where it is nearest, out.
+"""Stages 4 and 10 together, the client's side: obtain a graph's artifact from the nearest source; load it.
 
-Nearest first: what was prefetched, this machine's disk, the gateway. In a job of several processes, one of them looks
-for all (job.py), and the others take what it found.
+The sources in order: prefetched artifacts, this machine's disk, the gateway. In a job of several processes one process
+obtains the artifact for all (rank_agreement.py).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ArtifactRequest(Struct, frozen=True):
 
 
 class LoadedArtifact(Struct, frozen=True):
-    """What a graph is to run as, how it was had, and the artifact's file."""
+    """What a graph runs as, where it came from, and the artifact's file."""
 
     compiled: Callable[..., Any]
     outcome: Outcome
@@ -69,7 +69,7 @@ class LoadedArtifact(Struct, frozen=True):
 
 
 class ArtifactSource:
-    """Where one process gets its artifacts."""
+    """The sources of artifacts of one process."""
 
     def __init__(
         self,
@@ -88,27 +88,29 @@ class ArtifactSource:
         self._trust = TrustStore(settings)
         self._owner = os.getpid()
         self._store_job: StoreAgreement | None = None
-        self._left: JobUnreachable | None = None
+        self._left_job: JobUnreachable | None = None
         self._decided: dict[str, Decision] = {}
 
     def obtain(self, wanted: ArtifactRequest) -> LoadedArtifact:
         """Raises RelayError, of whatever kind the failure was; the same one in every process of a job."""
         job = None
-        if self._left is not None:
-            self._report.alone(self._left)
+        if self._left_job is not None:
+            self._report.alone(self._left_job)
         else:
             try:
                 job = self._job()
             except JobUnreachable as error:
-                self._leave(error)
-        found = self._alone(wanted) if job is None else self._agreed(job, wanted)
-        if self._prefetch is not None and found.outcome != "shared":  # else whoever obtained it tells
+                self._leave_job(error)
+        found = self._obtain_here(wanted) if job is None else self._obtain_for_job(job, wanted)
+        if (
+            self._prefetch is not None and found.outcome != "shared"
+        ):  # else the process that obtained it reports it
             self._prefetch.used(wanted.key, early=found.early)
         return found
 
-    # --- by oneself ----------------------------------------------------------------------------------------
+    # --- this process ----------------------------------------------------------------------------------------
 
-    def _alone(self, wanted: ArtifactRequest) -> LoadedArtifact:
+    def _obtain_here(self, wanted: ArtifactRequest) -> LoadedArtifact:
         for source in (self._prefetched, self._stored):
             if (found := source(wanted)) is not None:
                 return found
@@ -168,7 +170,7 @@ class ArtifactSource:
         return fetched
 
     def _load(self, data: bytes, wanted: ArtifactRequest) -> Callable[..., Any]:
-        self._trust.heard(self._gateway.trust_serial, self._gateway.trust_document)
+        self._trust.refresh_if_newer(self._gateway.trust_serial, self._gateway.trust_document)
         with self._report.timed("verify"):
             opened = load.verify(data, self._trust.trust(), key=wanted.key, request=wanted.captured.request)
         return self._load_opened(opened, wanted)
@@ -180,7 +182,7 @@ class ArtifactSource:
     # --- in a job ------------------------------------------------------------------------------------------
 
     def _job(self) -> Agreement | None:
-        """What this process decides through, if it is one of several. Raises JobUnreachable."""
+        """How this process agrees with the others of its job; None if it has none. Raises JobUnreachable."""
         launch, named = self._launch, self._settings.job
         if os.getpid() != self._owner:
             return None
@@ -218,54 +220,54 @@ class ArtifactSource:
         prefix = f"torchrelay/{_digest(f'{self._settings.job}/{run}')[:16]}/"
         return StoreAgreement(AgreementStore(store, prefix), size - 1)
 
-    def _agreed(self, job: Agreement, wanted: ArtifactRequest) -> LoadedArtifact:
-        """What the job decides on; obtained by this process if it is the first to need it."""
-        mine: LoadedArtifact | None = None
+    def _obtain_for_job(self, job: Agreement, wanted: ArtifactRequest) -> LoadedArtifact:
+        """The artifact that the job decides on; this process obtains it if it is the first to need it."""
+        own: LoadedArtifact | None = None
         failure: RelayError | None = None
 
         def obtain() -> bytes:
-            nonlocal mine, failure
+            nonlocal own, failure
             try:
-                mine = self._alone(wanted)
+                own = self._obtain_here(wanted)
             except RelayError as error:
                 failure = error
                 raise
-            return mine.data
+            return own.data
 
-        again = wanted.key in self._decided
+        repeated = wanted.key in self._decided
         try:
             decision = self._decided.get(wanted.key) or job.agree(wanted.key, self._settings.deadline, obtain)
         except JobUnreachable as error:
-            self._leave(error)
+            self._leave_job(error)
             if failure is not None:
                 raise failure from None
-            return mine or self._alone(wanted)
+            return own or self._obtain_here(wanted)
         self._decided[wanted.key] = decision
         if decision.error is not None:
             same = failure is not None and failure.code == decision.error.code
             raise (failure if same and failure is not None else rebuild(decision.error)) from None
-        if mine is not None and mine.digest == decision.digest:
-            return mine
+        if own is not None and own.digest == decision.digest:
+            return own
         try:
-            return self._decided_on(job, wanted, decision, again=again)
+            return self._load_decided(job, wanted, decision, repeated=repeated)
         except RelayError as error:
             self._report.alone(error)
             raise
 
-    def _decided_on(
-        self, job: Agreement, wanted: ArtifactRequest, decision: Decision, *, again: bool
+    def _load_decided(
+        self, job: Agreement, wanted: ArtifactRequest, decision: Decision, *, repeated: bool
     ) -> LoadedArtifact:
-        """Load exactly the artifact that was decided on, wherever it can be had."""
+        """Load exactly the artifact that was decided on, from disk, from the job or from the gateway."""
         stored = self._disk.get(wanted.key)
         if stored is not None and hashlib.sha256(stored).hexdigest() != decision.digest:
             stored = None
         data = stored
         try:
             data = data or job.artifact(wanted.key, decision)
-            if not again:
+            if not repeated:
                 job.done(wanted.key, decision)
         except JobUnreachable as error:
-            self._leave(error)
+            self._leave_job(error)
         if data is None:
             data = self._gateway.artifact(wanted.key, deadline=_FETCH_SECONDS)
             if hashlib.sha256(data).hexdigest() != decision.digest:
@@ -275,11 +277,11 @@ class ArtifactSource:
         compiled = self._load(data, wanted)
         if data is not stored:
             self._disk.put(wanted.key, data)
-        return LoadedArtifact(compiled, "disk_hit" if again else "shared", data)
+        return LoadedArtifact(compiled, "disk_hit" if repeated else "shared", data)
 
-    def _leave(self, error: JobUnreachable) -> None:
-        """Go on without the job. Each graph from here on is this process' own affair."""
-        self._left = error
+    def _leave_job(self, error: JobUnreachable) -> None:
+        """Go on without the job: from now on this process obtains each artifact by itself."""
+        self._left_job = error
         self._report.alone(error)
 
 

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 FILE = "trust.json"
 _LOCK = ".trust.lock"
 _STALE_SECONDS = 3600
-"""A process that is served from its own disk asks for news after this."""
+"""A process that is served from its own disk fetches the document after this."""
 Fetch = Callable[[], SignedDocument]
 
 
@@ -51,28 +51,28 @@ class TrustStore:
         self._lock = threading.Lock()
         self._known = self._pinned
         self._seen: tuple[int, int] | None = None  # the file's time and inode when it was last read
-        self._look()
+        self._reread()
         self._asked = 0  # the serial that was asked for last, whatever came of it
         self._refreshing: threading.Thread | None = None
 
     def trust(self) -> Trust:
-        """What is believed now."""
+        """The keys that are trusted now."""
         with self._lock:
-            self._look()
+            self._reread()
             return trust_document.trust(self._known, namespace=self._namespace, now=time.time())
 
-    def heard(self, serial: int, fetch: Fetch) -> None:
-        """The gateway's answers carry `serial`: fetch its document if that is news. Never raises RelayError: without
-        news, what is known stands."""
+    def refresh_if_newer(self, serial: int, fetch: Fetch) -> None:
+        """Fetch the gateway's document if `serial`, from its latest answer, is newer than the known one. Never raises
+        RelayError: after a failure the known document stays in force."""
         with self._lock:
-            self._look()
+            self._reread()
             if serial <= self._known.serial or serial == self._asked:
                 return
             self._asked = serial
         self._fetch(fetch)
 
     def refresh_if_stale(self, fetch: Fetch) -> None:
-        """Ask for news in a thread, when nobody on this machine has for an hour."""
+        """Fetch the document in a thread, if no process on this machine has for an hour."""
         with self._lock:
             if self._refreshing is not None or time.time() - self._known.checked < _STALE_SECONDS:
                 return
@@ -84,18 +84,18 @@ class TrustStore:
         with self._lock:
             known = trust_document.learn(self._known, signed)
             self._known = msgspec.structs.replace(known, checked=int(time.time()))
-            self._known = self._remember(self._known)
+            self._known = self._write(self._known)
 
     def _fetch(self, fetch: Fetch) -> None:
         try:
             self.learn(fetch())
         except RelayError as error:
-            _log.warning("news about the gateway's keys could not be had: %s", error)
+            _log.warning("the gateway's list of keys could not be fetched: %s", error)
 
     # --- the file ------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """Take over what other processes have learned since the last look."""
+    def _reread(self) -> None:
+        """Add what other processes have learned since the file was last read."""
         if self._folder is None:
             return
         try:
@@ -104,9 +104,9 @@ class TrustStore:
             return
         if self._seen != (seen := (status.st_mtime_ns, status.st_ino)):
             self._seen = seen
-            self._known = _add(self._known, self._remembered())
+            self._known = _add(self._known, self._read())
 
-    def _remembered(self) -> list[KnownKeys]:
+    def _read(self) -> list[KnownKeys]:
         """Every installation in the file."""
         if self._folder is None:
             return []
@@ -119,15 +119,15 @@ class TrustStore:
             _log.warning("%s cannot be read: %s; revocations learned before are not known", path, error)
             return []
 
-    def _remember(self, known: KnownKeys) -> KnownKeys:
-        """Add to the file what this process knows; returns that with what the file had."""
+    def _write(self, known: KnownKeys) -> KnownKeys:
+        """Add to the file what this process knows; returns both together."""
         if self._folder is None:
             return known
         try:
             with self._exclusive(self._folder):
-                held = self._remembered()
-                known = _add(known, held)
-                others = [record for record in held if not _same(record, known)]
+                recorded = self._read()
+                known = _add(known, recorded)
+                others = [record for record in recorded if not _same(record, known)]
                 write_atomically(self._folder / FILE, msgspec.json.encode([*others, known]), synced=True)
         except OSError as error:
             _log.warning("%s cannot be written: %s; other processes learn this by themselves", FILE, error)
@@ -145,10 +145,10 @@ class TrustStore:
             os.close(descriptor)
 
 
-def _add(known: KnownKeys, held: list[KnownKeys]) -> KnownKeys:
-    """`known` with what is held of the same installation. A key of the settings that an installation does not list
+def _add(known: KnownKeys, recorded: list[KnownKeys]) -> KnownKeys:
+    """`known` with what is recorded of the same installation. A key of the settings that an installation does not list
     (another's) stays."""
-    for record in held:
+    for record in recorded:
         if _same(record, known):
             known = trust_document.merge(known, record)
     return known

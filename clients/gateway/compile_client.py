@@ -130,7 +130,7 @@ class GatewayClient(HttpApi):
         """What a script (64 hex digits) used lately and the service still has, in order of use."""
         return self._call("GET", f"/v1/prefetch/{script}", compiles.ScriptArtifacts)
 
-    def tell_used(self, used: compiles.ScriptUse, *, deadline: float) -> None:
+    def report_used(self, used: compiles.ScriptUse, *, deadline: float) -> None:
         """Have the service remember what a script used."""
         headers = {"Content-Type": "application/json"}
         self._connection.exchange(

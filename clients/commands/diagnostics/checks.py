@@ -202,7 +202,7 @@ def _signature(gateway: GatewayClient, settings: ClientSettings) -> str:
     info = gateway.info()
     theirs = info.get("public_keys", [])
     store = TrustStore(settings)
-    store.heard(gateway.trust_serial, gateway.trust_document)
+    store.refresh_if_newer(gateway.trust_serial, gateway.trust_document)
     trust = store.trust()
     trusted = {key_text(key) for name, key in trust.keys.items() if name not in trust.revoked}
     if not theirs or not trusted.issuperset(theirs):

@@ -174,7 +174,7 @@ def test_what_no_trusted_key_signed_is_dropped_and_counted(service: Service, tmp
 def test_what_a_run_uses_is_told_long_before_it_ends(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_TELL_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_REPORT_AFTER_SECONDS", 0.1)
     monkeypatch.setattr(module, "_KEEP_SECONDS", 0.1)
     script = "2" * 64
     prefetch = Prefetch(service.settings(tmp_path), [script])

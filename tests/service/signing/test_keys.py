@@ -261,27 +261,27 @@ def test_clients_hear_of_a_change_in_any_answer_and_cannot_be_made_to_forget_it(
         namespace=first["namespace"],
     )
     store = TrustStore(settings)
-    store.heard(heard(), document)
+    store.refresh_if_newer(heard(), document)
     old, before = compiled(http, graph(1)), document()
     key = gateway.pool.calls[0]
     http.post("/v1/keys", json={})
-    store.heard(heard(), document)
+    store.refresh_if_newer(heard(), document)
     new = compiled(http, graph(2))
     for data, name in ((old, key), (new, gateway.pool.calls[1])):
         assert container.verify(data, store.trust(), key=name)
     http.delete(f"/v1/keys/{first['key_ids'][0]}")
-    store.heard(heard(), document)
+    store.refresh_if_newer(heard(), document)
     with pytest.raises(SignatureError, match="revoked"):
         container.verify(old, store.trust(), key=key)
     for believer in (store, TrustStore(settings)):
         with pytest.raises(SignatureError):
             believer.learn(before)  # whose only signer is revoked
-        believer.heard(99, lambda: before)
+        believer.refresh_if_newer(99, lambda: before)
         with pytest.raises(SignatureError, match="revoked"):
             container.verify(old, believer.trust(), key=key)
         assert container.verify(new, believer.trust(), key=gateway.pool.calls[1])
     http.post("/v1/keys/epoch")
-    store.heard(heard(), document)
+    store.refresh_if_newer(heard(), document)
     with pytest.raises(SignatureError, match="disowned"):
         container.verify(new, store.trust(), key=gateway.pool.calls[1])
     assert key_text(gateway.app.state.gateway.keyring.public[0]) in str(http.get("/v1/keys").json())

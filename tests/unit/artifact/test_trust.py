@@ -158,9 +158,9 @@ def test_news_is_fetched_once_for_each_serial(tmp_path: Path) -> None:
         return told(2, BOTH, FIRST, SECOND)
 
     for serial in (0, 2, 2, 1, 2):
-        found.heard(serial, fetch)
+        found.refresh_if_newer(serial, fetch)
     assert (len(asked), trusted(found)) == (1, {IDS[0], IDS[1]})
-    store(tmp_path).heard(2, fetch)  # another process: it is in the file
+    store(tmp_path).refresh_if_newer(2, fetch)  # another process: it is in the file
     assert len(asked) == 1
 
 
@@ -170,8 +170,8 @@ def test_news_that_cannot_be_had_or_believed_changes_nothing(tmp_path: Path) -> 
     def unreachable() -> SignedDocument:
         raise GatewayUnreachable("gone")
 
-    found.heard(5, unreachable)
-    found.heard(6, lambda: told(6, [listed(STRANGER)], STRANGER))
+    found.refresh_if_newer(5, unreachable)
+    found.refresh_if_newer(6, lambda: told(6, [listed(STRANGER)], STRANGER))
     assert trusted(found) == {IDS[0]}
     assert not (tmp_path / "state" / FILE).exists()
 

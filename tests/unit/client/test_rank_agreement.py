@@ -131,10 +131,10 @@ def test_a_leader_that_stands_still_is_replaced_and_accepts_what_was_decided(
         return b"late"
 
     with monkeypatch.context() as still, ThreadPoolExecutor(1) as pool:
-        still.setattr(module, "_BEAT_SECONDS", 600.0)
+        still.setattr(module, "_HEARTBEAT_SECONDS", 600.0)
         slow = pool.submit(rank().agree, KEY, 60, stands_still)
         assert leads.wait(60)
-        still.setattr(module, "_BEAT_SECONDS", 0.1)
+        still.setattr(module, "_HEARTBEAT_SECONDS", 0.1)
         decision = rank().agree(KEY, 60, lambda: b"second")
         decided.set()
         assert slow.result() == decision
@@ -192,7 +192,7 @@ def test_at_the_deadline_all_decide_that_there_is_nothing(rank: Callable[..., St
 def test_too_many_bytes_for_the_store_are_taken_out_oldest_first(
     rank: Callable[..., StoreAgreement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_HELD_BYTES", 10)
+    monkeypatch.setattr(module, "_POSTED_BYTES", 10)
     leader, other = rank(), rank()
     small = [leader.agree(f"{n:064x}", 60, lambda n=n: bytes([n]) * 6) for n in range(2)]
     large = leader.agree(KEY, 60, lambda: b"more than ten")
