@@ -1,6 +1,6 @@
-"""A model and the place of a checkpoint in; the model with the checkpoint's weights out.
+"""Loads a checkpoint's weights into a model.
 
-A place is where a training's checkpoints are (the newest whole and undamaged one is taken), one of them, any folder of
+The location is a training's checkpoints (the newest complete and undamaged one is used), one of them, any folder of
 torch.distributed.checkpoint with the model under `model`, or a file of `torch.save` that holds tensors: a state dict,
 or a dict with one under `model` or `state_dict`. Such a file is read with weights_only; a folder of checkpoints is
 trusted, as the training that restores from it trusts it.
@@ -42,9 +42,9 @@ def load_weights(model: torch.nn.Module, location: str, say: Callable[[str], Non
     place = storage_of(location)
     try:
         for name in place.names():
-            whole = place.whole(name)
-            with place.opened(name, whole) as files:
-                problem = damage(files, whole.files)
+            manifest = place.manifest(name)
+            with place.opened(name, manifest) as files:
+                problem = damage(files, manifest.files)
                 if not problem:
                     _of_folder(model, files, name)
                     return name
@@ -52,7 +52,8 @@ def load_weights(model: torch.nn.Module, location: str, say: Callable[[str], Non
     except CheckpointError as error:
         raise ExportFailed(f"the checkpoints in {location} cannot be read: {error.message}") from None
     raise ExportFailed(
-        f"there is no whole checkpoint in {location}", hint="Name a file, a folder of checkpoints, or a job"
+        f"there is no complete checkpoint in {location}",
+        hint="Name a file, a folder of checkpoints, or a job",
     )
 
 

@@ -1,8 +1,8 @@
-"""A rank that is asked to end (SIGTERM: a cancel, another number of ranks, a node that goes away): saves, then ends.
+"""Lets a rank save and end when it gets SIGTERM: after a cancel, a resize or the loss of a node.
 
-Ranks are asked at slightly different moments and must stop at the same step, or the others wait for ever in the next
-collective. So each call of `should_stop` begins a small sum over all ranks and reads the one that the call before
-began: it has had a step's time to arrive, and all ranks read the same.
+Ranks get the signal at slightly different times and must stop at the same step, or the others wait for ever in the next
+collective. So each call of `should_stop` starts a small sum over all ranks, and reads the sum that the call before
+started: that one had a step's time to arrive, and all ranks read the same value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .rank_environment import load_rank
 
 class Preemption:
     def __init__(self) -> None:
-        self.told = False
+        self.stopping = False
         """Whether `should_stop` has said yes."""
         self._asked = threading.Event()
         self._listening = False
@@ -33,19 +33,19 @@ class Preemption:
         self._listen()
         asked = self._asked.is_set()
         if _alone():
-            self.told = self.told or asked
-            return self.told
+            self.stopping = self.stopping or asked
+            return self.stopping
         if self._group is None:
             self._group = dist.new_group(backend="gloo")
-        before, mine = self._sum, torch.tensor([int(asked)])
+        before, own = self._sum, torch.tensor([int(asked)])
         if before is not None:
             before[0].wait()
-            self.told = self.told or bool(before[1].item())
-        self._sum = dist.all_reduce(mine, group=self._group, async_op=True), mine
-        return self.told
+            self.stopping = self.stopping or bool(before[1].item())
+        self._sum = dist.all_reduce(own, group=self._group, async_op=True), own
+        return self.stopping
 
     def _listen(self) -> None:
-        """From the first call on SIGTERM is a question; until then it ends the process, as always."""
+        """From the first call on, SIGTERM only asks to stop; before, it ends the process as usual."""
         if self._listening or threading.current_thread() is not threading.main_thread():
             return
         self._listening = True
@@ -64,7 +64,7 @@ def process_preemption() -> Preemption:
 def should_stop() -> bool:
     """Whether to save and end now: `if train.should_stop(): checkpoints.save(...); break`.
 
-    All ranks call it alike, once a step, and get the same answer; some steps after the question at most. The first
-    call makes a process group, and turns SIGTERM from an end into a question: call it from the main thread.
+    All ranks call it alike, once a step, and get the same answer, at most some steps after the signal. The first
+    call makes a process group and replaces the handler of SIGTERM: call it from the main thread.
     """
     return process_preemption().should_stop()

@@ -38,7 +38,7 @@ from ..reports.profiling.memory_timeline import TensorSnapshot
 from ..reports.profiling.summary import ProfileContext, ProfileSummary
 from ..settings import child_environment
 from .metrics.optimizer_steps import OptimizerSteps, process_steps
-from .output_files import KeepFile
+from .output_files import UploadFile
 
 FOLDER = "profile"
 """Of a job's files: rank-N.trace.json.gz and rank-N.summary.json."""
@@ -56,14 +56,14 @@ def start_profiler(
     world_size: int,
     folder: Path | None = None,
     note: SendNote = lambda _: None,
-    keep: KeepFile | None = None,
+    upload: UploadFile | None = None,
     steps: OptimizerSteps | None = None,
 ) -> ProfilerSession | None:
     """Profile this process, if `rank` is one of those asked; otherwise None. folder: for the files (default: one that
-    is gone when the session is closed). keep: gets each file, by its name in the job."""
+    is deleted when the session is closed). upload: is called with each file and its name in the job."""
     if rank not in profile.ranks:
         return None
-    session = ProfilerSession(profile, rank, world_size, folder, note, keep)
+    session = ProfilerSession(profile, rank, world_size, folder, note, upload)
     counted = steps or process_steps()
     counted.listen(lambda optimizer: session.stepped(optimizer, counted.base + counted.done))
     session.begin_at(0)
@@ -80,7 +80,7 @@ class ProfilerSession:
         world_size: int,
         folder: Path | None,
         note: SendNote,
-        keep: KeepFile | None,
+        upload: UploadFile | None,
     ) -> None:
         self._profile = profile
         self._rank = rank
@@ -88,7 +88,7 @@ class ProfilerSession:
         self._own_folder = folder is None
         self._folder = folder or _own_folder()
         self._note = note
-        self._keep = keep
+        self._upload_file = upload
         self._profiler: Any = None
         self._first = 0
         self._finished = -1
@@ -159,9 +159,9 @@ class ProfilerSession:
                 self._stop()
             else:
                 self._discard()
-                self._tell("warning", "the script ended before the steps that were to be profiled")
+                self._send_note("warning", "the script ended before the steps that were to be profiled")
         elif self._profiler is None and not self._over:
-            self._tell("warning", "the script ended before the steps that were to be profiled")
+            self._send_note("warning", "the script ended before the steps that were to be profiled")
         if self._thread is not None:
             self._thread.join(seconds)
         if self._own_folder:
@@ -189,7 +189,7 @@ class ProfilerSession:
         try:
             self._summarize(trace, facts)
         except (OSError, RelayError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
-            self._tell("warning", f"the profile was not kept: {error}")
+            self._send_note("warning", f"the profile was not stored: {error}")
 
     def _summarize(self, trace: Path, facts: ProfileContext) -> None:
         summary = trace.with_name(f"rank-{self._rank}.summary.json")
@@ -217,20 +217,20 @@ class ProfilerSession:
         trace.unlink()
         if done.returncode != 0:
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            self._tell("warning", f"the profile has no summary: {''.join(last)}")
+            self._send_note("warning", f"the profile has no summary: {''.join(last)}")
             self._upload(packed)
             return
         read = decoding.from_json(summary.read_bytes(), type=ProfileSummary)
         self._upload(summary)  # the small one first: a report can be made without the trace
         self._upload(packed)
         steps = f"steps {read.steps[0].number} to {read.steps[-1].number}"
-        self._tell("info", f"profiled {steps}: {packed.stat().st_size:,} bytes of trace")
-        for said in advice([read])[:_ADVICE]:
-            self._tell("info", f"profile: {said.text}")
+        self._send_note("info", f"profiled {steps}: {packed.stat().st_size:,} bytes of trace")
+        for finding in advice([read])[:_ADVICE]:
+            self._send_note("info", f"profile: {finding.text}")
 
     def _upload(self, path: Path) -> None:
-        if self._keep is not None:
-            self._keep(f"{FOLDER}/{path.name}", path)
+        if self._upload_file is not None:
+            self._upload_file(f"{FOLDER}/{path.name}", path)
 
     def _stop(self) -> None:
         try:
@@ -247,9 +247,9 @@ class ProfilerSession:
 
     def _give_up(self, why: str) -> None:
         self._over = True
-        self._tell("warning", f"no profile: {why}")
+        self._send_note("warning", f"no profile: {why}")
 
-    def _tell(self, level: Any, text: str) -> None:
+    def _send_note(self, level: Any, text: str) -> None:
         self._note(JobNote(level=level, text=text[:4000], rank=self._rank))
 
     # --- NVTX ----------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class ProfilerSession:
                 self._nvtx.enter_context(torch.autograd.profiler.emit_nvtx(record_shapes=True))  # type: ignore[no-untyped-call]
             except RuntimeError as error:
                 self._nvtx = None
-                self._tell("warning", f"no NVTX ranges: {error}")
+                self._send_note("warning", f"no NVTX ranges: {error}")
         elif finished > last + (last - self._profile.first):
             self._end_nvtx()
 
@@ -279,21 +279,21 @@ class ProfilerSession:
     def _facts(self) -> ProfileContext:
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else range(0)  # type: ignore[no-untyped-call]
         properties = {number: torch.cuda.get_device_properties(number) for number in devices}
-        mine = properties.get(torch.cuda.current_device()) if properties else None
+        current = properties.get(torch.cuda.current_device()) if properties else None
         return ProfileContext(
             rank=self._rank,
             world_size=self._world_size,
             first=self._first,
             steps=self._finished - self._first,
             device="cuda" if properties else "cpu",
-            device_name=mine.name if mine is not None else "",
+            device_name=current.name if current is not None else "",
             torch=str(torch.__version__),
             host=socket.gethostname(),
             snapshots=self._snapshots,
             triton=[str(folder) for folder in caches.triton_cache_folders()] if properties else [],
             nvdisasm=_nvdisasm() if properties else "",
             memory={f"cuda:{number}": found.total_memory for number, found in properties.items()},
-            capability=[mine.major, mine.minor] if mine is not None else [],
+            capability=[current.major, current.minor] if current is not None else [],
         )
 
     def _snap(self) -> None:

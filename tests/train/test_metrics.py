@@ -157,8 +157,8 @@ def test_a_reader_who_stands_still_holds_nothing_up_and_learns_what_is_lost(
     channel = RankChannel(pipe[1])
     count = 5000  # more than a pipe holds
     for step in range(count):
-        channel.tell(StepMetrics(rank=0, step=step, at=1.0, values={"loss": 1.0, "filler": 12345.678}))
-    channel.tell(FirstStep(rank=0, at=2.0))
+        channel.send(StepMetrics(rank=0, step=step, at=1.0, values={"loss": 1.0, "filler": 12345.678}))
+    channel.send(FirstStep(rank=0, at=2.0))
     found: list[RankMessage] = []
     reader = threading.Thread(target=lambda: found.extend(read(pipe[0])))
     reader.start()
@@ -175,18 +175,18 @@ def test_a_reader_who_went_away_is_no_error() -> None:
     reading, writing = os.pipe()
     channel = RankChannel(writing)
     os.close(reading)
-    channel.tell(JobNote(level="info", text="nobody hears this"))
+    channel.send(JobNote(level="info", text="nobody hears this"))
     channel.close()
-    channel.tell(JobNote(level="info", text="nor this"))
+    channel.send(JobNote(level="info", text="nor this"))
 
 
 def test_a_forked_child_tells_nothing(pipe: tuple[int, int]) -> None:
     channel = RankChannel(pipe[1])
     if (child := os.fork()) == 0:
-        channel.tell(JobNote(level="info", text="from the child"))
+        channel.send(JobNote(level="info", text="from the child"))
         os._exit(0 if not channel.open else 1)
     assert os.waitpid(child, 0)[1] == 0
-    channel.tell(JobNote(level="info", text="from the parent"))
+    channel.send(JobNote(level="info", text="from the parent"))
     channel.close()
     assert [each.text for each in read(pipe[0]) if isinstance(each, JobNote)] == ["from the parent"]
 

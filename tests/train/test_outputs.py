@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from torchrelay.clients.training import output_files
-from torchrelay.clients.training.output_files import KeepFile, keep_output_files
+from torchrelay.clients.training.output_files import UploadFile, upload_output_files
 from torchrelay.compiler.errors import GatewayUnreachable, LimitExceeded
 
 BEGUN = 1_700_000_000.0
@@ -38,7 +38,7 @@ def work(tmp_path: Path) -> Path:
     return folder
 
 
-def into(folder: Path) -> KeepFile:
+def into(folder: Path) -> UploadFile:
     def keep(name: str, path: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, folder / name)
@@ -51,22 +51,22 @@ def kept(folder: Path) -> list[str]:
 
 
 def test_what_is_newer_than_the_script_s_begin_is_kept(work: Path, tmp_path: Path) -> None:
-    told, left = keep_output_files(work, BEGUN, into(tmp_path / "job"))
+    told, left = upload_output_files(work, BEGUN, into(tmp_path / "job"))
     assert kept(tmp_path / "job") == ["output/out/log.txt", "output/out/model.pt", "output/runs/events.out"]
     assert told == "kept of the working directory, as output/: out/model.pt, out/log.txt, runs/events.out"
     assert left == ""
-    assert keep_output_files(work, BEGUN + 60, into(tmp_path / "none")) == ("", "")
+    assert upload_output_files(work, BEGUN + 60, into(tmp_path / "none")) == ("", "")
 
 
 def test_past_the_limit_the_large_ones_are_named_and_left(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output_files, "MOST_BYTES", 750)
-    told, left = keep_output_files(work, BEGUN, into(tmp_path / "job"))
+    told, left = upload_output_files(work, BEGUN, into(tmp_path / "job"))
     assert told.endswith(": out/model.pt, out/log.txt")
     assert "runs/events.out" in left and "outlives the job" in left
     monkeypatch.setattr(output_files, "MOST_FILES", 1)
-    assert keep_output_files(work, BEGUN, into(tmp_path / "one"))[0].endswith(": out/model.pt")
+    assert upload_output_files(work, BEGUN, into(tmp_path / "one"))[0].endswith(": out/model.pt")
 
 
 def test_one_that_the_service_refuses_is_left_and_without_a_service_the_rest_too(
@@ -80,13 +80,13 @@ def test_one_that_the_service_refuses_is_left_and_without_a_service_the_rest_too
     def away(name: str, path: Path) -> None:
         raise GatewayUnreachable("there is no gateway")
 
-    told, left = keep_output_files(work, BEGUN, refuses)
+    told, left = upload_output_files(work, BEGUN, refuses)
     assert told.endswith(": out/model.pt, runs/events.out") and "out/log.txt" in left
-    told, left = keep_output_files(work, BEGUN, away)
+    told, left = upload_output_files(work, BEGUN, away)
     assert told == "" and "there is no gateway" in left
 
 
 def test_a_directory_that_is_gone_is_no_error(tmp_path: Path) -> None:
-    told, left = keep_output_files(tmp_path / "gone", BEGUN, into(tmp_path))
+    told, left = upload_output_files(tmp_path / "gone", BEGUN, into(tmp_path))
     assert told == ""
     assert left == "nothing of the working directory was kept: the script has removed it"

@@ -58,15 +58,15 @@ def explain(
     run = last_run(settings.state_dir) if settings.state_dir is not None else None
     failure: RelayError | None = None
     if key is not None:
-        answer = ExplainOutput(run=None, misses=(_ask(settings, _whole(key, run)),))
+        answer = ExplainOutput(run=None, misses=(_ask(settings, _full_key(key, run)),))
     elif run is None:
         raise ClientError(
             "no run has left a record on this machine",
             hint="Name a key, or run a script through torchrelay first",
         )
     else:
-        told, failure = _ask_all(settings, _missed(_graphs(run)))
-        answer = ExplainOutput(run=run, misses=told)
+        found, failure = _ask_all(settings, _missed(_graphs(run)))
+        answer = ExplainOutput(run=run, misses=found)
     if json:
         output.print_json(answer)
     else:
@@ -75,7 +75,7 @@ def explain(
         raise failure
 
 
-def _whole(key: str, run: LastRun | None) -> str:
+def _full_key(key: str, run: LastRun | None) -> str:
     """The 64 digits that `key` begins. Raises BadParameter."""
     text = key.lower()
     if not text or set(text) - set("0123456789abcdef") or len(text) > _KEY_DIGITS:
@@ -109,17 +109,17 @@ def _ask(settings: ClientSettings, key: str) -> KeyExplanation:
 def _ask_all(
     settings: ClientSettings, keys: list[str]
 ) -> tuple[tuple[KeyExplanation, ...], RelayError | None]:
-    """What the service says of each key. A failure that would meet them all ends it, and comes with it."""
-    told: list[KeyExplanation] = []
+    """What the service answers for each key. A failure that all would meet ends the loop and is returned."""
+    found: list[KeyExplanation] = []
     with GatewayClient(settings) as gateway:
         for key in keys:
             try:
-                told.append(KeyExplanation(key=key, explanation=gateway.explain(key)))
+                found.append(KeyExplanation(key=key, explanation=gateway.explain(key)))
             except NotFound as error:
-                told.append(KeyExplanation(key=key, error=error.message))
+                found.append(KeyExplanation(key=key, error=error.message))
             except RelayError as error:
-                return tuple(told), error
-    return tuple(told), None
+                return tuple(found), error
+    return tuple(found), None
 
 
 # --- for people --------------------------------------------------------------------------------------------
@@ -129,9 +129,9 @@ def _show(answer: ExplainOutput) -> None:
     console = Console()
     if answer.run is not None:
         _show_run(console, answer.run)
-    for told in answer.misses:
+    for miss in answer.misses:
         console.print()
-        for line in _lines(told):
+        for line in _lines(miss):
             # What the service says cannot style, link or hide anything.
             shown = "".join(letter if letter.isprintable() else "?" for letter in line)
             console.print(Text(shown), soft_wrap=True)
@@ -161,15 +161,15 @@ def _show_run(console: Console, run: LastRun) -> None:
         )
 
 
-def _lines(told: KeyExplanation) -> list[str]:
-    name = told.key[:_SHOWN_DIGITS]
-    if told.explanation is None:
+def _lines(miss: KeyExplanation) -> list[str]:
+    name = miss.key[:_SHOWN_DIGITS]
+    if miss.explanation is None:
         return [f"{name}: the service knows nothing of it: it never arrived there, or was forgotten"]
-    nearest, looked = told.explanation.nearest, told.explanation.compared
-    offered = "; it is in the cache by now" if told.explanation.published else ""
+    nearest, compared = miss.explanation.nearest, miss.explanation.compared
+    offered = "; it is in the cache by now" if miss.explanation.published else ""
     if nearest is None:
         return [f"{name}: there was no entry to compare with{offered}"]
-    entries = "the only entry" if looked == 1 else f"the nearest of {looked} entries"
+    entries = "the only entry" if compared == 1 else f"the nearest of {compared} entries"
     return [f"{name}: {entries} was {_entry(nearest)}{offered}", *_differences(nearest)]
 
 
@@ -178,8 +178,8 @@ def _entry(nearest: NearestEntry) -> str:
 
 
 def _differences(nearest: NearestEntry) -> list[str]:
-    told = [f"  {difference.text}" for difference in nearest.differences]
-    return told or ["  what is recorded of the two is equal"]
+    texts = [f"  {difference.text}" for difference in nearest.differences]
+    return texts or ["  what is recorded of the two is equal"]
 
 
 def _ago(moment: float) -> str:

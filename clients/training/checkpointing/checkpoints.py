@@ -1,8 +1,8 @@
-"""A training's state, kept and found again: model, optimizer, loader, random states in; `step-N` in a folder or store.
+"""Saves and restores the state of a training: model, optimizer, loader and random states, as `step-N`.
 
-By torch.distributed.checkpoint, each rank its own part, while training goes on: what was saved by DDP, FSDP2 or tensor
-parallel ranks, few or many, is read by any others. A checkpoint is whole or is not there; one that cannot be written
-is an event of the job, and training goes on. Who can write to the place can run code in whoever reads it.
+torch.distributed.checkpoint writes each rank's part while training goes on. Any number of ranks can read what DDP,
+FSDP2 or tensor parallel ranks have saved. A checkpoint is complete or does not count. One that cannot be written is an
+event of the job, and training goes on. Anyone who can write to the folder can run code in the processes that read it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .storage import (
 
 
 class Stateful(Protocol):
-    """What can say its state and take it back: a scheduler, a loader, a GradScaler."""
+    """An object with a state: a scheduler, a loader, a GradScaler."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -54,7 +54,7 @@ class Stateful(Protocol):
 
 
 class _Pending(Struct, frozen=True):
-    """This rank's part of a checkpoint under way. `own`: bytes of what is not the model's or the optimizer's."""
+    """This rank's part of a checkpoint in progress. `own`: bytes of what is neither the model's nor the optimizer's."""
 
     step: int
     folder: Path
@@ -89,7 +89,7 @@ class Checkpoints:
         self._pending: Future[None] | None = None
         self._cleared = False
         self.latest = ""
-        """Name of the last one that was made whole or restored."""
+        """Name of the last one that was completed or restored."""
         _all().add(self)
 
     def __enter__(self) -> Checkpoints:
@@ -101,7 +101,7 @@ class Checkpoints:
         self.wait()
 
     def wait(self) -> None:
-        """Until the one under way is whole, or has failed. Before `destroy_process_group`."""
+        """Wait until the one in progress is complete or has failed. Call it before `destroy_process_group`."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -119,14 +119,16 @@ class Checkpoints:
         extra: Mapping[str, Stateful] | None = None,
         wait: bool = False,
     ) -> None:
-        """Copy the state now and write it beside the training; waits for the one before. extra: whatever else has a
-        state, by name. wait: until it is whole, or has failed. A failure to write raises nothing: it is an event."""
+        """Copy the state now and write it while training goes on; waits for the one before. extra: other objects with
+        a state, by name. wait: until it is complete or has failed.
+
+        A failure to write raises no error: it is an event."""
         if self._off:
             return
         self.wait()
         begun = time.perf_counter()
         place, group = self._begin()
-        if not self._cleared:  # now: who only restores may read beside who writes
+        if not self._cleared:  # not earlier: a process that only restores may read while another writes
             self._cleared = True
             group.of_first(attempt(place.clear)[1] if group.rank == 0 else "")
         name = f"step-{step}"
@@ -145,7 +147,7 @@ class Checkpoints:
         problems = [text for text in group.gathered(problem) if text]
         if problems or folder is None:
             attempt(lambda: place.abandon(name))
-            self._told(step, begun, f"no folder for it: {problems[0]}")
+            self._report(step, begun, f"no folder for it: {problems[0]}")
             return
         writer = FileSystemWriter(folder)
         made: Any = async_save(
@@ -158,18 +160,19 @@ class Checkpoints:
             self.wait()
 
     def _finish(self, pending: _Pending, name: str) -> None:
-        """In the thread: what happens once this rank's files are written. Raises nothing."""
+        """Runs in the thread, once this rank's files are written. Raises nothing."""
         assert self._ready is not None
         place, group = self._ready
-        files, problem = attempt(lambda: self._keep_own(pending, name, place, group))
+        files, problem = attempt(lambda: self._store_own(pending, name, place, group))
         try:
-            told = group.gathered((files or [], problem))
-            problems = [text for _, text in told if text]
-            whole = CheckpointManifest(pending.step, group.size, [file for kept, _ in told for file in kept])
+            stored = group.gathered((files or [], problem))
+            problems = [text for _, text in stored if text]
+            every = [file for rank_files, _ in stored for file in rank_files]
+            manifest = CheckpointManifest(pending.step, group.size, every)
             if group.rank == 0 and not problems:
-                problems = [text for text in [attempt(lambda: place.publish(name, whole))[1]] if text]
+                problems = [text for text in [attempt(lambda: place.publish(name, manifest))[1]] if text]
             problem = group.of_first(problems[0] if problems else "")
-        except RuntimeError as error:  # a rank is gone: the job's worker sees to that
+        except RuntimeError as error:  # a rank is gone: the job's worker handles that
             problem = f"a rank was lost: {error_line(error)}"
         if problem:
             attempt(lambda: place.abandon(name))
@@ -178,14 +181,14 @@ class Checkpoints:
             self.latest = name
             if group.rank == 0:
                 self._prune(place, pending.step)
-        self._told(
+        self._report(
             pending.step,
             pending.begun,
             problem,
-            sum(file.bytes for file in whole.files) if not problem else 0,
+            sum(file.bytes for file in manifest.files) if not problem else 0,
         )
 
-    def _keep_own(
+    def _store_own(
         self, pending: _Pending, name: str, place: CheckpointStorage, group: RankGroup
     ) -> list[CheckpointFile]:
         pending.model.result()
@@ -195,11 +198,11 @@ class Checkpoints:
         if group.rank == 0:
             names.append(".metadata")
         files = [file_of(pending.folder, each) for each in names]
-        place.keep(name, files)
+        place.store(name, files)
         return files
 
     def _prune(self, place: CheckpointStorage, step: int) -> None:
-        """Of those up to `step`: beyond it are damaged ones, which would take the place of whole ones."""
+        """Delete old ones up to `step`. Later ones are damaged, and must not count as the newest."""
 
         def old() -> None:
             names = [name for name in place.names() if step_of(name) <= step]
@@ -210,7 +213,7 @@ class Checkpoints:
         if problem:
             process_reporter().note("warning", f"an old checkpoint could not be deleted: {problem}")
 
-    def _told(self, step: int, begun: float, problem: str, size: int = 0) -> None:
+    def _report(self, step: int, begun: float, problem: str, size: int = 0) -> None:
         if self._ready is None or self._ready[1].rank != 0:
             return
         process_reporter().checkpoint(
@@ -235,9 +238,9 @@ class Checkpoints:
         loader: Stateful | None = None,
         extra: Mapping[str, Stateful] | None = None,
     ) -> int | None:
-        """Take up the newest whole checkpoint and give its step; None if there is none.
+        """Restore the newest complete checkpoint and return its step; None if there is none.
 
-        A damaged one is told of and skipped. Raises CheckpointError if the place cannot be read, or holds only
+        A damaged one is reported and skipped. Raises CheckpointError if the place cannot be read, or holds only
         damaged ones, or if the checkpoint is another model's.
         """
         if self._off:
@@ -253,7 +256,7 @@ class Checkpoints:
                     optimizers = optimizer_list(optimizer)
                     own = load_rank_state(folder, group)
                     load_state(folder, group, model, optimizers, own)
-                    self._take_up(own, group, scheduler, loader, extra or {})
+                    self._restore_own(own, group, scheduler, loader, extra or {})
                     group.gathered(None)  # nobody deletes it while another reads
                     self.latest = name
                     process_steps().resume(step)
@@ -263,28 +266,28 @@ class Checkpoints:
         if names:
             raise CheckpointError(
                 f"all {len(names)} checkpoints in {self._location} are damaged",
-                hint="Move them away to start anew",
+                hint="Move them away to start again",
             )
         return None
 
     def _opened(
         self, place: CheckpointStorage, group: RankGroup, name: str, stack: contextlib.ExitStack
     ) -> tuple[str, Path]:
-        """(what is wrong, a folder on this machine). One rank of each machine opens; all look at their share."""
-        whole, problem = attempt(lambda: place.whole(name))
+        """(what is wrong, a folder on this machine). One rank of each machine opens; every rank checks its share."""
+        manifest, problem = attempt(lambda: place.manifest(name))
         hosts = group.gathered(socket.gethostname())
         folder: Path | None = None
-        if whole is not None and hosts.index(hosts[group.rank]) == group.rank:
-            context = place.opened(name, whole)
+        if manifest is not None and hosts.index(hosts[group.rank]) == group.rank:
+            context = place.opened(name, manifest)
             folder, problem = attempt(lambda: stack.enter_context(context))
         folders = group.gathered(folder)
-        mine = folders[hosts.index(hosts[group.rank])]
-        if whole is not None and mine is not None:
-            problem = damage(mine, whole.files[group.rank :: group.size])
+        local = folders[hosts.index(hosts[group.rank])]
+        if manifest is not None and local is not None:
+            problem = damage(local, manifest.files[group.rank :: group.size])
         problems = [text for text in group.gathered(problem) if text]
-        return (problems[0] if problems else ""), mine or Path()
+        return (problems[0] if problems else ""), local or Path()
 
-    def _take_up(
+    def _restore_own(
         self,
         own: dict[str, Any],
         group: RankGroup,
@@ -304,7 +307,7 @@ class Checkpoints:
         elif group.rank == 0:
             process_reporter().note(
                 "info",
-                f"saved by {own['ranks']} ranks, taken up by {group.size}: each goes on with random states of its own, "
+                f"saved by {own['ranks']} ranks, restored by {group.size}: each goes on with random states of its own, "
                 "and with the loader's state of rank 0",
             )
 
@@ -320,7 +323,7 @@ def _all() -> weakref.WeakSet[Checkpoints]:
 
 
 def wait_for_all(seconds: float) -> None:
-    """Until what is under way in this process is whole, or for so long."""
+    """Wait until checkpoints in progress in this process are complete, at most for so long."""
     until = time.monotonic() + seconds
     for checkpoints in list(_all()):
         pending = checkpoints._pending

@@ -1,7 +1,8 @@
-"""Where checkpoints lie: a folder that all nodes see, or an object store. Names in; whole checkpoints, or none, out.
+"""Stores checkpoints in a folder that all nodes see, or in an object store.
 
-A checkpoint is the folder `step-N` with a list of its files, `whole.json`, which is written last: without that there
-is no checkpoint. In a folder it is made as `step-N.partial` and renamed; in a store each rank puts its own files.
+A checkpoint is the folder `step-N` with a list of its files, `whole.json`, which is written last: without the list it
+is not complete, and does not count. In a folder it is written as `step-N.partial` and renamed; in an object store each
+rank puts its own files.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from ....compiler import decoding
 from ....compiler.errors import CheckpointError, SettingsError
 from ...atomic_file import write_atomically
 
-_WHOLE = "whole.json"
+_MANIFEST = "whole.json"
 _PARTIAL = ".partial"
 _REPLACED = ".replaced" + _PARTIAL
 _NAME = re.compile(r"step-([0-9]{1,16})")
 _BLOCK_BYTES = 1 << 20
 _SILENCE = timedelta(seconds=20)
-"""Of a store, after which it is given up."""
+"""A store that is silent for so long is given up."""
 _TRANSFER = timedelta(minutes=30)
 """One request."""
 
@@ -44,7 +45,7 @@ class CheckpointFile(Struct, frozen=True):
 
 
 class CheckpointManifest(Struct, frozen=True):
-    """What makes a checkpoint one. ranks: that wrote it."""
+    """The list of a complete checkpoint. ranks: how many wrote it."""
 
     step: int
     ranks: int
@@ -60,29 +61,29 @@ class CheckpointStorage(Protocol):
     def begin(self, name: str) -> Path:
         """A folder for this rank's files, which may be the other ranks' too."""
 
-    def keep(self, name: str, files: Iterable[CheckpointFile]) -> None:
-        """This rank's files are written: bring them to where they stay."""
+    def store(self, name: str, files: Iterable[CheckpointFile]) -> None:
+        """This rank's files are written: move them to their final place."""
 
-    def publish(self, name: str, whole: CheckpointManifest) -> None:
-        """Rank 0, when all ranks have kept theirs."""
+    def publish(self, name: str, manifest: CheckpointManifest) -> None:
+        """Rank 0, when all ranks have stored their files."""
 
     def abandon(self, name: str) -> None:
-        """Every rank, of what did not become whole: leave nothing."""
+        """Every rank, for a checkpoint that failed: delete what it wrote."""
 
     def done(self, name: str) -> None:
         """Every rank, after `publish`."""
 
     def names(self) -> list[str]:
-        """Of what has its list, the newest first."""
+        """The complete checkpoints, the newest first."""
 
-    def whole(self, name: str) -> CheckpointManifest:
+    def manifest(self, name: str) -> CheckpointManifest:
         """Raises CheckpointError if its list cannot be read."""
 
-    def opened(self, name: str, whole: CheckpointManifest) -> contextlib.AbstractContextManager[Path]:
+    def opened(self, name: str, manifest: CheckpointManifest) -> contextlib.AbstractContextManager[Path]:
         """A folder of its files on this machine, while it is needed. For one process of each machine."""
 
     def drop(self, name: str) -> None:
-        """Rank 0. What is half deleted is no checkpoint."""
+        """Rank 0. The list is deleted first, so that a half deleted checkpoint does not count."""
 
 
 def storage_of(location: str | Path) -> CheckpointStorage:
@@ -100,7 +101,7 @@ def step_of(name: str) -> int:
 
 
 def file_of(folder: Path, name: str) -> CheckpointFile:
-    """Reads it: it is still in the system's memory."""
+    """Reads the file, which is still in the system's cache."""
     digest, count = hashlib.sha256(), 0
     with (folder / name).open("rb") as file:
         while block := file.read(_BLOCK_BYTES):
@@ -135,7 +136,7 @@ def _newest_first(names: Iterable[str]) -> list[str]:
 
 
 class FolderStorage:
-    """One that all ranks see."""
+    """A folder that all ranks see."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -149,12 +150,12 @@ class FolderStorage:
         partial.mkdir(parents=True, exist_ok=True)
         return partial
 
-    def keep(self, name: str, files: Iterable[CheckpointFile]) -> None:
+    def store(self, name: str, files: Iterable[CheckpointFile]) -> None:
         pass
 
-    def publish(self, name: str, whole: CheckpointManifest) -> None:
+    def publish(self, name: str, manifest: CheckpointManifest) -> None:
         partial, final = self._folder / (name + _PARTIAL), self._folder / name
-        write_atomically(partial / _WHOLE, msgspec.json.encode(whole), mode=0o644, synced=True)
+        write_atomically(partial / _MANIFEST, msgspec.json.encode(manifest), mode=0o644, synced=True)
         if not final.exists():
             partial.rename(final)
             return
@@ -175,20 +176,20 @@ class FolderStorage:
         pass
 
     def names(self) -> list[str]:
-        return _newest_first(path.parent.name for path in self._folder.glob(f"step-*/{_WHOLE}"))
+        return _newest_first(path.parent.name for path in self._folder.glob(f"step-*/{_MANIFEST}"))
 
-    def whole(self, name: str) -> CheckpointManifest:
-        return _decode(name, (self._folder / name / _WHOLE).read_bytes())
+    def manifest(self, name: str) -> CheckpointManifest:
+        return _decode(name, (self._folder / name / _MANIFEST).read_bytes())
 
     @contextlib.contextmanager
-    def opened(self, name: str, whole: CheckpointManifest) -> Iterator[Path]:
+    def opened(self, name: str, manifest: CheckpointManifest) -> Iterator[Path]:
         yield self._folder / name
 
     def drop(self, name: str) -> None:
-        doomed = self._folder / name
+        folder = self._folder / name
         with contextlib.suppress(FileNotFoundError):
-            (doomed / _WHOLE).unlink()
-        shutil.rmtree(doomed, ignore_errors=True)
+            (folder / _MANIFEST).unlink()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class ObjectStorage:
@@ -215,13 +216,13 @@ class ObjectStorage:
                 retry_config={"max_retries": 3, "retry_timeout": _SILENCE},
             )
         except (ValueError, obstore.exceptions.BaseError) as error:
-            raise SettingsError(f"{url} is no place for checkpoints: {error}") from None
+            raise SettingsError(f"{url} cannot store checkpoints: {error}") from None
         self._drafts: dict[str, Path] = {}
 
     def clear(self) -> None:
-        whole = set(self.names())
+        complete = set(self.names())
         names = {entry["path"].partition("/")[0] for entry in self._listed()}
-        for name in names - whole:
+        for name in names - complete:
             if step_of(name) >= 0:
                 self.drop(name)
 
@@ -229,14 +230,14 @@ class ObjectStorage:
         self._drafts[name] = Path(tempfile.mkdtemp(prefix="torchrelay-checkpoint-"))
         return self._drafts[name]
 
-    def keep(self, name: str, files: Iterable[CheckpointFile]) -> None:
+    def store(self, name: str, files: Iterable[CheckpointFile]) -> None:
         with self._errors(f"{name} could not be sent"):
             for file in files:
                 self._do.put(self._store, f"{name}/{file.name}", self._drafts[name] / file.name)
 
-    def publish(self, name: str, whole: CheckpointManifest) -> None:
+    def publish(self, name: str, manifest: CheckpointManifest) -> None:
         with self._errors(f"{name} could not be sent"):
-            self._do.put(self._store, f"{name}/{_WHOLE}", msgspec.json.encode(whole))
+            self._do.put(self._store, f"{name}/{_MANIFEST}", msgspec.json.encode(manifest))
 
     def abandon(self, name: str) -> None:
         self.done(name)
@@ -248,16 +249,16 @@ class ObjectStorage:
 
     def names(self) -> list[str]:
         paths = (entry["path"].partition("/") for entry in self._listed())
-        return _newest_first(name for name, _, rest in paths if rest == _WHOLE)
+        return _newest_first(name for name, _, rest in paths if rest == _MANIFEST)
 
-    def whole(self, name: str) -> CheckpointManifest:
+    def manifest(self, name: str) -> CheckpointManifest:
         with self._errors(f"the list of {name} could not be read"):
-            return _decode(name, bytes(self._do.get(self._store, f"{name}/{_WHOLE}").bytes()))
+            return _decode(name, bytes(self._do.get(self._store, f"{name}/{_MANIFEST}").bytes()))
 
     @contextlib.contextmanager
-    def opened(self, name: str, whole: CheckpointManifest) -> Iterator[Path]:
+    def opened(self, name: str, manifest: CheckpointManifest) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="torchrelay-checkpoint-") as folder:
-            for file in whole.files:
+            for file in manifest.files:
                 with self._errors(f"{name} could not be read"), (Path(folder) / file.name).open("wb") as out:
                     for chunk in self._do.get(self._store, f"{name}/{file.name}").stream():
                         out.write(chunk)
@@ -266,7 +267,7 @@ class ObjectStorage:
     def drop(self, name: str) -> None:
         with self._errors(f"{name} could not be deleted"):
             paths = [entry["path"] for entry in self._listed(f"{name}/")]
-            for path in sorted(paths, key=lambda path: not path.endswith(_WHOLE)):
+            for path in sorted(paths, key=lambda path: not path.endswith(_MANIFEST)):
                 self._do.delete(self._store, path)
 
     def _listed(self, prefix: str = "") -> list[Any]:

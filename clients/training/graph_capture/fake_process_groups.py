@@ -1,7 +1,7 @@
-"""A world of many ranks, of which only this process is there: what a script builds for N ranks, it builds here alone.
+"""Simulates a job of many ranks in one process, with PyTorch's fake process groups.
 
-Process groups are PyTorch's fake ones: shapes, meshes, buckets and shards are those of the real job, and so are the
-graphs; what other ranks would have sent is made up. Nothing here says whether numbers are right.
+Shapes, meshes, buckets and shards are those of the real job, and so are the graphs. Data from other ranks is invented,
+so numbers mean nothing here.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ def fake_process_groups(rank: int, world_size: int) -> Iterator[None]:
         yield
         return
     start, group, barrier = dist.init_process_group, dist.new_group, dist.monitored_barrier
-    told: dict[Any, str] = {}
+    backends: dict[Any, str] = {}
 
     def init_process_group(backend: Any = None, *_: Any, **given: Any) -> None:
         size, mine = given.get("world_size", -1), given.get("rank", -1)
         with ExitStack() as real:
-            real.enter_context(_in_place_of(init_process_group, start))
+            real.enter_context(_replaced(init_process_group, start))
             fake_process_group.init_fake_process_group(
                 rank if mine < 0 else mine, world_size if size < 0 else size
             )
-        told[None] = told[dist.group.WORLD] = _name(backend)
+        backends[None] = backends[dist.group.WORLD] = _name(backend)
 
     def new_group(ranks: Any = None, *_: Any, **given: Any) -> Any:
         kept = {name: given[name] for name in ("group_desc", "use_local_synchronization") if name in given}
         made = group(ranks, **kept)
-        told[made] = _name(given["backend"]) if given.get("backend") else told.get(None, "")
+        backends[made] = _name(given["backend"]) if given.get("backend") else backends.get(None, "")
         return made
 
     def get_backend(of: Any = None) -> str:
-        return told.get(of) or asked(of)
+        return backends.get(of) or asked(of)
 
     with ExitStack() as stack:
-        stack.enter_context(_in_place_of(start, init_process_group))
-        stack.enter_context(_in_place_of(group, new_group))
-        stack.enter_context(_in_place_of(barrier, lambda *_, **__: None))
+        stack.enter_context(_replaced(start, init_process_group))
+        stack.enter_context(_replaced(group, new_group))
+        stack.enter_context(_replaced(barrier, lambda *_, **__: None))
         asked = stack.enter_context(_seen_by_script(get_backend))
-        stack.enter_context(_lone_ddp())
+        stack.enter_context(_ddp_without_reduction())
         stack.enter_context(_no_rpc())
         try:
             yield
@@ -61,7 +61,7 @@ def fake_process_groups(rank: int, world_size: int) -> Iterator[None]:
 
 
 def _name(backend: Any) -> str:
-    """As `get_backend` tells it; '' of one that this torch has not."""
+    """As `get_backend` returns it; '' for one that this torch does not have."""
     name = dist.Backend.UNDEFINED if backend is None else dist.Backend(backend)
     known = name == dist.Backend.UNDEFINED or ":" in name or dist.is_backend_available(name)
     return name if known else ""
@@ -69,8 +69,8 @@ def _name(backend: Any) -> str:
 
 @contextmanager
 def _seen_by_script(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """In torch.distributed alone, for scripts that choose a device by it: what PyTorch's modules ask each other stays
-    true. What was there before is given."""
+    """Replace a function of torch.distributed for scripts that choose a device by it; PyTorch's own modules use the
+    original, which is yielded."""
     before = getattr(dist, function.__name__)
     setattr(dist, function.__name__, function)
     try:
@@ -80,8 +80,8 @@ def _seen_by_script(function: Callable[..., Any]) -> Iterator[Callable[..., Any]
 
 
 @contextmanager
-def _in_place_of(original: Callable[..., Any], replacement: Callable[..., Any]) -> Iterator[None]:
-    """Wherever torch.distributed's modules hold it: they import it from each other by name."""
+def _replaced(original: Callable[..., Any], replacement: Callable[..., Any]) -> Iterator[None]:
+    """Replace a function in all modules of torch.distributed: they import it from each other by name."""
     name = original.__name__
     modules = [
         module
@@ -98,15 +98,15 @@ def _in_place_of(original: Callable[..., Any], replacement: Callable[..., Any]) 
 
 
 @contextmanager
-def _lone_ddp() -> Iterator[None]:
-    """DDP's reducer wants a result of its all-reduce, which a fake group has not: gradients stay as they are. The
+def _ddp_without_reduction() -> Iterator[None]:
+    """DDP's reducer needs a result of its all-reduce, which a fake group does not have: gradients stay unchanged. The
     script's own hooks change no graph, and are not used."""
     ddp: Any = DistributedDataParallel
     before = ddp.__init__, ddp.register_comm_hook, ddp._register_builtin_comm_hook
 
     def init(self: Any, *args: Any, **given: Any) -> None:
         before[0](self, *args, **given)
-        before[1](self, None, _as_it_is)
+        before[1](self, None, _unreduced)
 
     ddp.__init__ = init
     ddp.register_comm_hook = ddp._register_builtin_comm_hook = lambda self, *_, **__: None
@@ -116,7 +116,7 @@ def _lone_ddp() -> Iterator[None]:
         ddp.__init__, ddp.register_comm_hook, ddp._register_builtin_comm_hook = before
 
 
-def _as_it_is(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations, and takes no texts
+def _unreduced(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations, and takes no texts
     done: Future[Any] = Future()
     done.set_result(bucket.buffer())
     return done
@@ -124,7 +124,7 @@ def _as_it_is(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annot
 
 @contextmanager
 def _no_rpc() -> Iterator[None]:
-    """RPC needs the others: better no capture than one that waits for them."""
+    """RPC needs the other ranks: refuse the capture instead of waiting for them."""
     try:
         from torch.distributed import rpc
     except ImportError:
@@ -132,7 +132,7 @@ def _no_rpc() -> Iterator[None]:
         return
 
     def init_rpc(*_: Any, **__: Any) -> None:
-        raise Unsupported("RPC cannot be pretended", hint="Set `capture: false`")
+        raise Unsupported("RPC cannot be simulated", hint="Set `capture: false`")
 
     before = rpc.init_rpc
     rpc.init_rpc = init_rpc

@@ -1,7 +1,7 @@
 """The capture run: `python -m torchrelay.clients.training.graph_capture.main OUTPUT [--function] TARGET [ARGUMENTS]`.
 
-A job's script in, run as rank 0 of a world whose other ranks are only pretended, up to its first optimizer step; the
-graphs that all ranks will ask for, out, as Captured in OUTPUT. The environment is that of rank 0. It trains nothing.
+Runs a job's script as rank 0 with fake process groups, up to its first optimizer step, and writes the graphs that all
+ranks will request to OUTPUT, as CapturedGraphs. The environment is that of rank 0. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _captured(target: Sequence[str]) -> CapturedGraphs:
     except SystemExit as error:
         ended = f"failed: it exited with {error.code}"
     except BaseException as error:
-        ended, log = f"failed: {_line(error)}", _told(error, run_script.user_traceback(error))
+        ended, log = f"failed: {_line(error)}", _trace_text(error, run_script.user_traceback(error))
         print(log, file=sys.stderr)
     return CapturedGraphs(
         bodies=list(recorder.found.values()),
@@ -73,12 +73,12 @@ def _line(error: BaseException) -> str:
     return text.splitlines()[0][:1000] if text.strip() else type(error).__name__
 
 
-def _told(error: BaseException, trace: TracebackType | None) -> str:
+def _trace_text(error: BaseException, trace: TracebackType | None) -> str:
     return "".join(traceback.format_exception(type(error), error, trace))
 
 
 if __name__ == "__main__":
-    # Not this module, which is __main__ until the script is. What the script left running ends with this process.
+    # Not this module, which is __main__ until the script is. Threads that the script left end with this process.
     import os
 
     from torchrelay.clients.training.graph_capture import main as _capture

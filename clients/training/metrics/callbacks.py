@@ -13,14 +13,14 @@ from ....compiler.api.training.events import CheckpointEvent, StepMetrics
 
 
 class Callback:
-    """Told what the job is told, in the rank that it was added to. Override what you want; an error in it is the
-    script's error."""
+    """Called with what is reported to the job, in the rank that it was added to. Override what you want; an error in
+    it is the script's error."""
 
     def on_metrics(self, metrics: StepMetrics) -> None:
         """After each `train.report`, and the step's own values now and then."""
 
     def on_checkpoint(self, checkpoint: CheckpointEvent) -> None:
-        """A checkpoint is whole, or has failed. In rank 0, from another thread than the script's."""
+        """A checkpoint is complete, or has failed. In rank 0, from another thread than the script's."""
 
     def on_end(self) -> None:
         """The script has ended."""
@@ -62,7 +62,7 @@ class TensorBoard(Callback):
             self._made.close()
 
     def _writer(self) -> Any:
-        """Made when there is something to write: who is told nothing leaves no empty file."""
+        """Made when there is something to write, so that no empty file is left."""
         with self._lock:
             self._made = self._made or self._make()
         return self._made

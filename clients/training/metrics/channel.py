@@ -1,8 +1,8 @@
-"""From a rank to the worker that started it: RankMessages in, lines of JSON on a file descriptor out.
+"""Sends a rank's messages to the worker that started it, as lines of JSON on a file descriptor.
 
-A thread writes, so that a reader who is slow does not hold training up: what it has not taken waits here, and of
-metrics past a limit the oldest are dropped, counted and told of. Without a descriptor nothing is kept and nothing is
-written. Nor in a forked child: the descriptor is its parent's.
+A thread writes, so that a slow reader does not delay training. Messages that are not written yet wait here; beyond a
+limit the oldest metrics are dropped, and a note reports how many. Without a descriptor nothing is stored or written,
+nor in a forked child: the descriptor belongs to its parent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WAITING = 10_000
 
 
 class RankChannel:
-    """Safe for threads. `descriptor` -1: nobody listens."""
+    """Safe for threads. `descriptor` -1: there is no reader."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -37,11 +37,11 @@ class RankChannel:
 
     @property
     def open(self) -> bool:
-        """Whether anybody listens to this process."""
+        """Whether this process has a reader."""
         return self._descriptor >= 0 and not self._closing and os.getpid() == self._owner
 
-    def tell(self, message: RankMessage) -> None:
-        """Returns at once; a reader that has gone away is no error."""
+    def send(self, message: RankMessage) -> None:
+        """Returns at once. A reader that is gone is no error."""
         if not self.open:
             return
         with self._changed:
@@ -58,7 +58,7 @@ class RankChannel:
             self._changed.notify_all()
 
     def close(self, seconds: float = 5.0) -> None:
-        """Write what waits, for so long at most; nothing can be told afterwards."""
+        """Write the waiting messages, for so long at most; nothing can be sent afterwards."""
         if not self.open:
             return
         with self._changed:
@@ -87,7 +87,7 @@ class RankChannel:
                 closing = self._closing
             if dropped:
                 batch.append(
-                    JobNote(level="warning", text=f"{dropped} metrics were told too fast and are lost")
+                    JobNote(level="warning", text=f"{dropped} metrics were reported too fast and are lost")
                 )
             if not self._write(b"".join(msgspec.json.encode(message) + b"\n" for message in batch)):
                 self._descriptor = -1
@@ -107,12 +107,12 @@ class RankChannel:
 
 @functools.cache
 def process_channel() -> RankChannel:
-    """This process' way to its worker. Programs that it starts do not inherit the descriptor."""
+    """The channel of this process to its worker. Programs that it starts do not inherit the descriptor."""
     descriptor = take_channel()
     if load_rank().capture or descriptor < 0:
         return RankChannel(-1)
     try:
         os.set_inheritable(descriptor, False)
-    except OSError:  # it was not handed on
+    except OSError:  # it was not inherited
         return RankChannel(-1)
     return RankChannel(descriptor)

@@ -1,4 +1,4 @@
-"""What a process waited for its data: every torch.utils.data.DataLoader's iterator in; seconds and samples out."""
+"""Measures how long a process waits for data, in the iterators of all its DataLoaders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LoaderWaits:
         self._samples += samples
 
     def taken(self) -> tuple[float, int] | None:
-        """(seconds, samples), and begin anew; None if no loader was ever asked."""
+        """(seconds, samples), and start again from 0; None if no loader was ever used."""
         if not self._seen:
             return None
         taken = self._seconds, self._samples
@@ -34,7 +34,7 @@ class LoaderWaits:
         return taken
 
     def watch_loaders(self) -> None:
-        """Time every DataLoader of this process from now on; asking twice is asking once."""
+        """Time every DataLoader of this process from now on. A second call has no effect."""
         if self.watching:
             return
         self.watching = True

@@ -1,4 +1,4 @@
-"""Optimizer steps of this process, seen from outside the script: PyTorch's own hooks in, a count and calls out.
+"""Counts the optimizer steps of this process with PyTorch's hooks, without help of the script.
 
 A step is one of the first optimizer that takes any: of two (a GAN's) or of hundreds (one for each parameter) the first
 stands for all, and of an optimizer inside another (ZeRO) the outer one.
@@ -39,11 +39,11 @@ class OptimizerSteps:
         return max(self.base + self.done - 1, 0)
 
     def start(self) -> None:
-        """Count from now on; asking twice is asking once."""
+        """Count from now on. A second call has no effect."""
         if self._started:
             return
         self._started = True
-        # Of a compiled step they are called all the same, and none of this is compiled.
+        # A compiled step calls them too, and they are not compiled.
         register_optimizer_step_pre_hook(torch.compiler.disable(self._before))  # type: ignore[no-untyped-call]
         register_optimizer_step_post_hook(torch.compiler.disable(self._after))  # type: ignore[no-untyped-call]
 
@@ -82,5 +82,5 @@ class OptimizerSteps:
 
 @functools.cache
 def process_steps() -> OptimizerSteps:
-    """This process' one count."""
+    """The count of this process."""
     return OptimizerSteps()

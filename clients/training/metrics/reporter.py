@@ -1,8 +1,8 @@
-"""What a rank tells of its steps: values of the script's own and the step's own in; Metrics to the job, callbacks out.
+"""Reports the metrics of a rank's steps to the job and to callbacks.
 
-`report` is the script's. The rest needs nothing of the script: after an optimizer's steps the rank tells how long they
-took, the learning rate, memory, and how long it waited for data; several times a second at most, then as the mean of
-the steps since.
+The script calls `report` with values of its own. Everything else is measured without the script: duration of optimizer
+steps, learning rate, memory, and how long the rank waited for data. These are reported twice a second at most, as the
+mean of the steps since the last report.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .loader_waits import LoaderWaits, process_loader_waits
 from .optimizer_steps import OptimizerSteps, process_steps
 
 _EVERY_SECONDS = 0.5
-"""Between two Metrics of the step's own."""
+"""Between two reports of what is measured without the script."""
 
 
 class MetricsReporter:
-    """One process' metrics. Costs nothing where nobody listens: no tensor is read."""
+    """The metrics of one process. Without a reader it costs nothing: no tensor is read."""
 
     def __init__(
         self, rank: RankEnvironment, channel: RankChannel, steps: OptimizerSteps, waits: LoaderWaits
@@ -41,87 +41,87 @@ class MetricsReporter:
         self._steps = steps
         self._waits = waits
         self._callbacks: list[Callback] = []
-        self._unreal: set[str] = set()
+        self._not_finite: set[str] = set()
         self._compiles = (0, 0, 0)
         self._first = True
         self._watching = False
         self._since = time.perf_counter()
-        self._told_steps = 0
-        self._untold: tuple[float, Any] | None = None
+        self._reported_steps = 0
+        self._unreported: tuple[float, Any] | None = None
         self._waited: tuple[float, int] | None = None
-        """Seconds and samples of the steps that are not told yet."""
+        """Seconds and samples of the steps that are not reported yet."""
 
-    # --- the script's own ----------------------------------------------------------------------------------
+    # --- called by the script ----------------------------------------------------------------------------------
 
     def report(self, step: int | None = None, **values: Any) -> None:
-        if not self._heard():
+        if not self._has_reader():
             return
-        self._tell(self._steps.latest if step is None else step, _numbers(values))
+        self._send(self._steps.latest if step is None else step, _numbers(values))
 
     def add_callback(self, callback: Callback) -> None:
         self._callbacks.append(callback)
         self.watch()
 
     def checkpoint(self, checkpoint: CheckpointEvent) -> None:
-        self._channel.tell(checkpoint)
+        self._channel.send(checkpoint)
         for callback in self._callbacks:
             callback.on_checkpoint(checkpoint)
 
     def note(self, level: Any, text: str) -> None:
-        self._channel.tell(JobNote(level=level, text=text[:4000], rank=self._rank.rank))
+        self._channel.send(JobNote(level=level, text=text[:4000], rank=self._rank.rank))
 
-    # --- the step's own ------------------------------------------------------------------------------------
+    # --- measured at each step ------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Tell of steps, if anybody listens; asking twice is asking once."""
-        if self._heard() and not self._watching:
+        """Report steps, if there is a reader. A second call has no effect."""
+        if self._has_reader() and not self._watching:
             self._watching = True
             self._waits.watch_loaders()
             self._steps.listen(self._stepped)
 
     def end(self) -> None:
-        """The script has ended: tell what there is left to tell."""
-        if self._untold is not None and self._heard():
-            self._tell_steps(*self._untold)
-        self._tell_compiles()
+        """The script has ended: report what is not reported yet."""
+        if self._unreported is not None and self._has_reader():
+            self._report_steps(*self._unreported)
+        self._report_compiles()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback.on_end()
 
-    def _heard(self) -> bool:
+    def _has_reader(self) -> bool:
         return not self._rank.capture and (self._channel.open or bool(self._callbacks))
 
     def _stepped(self, optimizer: Optimizer) -> None:
-        if not self._heard():
+        if not self._has_reader():
             return
         self._take_waits()
         first, self._first = self._first, False
         if first:
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.synchronize()
-            self._channel.tell(FirstStep(rank=self._rank.rank, at=time.time(), attempt=self._rank.attempt))
-            self._tell_compiles()
+            self._channel.send(FirstStep(rank=self._rank.rank, at=time.time(), attempt=self._rank.attempt))
+            self._report_compiles()
         now, rate = (
             time.perf_counter(),
             optimizer.param_groups[0].get("lr") if optimizer.param_groups else None,
         )
         if first:
-            self._since = now  # what was before it is the start, and compiles
+            self._since = now  # the time before is start-up and compiles
         if first or now - self._since >= _EVERY_SECONDS:
-            self._tell_steps(now, rate)
-            self._tell_compiles()
+            self._report_steps(now, rate)
+            self._report_compiles()
         else:
-            self._untold = now, rate
+            self._unreported = now, rate
 
     def _take_waits(self) -> None:
-        """At each step: a batch that is asked for after the last one is none's."""
+        """Called at each step: the wait for a batch after the last step belongs to no step."""
         taken, before = self._waits.taken(), self._waited or (0.0, 0)
         if taken is not None:
             self._waited = before[0] + taken[0], before[1] + taken[1]
 
-    def _tell_steps(self, now: float, rate: Any) -> None:
-        """Of the steps since it was last done, as their mean. now: when the last of them ended."""
-        steps = max(self._steps.done - self._told_steps, 1)
+    def _report_steps(self, now: float, rate: Any) -> None:
+        """The mean of the steps since the last call. now: the end of the last of them."""
+        steps = max(self._steps.done - self._reported_steps, 1)
         values = {"memory_bytes": float(_memory())}
         if now > self._since:
             values["step_seconds"] = (now - self._since) / steps
@@ -132,27 +132,27 @@ class MetricsReporter:
             if self._waited[1]:
                 values["samples"] = self._waited[1] / steps
             self._waited = 0.0, 0
-        self._tell(self._steps.latest, values)
-        self._since, self._told_steps, self._untold = now, self._steps.done, None
+        self._send(self._steps.latest, values)
+        self._since, self._reported_steps, self._unreported = now, self._steps.done, None
 
-    def _tell(self, step: int, values: Mapping[str, float]) -> None:
+    def _send(self, step: int, values: Mapping[str, float]) -> None:
         real = {name: value for name, value in values.items() if math.isfinite(value)}
-        for name in values.keys() - real.keys() - self._unreal:
-            self._unreal.add(name)
+        for name in values.keys() - real.keys() - self._not_finite:
+            self._not_finite.add(name)
             self.note("warning", f"{name} is {values[name]} at step {step}")
         metrics = StepMetrics(rank=self._rank.rank, step=step, at=time.time(), values=real)
-        self._channel.tell(metrics)
+        self._channel.send(metrics)
         for callback in self._callbacks:
             callback.on_metrics(metrics)
 
-    def _tell_compiles(self) -> None:
+    def _report_compiles(self) -> None:
         found = process_report().snapshot()
         hits = found.hits + found.disk_hits + found.shared
         counts = hits, found.misses + found.coalesced, sum(found.fallbacks.values())
         if counts == self._compiles:
             return
         self._compiles = counts
-        self._channel.tell(
+        self._channel.send(
             RankCompiles(
                 rank=self._rank.rank,
                 hits=counts[0],
@@ -166,13 +166,13 @@ class MetricsReporter:
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Plain numbers; tensors of one device are read together. Raises ValueError for a tensor of more than one
-    element, TypeError for what is no number."""
+    element, TypeError for a value that is no number."""
     numbers: dict[str, float] = {}
     tensors: dict[str, torch.Tensor] = {}
     for name, value in values.items():
         if isinstance(value, torch.Tensor):
-            whole: Callable[[], torch.Tensor] | None = getattr(value, "full_tensor", None)
-            tensor = whole() if whole is not None else value  # a DTensor
+            gather: Callable[[], torch.Tensor] | None = getattr(value, "full_tensor", None)
+            tensor = gather() if gather is not None else value  # a DTensor
             if tensor.numel() != 1:
                 raise ValueError(f"{name} has {tensor.numel()} elements; report one number, such as its mean")
             tensors[name] = tensor.detach().reshape(())
@@ -188,7 +188,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _memory() -> int:
-    """Bytes: the most that the GPU's allocator has held, or what this process has of the machine's memory now."""
+    """Bytes: the peak of the GPU's allocator, or the resident memory of this process now."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return int(torch.cuda.max_memory_allocated())
     try:
@@ -203,15 +203,15 @@ def process_reporter() -> MetricsReporter:
 
 
 def report(step: int | None = None, **values: Any) -> None:
-    """Tell the job numbers of a step: `train.report(step=step, loss=loss, tokens=batch.numel())`.
+    """Report numbers of a step to the job: `train.report(step=step, loss=loss, tokens=batch.numel())`.
 
-    Values are numbers or tensors of one element; those on a device are read in one go, and not at all where nobody
-    listens. Names with a meaning: loss, samples, tokens (of this step and this rank), gradient_norm. step: from 0; the
+    Values are numbers or tensors of one element; those on a device are read together, and not at all without a
+    reader. Names with a meaning: loss, samples, tokens (of this step and this rank), gradient_norm. step: from 0; the
     optimizer's last one if not given. Raises ValueError, TypeError for what is no number.
     """
     process_reporter().report(step, **values)
 
 
 def add_callback(callback: Callback) -> None:
-    """Have `callback` told in this process. Any rank may; most want `if rank == 0`."""
+    """Call `callback` in this process. Any rank may add one; most scripts do so `if rank == 0`."""
     process_reporter().add_callback(callback)

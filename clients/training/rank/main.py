@@ -1,8 +1,8 @@
 """One rank of a training job: `python -m torchrelay.clients.training.rank.main [--function] TARGET [ARGUMENTS]`.
 
-Runs a script as torchrun would, unchanged, and tells the job of its steps. What the job's spec asks is set first:
+Runs a script as torchrun would, unchanged, and reports its steps to the job. What the job's spec asks for is set first:
 precision, torchrelay as the back end of torch.compile, the profiler. Exit codes and tracebacks are Python's own; the
-code is STOPPED_CODE where the script ended because `train.should_stop()` told it to.
+code is STOPPED_CODE if the script ended because `train.should_stop()` returned true.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .. import precision
 from ..distributed.shutdown import destroy_process_groups
 from ..metrics.channel import process_channel
 from ..metrics.reporter import process_reporter
-from ..output_files import keep_output_files, uploader
+from ..output_files import upload_output_files, uploader
 from ..preemption import process_preemption
 from ..rank_environment import RankEnvironment, load_rank
 from . import compile_setup, run_script
@@ -34,8 +34,8 @@ _CLOCK_SECONDS = 0.1
 
 
 def preload() -> None:
-    """Import what the ranks of nearly every script import, in a process of which they are forked: no thread is started,
-    no GPU touched, and nothing read of a rank's own place."""
+    """Import what nearly every script imports, in the process that ranks are forked from: it starts no thread, uses no
+    GPU and reads nothing that belongs to one rank."""
     from ....compiler.torch_internals.loading import preload as loading_preload
 
     loading_preload.preload_training()
@@ -43,7 +43,7 @@ def preload() -> None:
 
 
 def fit() -> bool:
-    """In a fork made for this question: whether ranks may be forked of what `preload` has left."""
+    """Whether ranks may be forked after `preload`. Called in a fork of its own."""
     from ....compiler.torch_internals import devices
 
     return devices.cuda_can_start()
@@ -69,11 +69,11 @@ def main(arguments: Sequence[str]) -> int:
             type(error), error.with_traceback(run_script.user_traceback(error)), error.__traceback__
         )
         if isinstance(error, KeyboardInterrupt):  # Python ends itself by SIGINT then, as it does without us
-            sys.excepthook = lambda *told: None
+            sys.excepthook = lambda *error: None
             raise
     finally:
         _end(closers, well=well)
-    return STOPPED_CODE if well and process_preemption().told else code
+    return STOPPED_CODE if well and process_preemption().stopping else code
 
 
 def runner(arguments: list[str]) -> Callable[[], None]:
@@ -89,13 +89,13 @@ def runner(arguments: list[str]) -> Callable[[], None]:
 
 
 def _prepare(rank: RankEnvironment) -> list[Callable[[], None]]:
-    """What is to be closed when the script has ended."""
+    """What to close when the script has ended."""
     closers: list[Callable[[], None]] = []
     process_reporter().watch()
     if rank.spec is None:
         return closers
     if rank.job and rank.rank == 0:
-        closers.append(functools.partial(_keep_outputs, rank.job, Path.cwd(), time.time() - _CLOCK_SECONDS))
+        closers.append(functools.partial(_upload_outputs, rank.job, Path.cwd(), time.time() - _CLOCK_SECONDS))
     precision.set_precision(rank.spec.precision)
     if rank.spec.compile == "torchrelay":
         try:
@@ -110,20 +110,20 @@ def _prepare(rank: RankEnvironment) -> list[Callable[[], None]]:
             rank=rank.rank,
             world_size=rank.world_size,
             folder=None if rank.job else Path(profiler.FOLDER),
-            note=process_channel().tell,
-            keep=uploader(rank.job) if rank.job else None,
+            note=process_channel().send,
+            upload=uploader(rank.job) if rank.job else None,
         )
         if session is not None:
             closers.insert(0, session.close)
     return closers
 
 
-def _keep_outputs(job: str, folder: Path, since: float) -> None:
-    kept, left = keep_output_files(folder, since, uploader(job))
-    if kept:
-        process_reporter().note("info", kept)
-    if left:
-        process_reporter().note("warning", left)
+def _upload_outputs(job: str, folder: Path, since: float) -> None:
+    uploaded, skipped = upload_output_files(folder, since, uploader(job))
+    if uploaded:
+        process_reporter().note("info", uploaded)
+    if skipped:
+        process_reporter().note("warning", skipped)
 
 
 def _end(closers: Sequence[Callable[[], None]], *, well: bool) -> None:

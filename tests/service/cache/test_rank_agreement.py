@@ -49,7 +49,7 @@ def test_a_process_that_could_falls_back_for_the_reason_of_the_first_that_could_
 
 def test_without_the_gateway_each_decides_alone(gateway: Running, client: GatewayClient) -> None:
     gateway.stop()
-    with pytest.raises(JobUnreachable, match="did not keep"):
+    with pytest.raises(JobUnreachable, match="did not store"):
         GatewayAgreement(client, JOB).agree(KEY, 10, lambda: b"an artifact")
 
 

@@ -105,7 +105,7 @@ def test_where_torchrelay_is_not_the_back_end_only_what_names_it_is_captured(
     [
         ("fail", "failed: ValueError: boom"),
         ("leave", "failed: it exited with 3"),
-        ("rpc", "failed: RPC cannot be pretended. Set `capture: false`"),
+        ("rpc", "failed: RPC cannot be simulated. Set `capture: false`"),
         ("scaler", "at the first optimizer step"),
     ],
 )
