@@ -1,8 +1,8 @@
-"""Before stage 1: a Dynamo graph whose tensors are spread over ranks (DTensor) in; the same of plain tensors out.
+"""Before stage 1: replaces the DTensors among a graph's inputs and outputs by plain tensors.
 
-A DTensor that comes in is handed over as this rank's part of it, and made a DTensor inside the graph; one that goes out
-leaves as its part and is made a DTensor again here, over the real mesh. So what is sent, compiled and loaded has plain
-tensors at its edges, and what happens between ranks (compiler/graph/dtensor_calls.py) inside.
+An input that is a DTensor is passed as this rank's local tensor and made a DTensor inside the graph. An output leaves
+the graph as the local tensor and is made a DTensor again here, over the real mesh. So the graph that is sent, compiled
+and loaded has plain inputs and outputs, and the communication of ranks (compiler/graph/dtensor_calls.py) inside.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CALLS = {
 
 
 class DTensorLayout(Struct, frozen=True):
-    """What a DTensor is besides this rank's part."""
+    """All of a DTensor but this rank's local tensor."""
 
     mesh: Any
     placements: tuple[Any, ...]
@@ -45,8 +45,8 @@ class DTensorLayout(Struct, frozen=True):
 
 
 class LocalGraph(Struct, frozen=True):
-    """gm, inputs: of plain tensors. groups: what generated code calls a process group, and its name here. even: every
-    rank's parts are alike in size, so that a graph of another rank differs in its place alone."""
+    """gm, inputs: of plain tensors. groups: what generated code calls a process group, and its name here. even: all
+    ranks' local tensors have the same sizes, so that the graphs of ranks differ in the coordinate alone."""
 
     gm: torch.fx.GraphModule
     inputs: list[Any]
@@ -69,18 +69,18 @@ class LocalGraph(Struct, frozen=True):
             found = compiled(*self.plain(args))
             if not self.outputs:
                 return found
-            wholes = self.outputs
+            layouts = self.outputs
             return type(found)(
-                wholes[position].of(value) if position in wholes else value
+                layouts[position].of(value) if position in layouts else value
                 for position, value in enumerate(found)
             )
 
         return call
 
     def plain(self, values: Sequence[Any]) -> list[Any]:
-        """What the plain graph takes, of what the original takes."""
-        whole = [value for position, value in enumerate(values) if position in self.parts]
-        parts = iter(dtensor.local_shards(whole))
+        """The inputs of the plain graph, from those of the original."""
+        sharded = [value for position, value in enumerate(values) if position in self.parts]
+        parts = iter(dtensor.local_shards(sharded))
         return [
             next(parts) if position in self.parts else value
             for position, value in enumerate(values)
@@ -89,7 +89,7 @@ class LocalGraph(Struct, frozen=True):
 
 
 def to_local_tensors(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> LocalGraph:
-    """`gm` itself stays as it is. Raises Unsupported for what cannot be said of a DTensor on the wire."""
+    """`gm` itself is not changed. Raises Unsupported for a DTensor that a request cannot describe."""
     if "torch.distributed.tensor" not in sys.modules:
         return LocalGraph(gm, list(example_inputs))
     from torch.distributed.tensor import DTensor
@@ -101,11 +101,11 @@ def to_local_tensors(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) ->
     edges = any(isinstance(value, DTensor) or dtensor.device_mesh_of(value) is not None for value in examples)
     if not edges and not _has_dtensors(gm):
         return LocalGraph(gm, list(example_inputs))
-    return _LocalGraphBuilder(gm, examples).spread(example_inputs)
+    return _LocalGraphBuilder(gm, examples).build(example_inputs)
 
 
 class _LocalGraphBuilder:
-    """One graph's way, with the graphs inside it: what they share (meshes met, evenness) is kept here."""
+    """Rewrites one graph and the graphs inside it; has what they share (meshes, evenness)."""
 
     def __init__(self, gm: torch.fx.GraphModule, examples: Sequence[Any]) -> None:
         self._gm = gm
@@ -114,7 +114,7 @@ class _LocalGraphBuilder:
         self._meshes: list[Any] = []
         self._even = True
 
-    def spread(self, inputs: Sequence[Any]) -> LocalGraph:
+    def build(self, inputs: Sequence[Any]) -> LocalGraph:
         from torch.distributed.tensor import DTensor
 
         placeholders = [node for node in self._graph.nodes if node.op == "placeholder"]
@@ -122,8 +122,8 @@ class _LocalGraphBuilder:
         given = {position: mesh for position, mesh in enumerate(found) if mesh is not None}
         parts = {i for i, value in enumerate(self._examples) if isinstance(value, DTensor)}
         for position in sorted(parts):
-            self._come_in(placeholders[position], self._examples[position], placeholders[-1])
-        outputs = self._go_out()
+            self._rewrite_input(placeholders[position], self._examples[position], placeholders[-1])
+        outputs = self._rewrite_outputs()
         rewritten = self._rewritten(
             self._gm, self._graph, {placeholders[position]: mesh for position, mesh in given.items()}
         )
@@ -152,7 +152,7 @@ class _LocalGraphBuilder:
     ) -> torch.fx.GraphModule:
         """`graph`, a copy of `gm`'s, with DTensor's methods as calls that can be sent, and without its placeholders
         that are meshes (`given`)."""
-        held = {
+        attributes = {
             str(node.target): functools.reduce(getattr, str(node.target).split("."), gm)
             for node in graph.nodes
             if node.op == "get_attr"
@@ -160,10 +160,10 @@ class _LocalGraphBuilder:
         for node in list(graph.nodes):
             for position, body in enumerate(node.args):
                 if isinstance(body, torch.fx.Node) and isinstance(
-                    inside := held.get(str(body.target)) if body.op == "get_attr" else None,
+                    inside := attributes.get(str(body.target)) if body.op == "get_attr" else None,
                     torch.fx.GraphModule,
                 ):
-                    self._inside(node, position, inside, held, given)
+                    self._inside(node, position, inside, attributes, given)
         for node in list(graph.nodes):
             if not isinstance(node.target, dtensor_calls.DTensorCall):
                 self._convert(graph, node, given)
@@ -171,7 +171,7 @@ class _LocalGraphBuilder:
             if node.users:
                 raise Unsupported("a mesh that is something else than DTensor's argument")
             graph.erase_node(node)
-        made = torch.fx.GraphModule(held, graph)
+        made = torch.fx.GraphModule(attributes, graph)
         made.meta.update(gm.meta)
         return made
 
@@ -180,7 +180,7 @@ class _LocalGraphBuilder:
         node: torch.fx.Node,
         position: int,
         inside: torch.fx.GraphModule,
-        held: dict[str, Any],
+        attributes: dict[str, Any],
         given: Mapping[torch.fx.Node, Any],
     ) -> None:
         """The graph that a higher-order operator takes, and after it that graph's arguments (activation checkpointing
@@ -197,16 +197,16 @@ class _LocalGraphBuilder:
             for placeholder, argument in zip(placeholders, arguments, strict=True)
             if isinstance(argument, torch.fx.Node) and argument in given
         }
-        held[str(body.target)] = self._rewritten(inside, graph, meshes)
-        kept = [
+        attributes[str(body.target)] = self._rewritten(inside, graph, meshes)
+        remaining = [
             argument
             for argument in arguments
             if not isinstance(argument, torch.fx.Node) or argument not in given
         ]
-        node.args = (*node.args[: position + 1], *kept)
+        node.args = (*node.args[: position + 1], *remaining)
 
-    def _come_in(self, node: torch.fx.Node, value: Any, last: torch.fx.Node) -> None:
-        whole = self._whole(value)
+    def _rewrite_input(self, node: torch.fx.Node, value: Any, last: torch.fx.Node) -> None:
+        layout = self._layout(value)
         self._even = self._even and _evenly_sharded(value)
         part = dtensor.local_shard(value).detach().requires_grad_(value.requires_grad)
         node.meta["example_value"] = part
@@ -215,16 +215,16 @@ class _LocalGraphBuilder:
                 _CALLS["from_local"],
                 (
                     node,
-                    self._number(whole.mesh),
-                    dtensor_calls.placements_text(whole.placements),
-                    tuple(whole.shape),
-                    whole.stride,
+                    self._number(layout.mesh),
+                    dtensor_calls.placements_text(layout.placements),
+                    tuple(layout.shape),
+                    layout.stride,
                 ),
             )
         made.meta["example_value"] = value
         node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
 
-    def _go_out(self) -> dict[int, DTensorLayout]:
+    def _rewrite_outputs(self) -> dict[int, DTensorLayout]:
         from torch.distributed.tensor import DTensor
 
         end = next(iter(reversed(self._graph.nodes)))
@@ -233,15 +233,15 @@ class _LocalGraphBuilder:
         for position, node in enumerate(values):
             value = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
             if isinstance(value, DTensor):
-                found[position] = self._whole(value)
+                found[position] = self._layout(value)
                 with self._graph.inserting_before(end):
                     values[position] = self._graph.call_function(_CALLS["to_local"], (node, None))
         if found:
             end.args = (type(end.args[0])(values),)
         return found
 
-    def _whole(self, value: Any) -> DTensorLayout:
-        """Of a DTensor at an edge, whose sizes must be numbers."""
+    def _layout(self, value: Any) -> DTensorLayout:
+        """The layout of a DTensor that is an input or output; its sizes must be numbers."""
         if any(placement.is_partial() for placement in value.placements):
             raise Unsupported("a DTensor that is still to be reduced comes into the graph, or leaves it")
         if not all(isinstance(size, int) for size in (*value.shape, *value.stride())):
@@ -263,8 +263,8 @@ class _LocalGraphBuilder:
         made: tuple[Any, ...]
         match name:
             case "from_local":
-                whole = _arguments(("part", "device_mesh", "placements"), args, given)
-                mesh = given_meshes.get(whole["device_mesh"], whole["device_mesh"])
+                bound = _arguments(("part", "device_mesh", "placements"), args, given)
+                mesh = given_meshes.get(bound["device_mesh"], bound["device_mesh"])
                 if (
                     mesh is None
                     or given.pop("run_check", False)
@@ -275,28 +275,28 @@ class _LocalGraphBuilder:
                     )
                 shape, stride = given.pop("shape", None), given.pop("stride", None)
                 made = (
-                    whole["part"],
+                    bound["part"],
                     self._number(mesh),
-                    dtensor_calls.placements_text(whole["placements"] or value.placements),  # type: ignore[union-attr]
+                    dtensor_calls.placements_text(bound["placements"] or value.placements),  # type: ignore[union-attr]
                     None if shape is None else tuple(shape),
                     None if stride is None else tuple(stride),
                 )
             case "redistribute":
-                whole = _arguments(("tensor", "device_mesh", "placements"), args, given)
-                mesh = given_meshes.get(whole["device_mesh"], whole["device_mesh"])
+                bound = _arguments(("tensor", "device_mesh", "placements"), args, given)
+                mesh = given_meshes.get(bound["device_mesh"], bound["device_mesh"])
                 if mesh is not None and mesh != value.device_mesh:  # type: ignore[union-attr]
                     raise Unsupported("DTensor.redistribute to another mesh")
                 made = (
-                    whole["tensor"],
-                    dtensor_calls.placements_text(whole["placements"]),
+                    bound["tensor"],
+                    dtensor_calls.placements_text(bound["placements"]),
                     bool(given.pop("async_op", False)),
                     given.pop("forward_dtype", None),
                     given.pop("backward_dtype", None),
                 )
             case _:
-                whole = _arguments(("tensor",), args, given)
+                bound = _arguments(("tensor",), args, given)
                 lies = given.pop("grad_placements", None)
-                made = (whole["tensor"], None if lies is None else dtensor_calls.placements_text(lies))
+                made = (bound["tensor"], None if lies is None else dtensor_calls.placements_text(lies))
         if given:
             raise Unsupported(f"DTensor.{name} with {', '.join(given)}")
         with graph.inserting_before(node):

@@ -1,7 +1,7 @@
-"""A trained model in; files that run without Python out: AOTInductor packages, TorchScript, each checked beside eager.
+"""Exports a trained model to files that run without Python (AOTInductor, TorchScript), each checked against eager.
 
-Run where it is compiled: on a worker by export_rank.py, or in the user's process (`torchrelay export --local`). Beside
-the files lie `export.json` (export_records.Exported) and `example.pt`: {"inputs": [...], "outputs": [...]} of eager, as
+It runs on a worker (rank_main.py) or in the user's process (`torchrelay export --local`). The files `export.json`
+(options.ExportManifest) and `example.pt` are written too: {"inputs": [...], "outputs": [...]} of eager, as
 C++ reads it with torch::pickle_load.
 """
 
@@ -59,19 +59,19 @@ class _Model(Struct, frozen=True):
 def export(options: ExportOptions, folder: Path, *, say: Say) -> ExportManifest:
     """Into `folder`, which is there: all files, or none. Raises ExportFailed; what the submitter's function raises."""
     with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as draft:
-        told = _export(options, Path(draft), say)
+        manifest = _export(options, Path(draft), say)
         for path in sorted(
             Path(draft).iterdir(), key=lambda path: path.name == META_FILE
         ):  # the list comes last
             path.replace(folder / path.name)
-    return told
+    return manifest
 
 
 def _export(options: ExportOptions, folder: Path, say: Say) -> ExportManifest:
     model, weights = _made(options, say)
     made: list[ExportedFile] = []
     left_out: list[str] = []
-    told: ExportManifest | None = None
+    manifest: ExportManifest | None = None
     for kind in ("cpu", "cuda"):
         targets = [name for name in dict.fromkeys(options.targets) if (name == "cuda") == (kind == "cuda")]
         if not targets:
@@ -79,10 +79,10 @@ def _export(options: ExportOptions, folder: Path, say: Say) -> ExportManifest:
         here = _on(model, kind)
         program, names = _program(here, options.dynamic)
         shapes = shapes_of(program)
-        if told is None:
+        if manifest is None:
             inputs, outputs = tensors_of(program, shapes, names)
             sizes = {names.get(symbol, str(symbol)): bounds for symbol, bounds in shapes.ranges.items()}
-            told = ExportManifest(
+            manifest = ExportManifest(
                 name=options.name,
                 function=options.function,
                 weights=weights,
@@ -111,11 +111,11 @@ def _export(options: ExportOptions, folder: Path, say: Say) -> ExportManifest:
                     raise
                 left_out.append(f"TorchScript for {kind}: {error.message}")
                 say(f"left out: {left_out[-1]}")
-    if told is None:
+    if manifest is None:
         raise ExportFailed("no target was asked for", hint=f"Targets are {', '.join(TARGETS)}")
-    told = msgspec.structs.replace(told, files=made, left_out=left_out)
-    (folder / META_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(told)) + b"\n")
-    return told
+    manifest = msgspec.structs.replace(manifest, files=made, left_out=left_out)
+    (folder / META_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+    return manifest
 
 
 def _line(made: ExportedFile) -> str:

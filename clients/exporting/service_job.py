@@ -1,4 +1,4 @@
-"""A model exported by the service: options and a working directory in; the files, fetched and checked, out."""
+"""Exports a model with a job of the service: starts the job, follows it, fetches and checks its files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def begin(
     requirements: Sequence[str],
 ) -> TrainJob:
     """A job of one rank, on a node with the target's device. `options.checkpoint` may be the name or id of a training
-    job. Raises as Trains.begin."""
+    job. Raises as TrainingJobsClient.begin."""
     options = msgspec.structs.replace(options, checkpoint=_checkpoint(trains, options.checkpoint, directory))
     spec = TrainSpec(
         name=f"export {options.function}"[:200],
@@ -46,8 +46,8 @@ def begin(
 def fetch(trains: TrainingJobsClient, job: str, folder: Path) -> ExportManifest:
     """The files of a job that is done, into `folder`; export.json last. Raises ExportFailed for what came damaged."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = decoding.from_json(trains.file(job, META_FILE), type=ExportManifest)
-    known = {file.name: file.digest for file in told.files}
+    manifest = decoding.from_json(trains.file(job, META_FILE), type=ExportManifest)
+    known = {file.name: file.digest for file in manifest.files}
     for file in sorted(trains.files(job), key=lambda file: file.name == META_FILE):
         data = trains.file(job, file.name)
         digest = hashlib.sha256(data).hexdigest()
@@ -56,13 +56,13 @@ def fetch(trains: TrainingJobsClient, job: str, folder: Path) -> ExportManifest:
                 f"{file.name} came with another digest than it was made with", hint="Try again"
             )
         write_atomically(folder / file.name, data, mode=0o644)
-    return told
+    return manifest
 
 
 def follow(trains: TrainingJobsClient, job: TrainJob, say: Callable[[str], None]) -> TrainJob:
-    """To its end, telling what the rank writes."""
-    for news in trains.follow(job.id, on_trouble=lambda error: say(f"{error.message}; waiting")):
-        for line in getattr(news.event, "lines", []):
+    """Follow the job to its end; `say` gets the lines that the rank writes."""
+    for numbered in trains.follow(job.id, on_trouble=lambda error: say(f"{error.message}; waiting")):
+        for line in getattr(numbered.event, "lines", []):
             say(line)
     return trains.job(job.id)
 

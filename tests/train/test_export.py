@@ -182,8 +182,8 @@ def test_what_no_checkpoint_can_be_is_refused(tmp_path: Path) -> None:
     reasons = {
         "class.pt": "more than tensors",
         "part.pt": "of another model",
-        "empty": "no whole checkpoint",
-        "absent": "no whole checkpoint",
+        "empty": "no complete checkpoint",
+        "absent": "no complete checkpoint",
     }
     for name, reason in reasons.items():
         with pytest.raises(ExportFailed, match=reason):

@@ -1,4 +1,4 @@
-"""`torchrelay tune job.yaml` and what follows it: batch jobs begun, listed, shown, followed, cancelled and resumed."""
+"""`torchrelay tune job.yaml` and the other commands for batch jobs: list, show, follow, cancel and resume them."""
 
 from __future__ import annotations
 
@@ -131,9 +131,9 @@ def resume(
 
 
 class _Shown(Protocol):
-    """How a job's way is shown."""
+    """Shows the progress of a job."""
 
-    def item(self, item: TuneProgress, *, told: bool) -> None: ...
+    def item(self, item: TuneProgress, *, silent: bool) -> None: ...
     def say(self, text: str) -> None: ...
 
 
@@ -147,7 +147,7 @@ def _follow(
 ) -> None:
     """Show the job until its end. Exits with 1 if an item of its file failed or it was cancelled, 130 after Ctrl-C.
 
-    had: how far its items were before it was resumed, which has been told."""
+    had: the progress of its items before it was resumed, which is not printed again."""
     bar = not (json or plain) and sys.stderr.isatty()
     if not json:
         print(f"job {job.id}: {sum(job.items.values())} items", file=sys.stderr)
@@ -157,7 +157,7 @@ def _follow(
                 job.id, on_trouble=lambda error: shown.say(f"{error.message}; waiting")
             ):
                 if isinstance(event, TuneProgress):
-                    shown.item(event, told=event in had)
+                    shown.item(event, silent=event in had)
                 elif isinstance(event, TuningJobStateChange) and event.state == "cancelled" and not had:
                     shown.say("cancelled")
     except KeyboardInterrupt:
@@ -184,8 +184,8 @@ def _follow(
 @contextmanager
 def _lines(*, quiet: bool) -> Iterator[_Shown]:
     class Lines:
-        def item(self, item: TuneProgress, *, told: bool) -> None:
-            if not (quiet or told) and item.state in ENDED:
+        def item(self, item: TuneProgress, *, silent: bool) -> None:
+            if not (quiet or silent) and item.state in ENDED:
                 print(_line(item), flush=True)
 
         def say(self, text: str) -> None:
@@ -196,7 +196,7 @@ def _lines(*, quiet: bool) -> Iterator[_Shown]:
 
 @contextmanager
 def _bar(job: TuneJob) -> Iterator[_Shown]:
-    """A bar, what is searched now, and a line above it for each item that has ended."""
+    """A bar with the current item, and a line above it for each item that has ended."""
     console = Console(stderr=True)
     progress = Progress(
         TextColumn("{task.fields[label]}"),
@@ -212,10 +212,10 @@ def _bar(job: TuneJob) -> Iterator[_Shown]:
     searching: dict[int, str] = {}
 
     class Bar:
-        def item(self, item: TuneProgress, *, told: bool) -> None:
+        def item(self, item: TuneProgress, *, silent: bool) -> None:
             if item.state in ENDED:
                 searching.pop(item.item, None)
-                if item.item not in ended and not told:
+                if item.item not in ended and not silent:
                     progress.console.print(Text(_line(item)), soft_wrap=True)
                 ended.add(item.item)
             else:
@@ -280,7 +280,7 @@ class TuneGroup(typer.core.TyperGroup):
 
 
 def add_to(app: typer.Typer) -> None:
-    """The commands, beside those for lock files."""
+    """Add the commands to those for lock files."""
     app.command("run")(run)
     app.command("ls")(list_jobs)
     app.command("show")(show)
