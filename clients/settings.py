@@ -282,8 +282,6 @@ def _converted(type: Any, allowed: str) -> Callable[[Any], Any]:
 
 _seconds = _converted(Annotated[float, Meta(gt=0, le=sys.float_info.max)], "a number of seconds above 0")
 _bytes = _converted(Annotated[int, Meta(ge=0)], "a whole number of bytes, 0 or more")
-
-
 _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "url": _url,
     "token": _token,

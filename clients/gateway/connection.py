@@ -43,27 +43,15 @@ from .deadline import Deadline
 
 JSON_BYTES = 16 << 20
 """The most that an answer which is no artifact may hold."""
-
-
 _TRIES = 3
 """Of a request that the service answers with Overloaded or Unavailable."""
-
-
 _BLACKHOLE_SECONDS = 15.0
 """After a connect that timed out, further calls fail at once for this long: a model of twenty graphs must not
 wait twenty connect timeouts."""
-
-
 _STALE = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError, httpx2.CloseError)
 """What a kept-alive connection raises when the server closed it between two requests."""
-
-
 _SERIAL_DIGITS = 15
-
-
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-
-
 _BY_STATUS: Mapping[int, type[RelayError]] = {
     401: Unauthenticated,
     403: Forbidden,
@@ -74,8 +62,6 @@ _BY_STATUS: Mapping[int, type[RelayError]] = {
     503: Unavailable,
     504: Unavailable,
 }
-
-
 T = TypeVar("T")
 
 

@@ -27,14 +27,8 @@ from .server_sent_events import ServerSentEvent
 
 FILE_BYTES = 8 << 30
 """Of a file of a job, the most that is fetched."""
-
-
 _FILE_SECONDS = 3600.0
-
-
 _PAGE = 1000
-
-
 _PAGE_BYTES = 256 << 20
 
 

@@ -21,42 +21,18 @@ from ...compiler.tuning.records import WRITTEN, Operand, contiguous
 
 Lines = Mapping[tuple[str | int, ...], int]
 """The line of each part of an entry, by its path: () is the entry, ("arguments", "x_ptr") that value."""
-
-
 Space = Literal["default", "exhaustive"]
-
-
 MAX_ITEMS = 1000
 """Of one entry."""
-
-
 SETTINGS = ("num_warps", "num_stages")
-
-
 _KEYS = frozenset({"kernel", "sizes", "arguments", "grid", "tune", "space", *SETTINGS})
-
-
 _MODULE = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
-
-
 _TENSOR = re.compile(r"([a-z][a-z0-9_]*)\[([^\[\]]*)\](?::(.+))?", re.ASCII)
-
-
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-
-
 _QUOTED = re.compile(r"(['\"])(.*)\1", re.DOTALL)
-
-
 _POWER = re.compile(r"next_power_of_2\((.*)\)")
-
-
 _SPELLED = {"cdiv": "CeilDiv", "min": "Min", "max": "Max"}
-
-
 _NUMBERS = range(1 << 40)
-
-
 Number = int | float
 
 
@@ -363,8 +339,6 @@ def _respelled(text: str) -> str:
 
 
 _WARPS: Mapping[Space, tuple[int, ...]] = {"default": (2, 4, 8), "exhaustive": (1, 2, 4, 8, 16)}
-
-
 _STAGES: Mapping[Space, tuple[int, ...]] = {"default": (2, 3), "exhaustive": (1, 2, 3, 4, 5)}
 
 

@@ -11,8 +11,6 @@ from ...compiler.api.training.jobs import Precision
 from .rank_environment import load_rank
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
 _PRODUCTS = {"fp32": "highest", "tf32": "high"}
 
 
