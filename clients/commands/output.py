@@ -1,10 +1,11 @@
-"""How commands show what the service answered: tables for people, JSON for programs, times and sizes in words."""
+"""How commands show answers of the service: tables for people, JSON for programs, times and sizes in words."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -14,13 +15,29 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...compiler.errors import SettingsError
+from ...compiler.errors import RelayError, SettingsError
 
 Namespace = Annotated[
     str, typer.Option("--namespace", help="Whose; default: the token's own, and for the owner's `default`.")
 ]
 _WIDE = 10_000
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
+
+
+@contextmanager
+def job_goes_on(command: str, job: str) -> Iterator[None]:
+    """While a job is followed: Ctrl-C and errors end the following alone, and the user sees how to resume or end it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(
+            f"\nthe job goes on: `torchrelay {command} logs -f {job}`, `torchrelay {command} cancel {job}`",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+    except RelayError:
+        print(f"the job goes on: `torchrelay {command} logs -f {job}`", file=sys.stderr)
+        raise
 
 
 def print_json(value: object) -> None:

@@ -1,4 +1,4 @@
-"""`torchrelay train job.yaml` and `torchrelay train script.py -- ARGUMENTS`: a job begun, and watched to its end."""
+"""`torchrelay train job.yaml` and `torchrelay train script.py -- ARGUMENTS`: start a job and watch it to its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ....compiler.api.training.events import TrainEvent
 from ....compiler.api.training.jobs import TRAIN_ENDED, TrainJob
-from ....compiler.errors import RelayError, SettingsError
+from ....compiler.errors import SettingsError
 from ...gateway.training_jobs import TrainingJobsClient
 from ...jobfiles import train_file
 from ...settings import load_settings
@@ -130,11 +130,11 @@ def _job(
         options["function"], name = target, target.partition(":")[0]
         where = directory or Path()
     else:
-        name, whole = path.stem, path.parent.resolve() / path.name
-        where = directory or (Path() if whole.is_relative_to(Path.cwd().resolve()) else path.parent)
-        if not whole.is_relative_to(where.resolve()):
+        name, script = path.stem, path.parent.resolve() / path.name
+        where = directory or (Path() if script.is_relative_to(Path.cwd().resolve()) else path.parent)
+        if not script.is_relative_to(where.resolve()):
             raise SettingsError(f"{path} is not in {where}", hint="Name a --directory with the script in it")
-        options["script"] = whole.relative_to(where.resolve()).as_posix()
+        options["script"] = script.relative_to(where.resolve()).as_posix()
     return train_file.of_options({**options, "directory": str(where)}, name=options.get("name", name)), Path()
 
 
@@ -168,7 +168,7 @@ def _profile(steps: str | None, ranks: str | None, *, nvtx: bool) -> dict[str, A
 
 
 def _plain(text: str | None) -> int | str | None:
-    """As YAML takes it."""
+    """As YAML reads it."""
     return int(text) if text is not None and text.isascii() and text.isdecimal() else text
 
 
@@ -176,7 +176,7 @@ def _plain(text: str | None) -> int | str | None:
 
 
 class _Shown(Protocol):
-    """How a job's way is shown."""
+    """Shows the progress of a job."""
 
     def event(self, event: TrainEvent) -> None: ...
     def say(self, text: str) -> None: ...
@@ -188,21 +188,11 @@ def watch(trains: TrainingJobsClient, job: TrainJob, *, after: int = 0, json: bo
         ranks = f"{job.spec.workers} rank{'s' * (job.spec.workers != 1)}"
         print(f"job {job.id}: {output.shown(job.spec.name)}, {ranks}", file=sys.stderr)
     live = not json and sys.stderr.isatty()
-    try:
-        with _live(job) if live else _lines(job, quiet=json) as shown:
-            for news in trains.follow(
-                job.id, after=after, on_trouble=lambda error: shown.say(f"{error.message}; waiting")
-            ):
-                shown.event(news.event)
-    except KeyboardInterrupt:
-        print(
-            f"\nthe job goes on: `torchrelay train logs -f {job.id}`, `torchrelay train cancel {job.id}`",
-            file=sys.stderr,
-        )
-        raise typer.Exit(130) from None
-    except RelayError:
-        print(f"the job goes on: `torchrelay train logs -f {job.id}`", file=sys.stderr)
-        raise
+    with output.job_goes_on("train", job.id), _live(job) if live else _lines(job, quiet=json) as shown:
+        for numbered in trains.follow(
+            job.id, after=after, on_trouble=lambda error: shown.say(f"{error.message}; waiting")
+        ):
+            shown.event(numbered.event)
     ended = trains.job(job.id)
     if json:
         output.print_json(ended)
@@ -230,7 +220,7 @@ def _lines(job: TrainJob, *, quiet: bool) -> Iterator[_Shown]:
 
 @contextmanager
 def _live(job: TrainJob) -> Iterator[_Shown]:
-    """How the job is, in the last line; above it what happened and what rank 0 wrote."""
+    """The state of the job in the last line; above it its events and the output of rank 0."""
     console = Console(stderr=True)
     view = ProgressDisplay(state=job.state)
 

@@ -82,7 +82,7 @@ def logs(
 
     with _trains(namespace) as trains:
         found = _with_rank(trains.find(job), rank)
-        _told(
+        _print_events(
             trains,
             found,
             lambda after: trains.logs(found.id, rank=rank, after=after),
@@ -99,7 +99,7 @@ def metrics(
     rank: Annotated[int, typer.Option(min=-1, help="Only this rank's; default: all.")] = -1,
     namespace: Namespace = "",
 ) -> None:
-    """Print what a training job's ranks told of each step; its exit status with -f is the job's."""
+    """Print what a training job's ranks reported of each step; its exit status with -f is the job's."""
 
     def print_one(event: StepMetrics) -> None:
         if rank in (-1, event.rank):
@@ -107,11 +107,13 @@ def metrics(
 
     with _trains(namespace) as trains:
         found = _with_rank(trains.find(job), rank)
-        _told(trains, found, lambda after: trains.metrics(found.id, after=after), print_one, follow=follow)
+        _print_events(
+            trains, found, lambda after: trains.metrics(found.id, after=after), print_one, follow=follow
+        )
 
 
 def _with_rank(job: TrainJob, rank: int) -> TrainJob:
-    """Raises SettingsError where the job never has such a rank: its silence would say that there was nothing."""
+    """Raises SettingsError if the job never has such a rank: no output would look as if the rank had none."""
     if rank >= job.spec.workers:
         raise SettingsError(
             f"training job {job.id} has no rank {rank}", hint=f"Its ranks are 0 to {job.spec.workers - 1}"
@@ -136,15 +138,14 @@ def resume(
     """Go on with a training job that failed or was cancelled, from its last checkpoint."""
     with _trains(namespace) as trains:
         found = trains.find(job)
-        ended = found.state in TRAIN_ENDED  # what it told before is not shown again
-        heard = (
-            max((news.number for news in trains.follow(found.id)), default=0) if ended and not detach else 0
-        )
+        after = 0
+        if found.state in TRAIN_ENDED and not detach:  # earlier events are not shown again
+            after = max((numbered.number for numbered in trains.follow(found.id)), default=0)
         resumed = trains.resume(found.id)
         if detach:
             print(f"{resumed.id} is {resumed.state}")
             return
-        run.watch(trains, resumed, after=heard)
+        run.watch(trains, resumed, after=after)
 
 
 @app.command()
@@ -188,7 +189,7 @@ def _trains(namespace: str) -> TrainingJobsClient:
     return TrainingJobsClient(load_settings(), namespace=output.checked_namespace(namespace))
 
 
-def _told(
+def _print_events(
     trains: TrainingJobsClient,
     job: TrainJob,
     page: Callable[[int], Iterator[tuple[int, T]]],
@@ -196,7 +197,7 @@ def _told(
     *,
     follow: bool,
 ) -> None:
-    """Print what there is; with `follow`, until the job's end, and exit as the job did."""
+    """Print the events so far; with `follow` until the job's end, and exit with the job's status."""
     after, state = 0, job.state
     while True:
         for number, event in page(after):

@@ -15,7 +15,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from ....compiler.api.tuning.jobs import ENDED, TuneJob, TuneProgress
-from ....compiler.errors import RelayError
 from ...gateway.compile_client import GatewayClient
 from ...gateway.tuning_jobs import TuningJobsClient, TuningJobStateChange
 from ...jobfiles import tune_file
@@ -151,24 +150,12 @@ def _follow(
     bar = not (json or plain) and sys.stderr.isatty()
     if not json:
         print(f"job {job.id}: {sum(job.items.values())} items", file=sys.stderr)
-    try:
-        with _bar(job) if bar else _lines(quiet=json) as shown:
-            for event in tunes.follow(
-                job.id, on_trouble=lambda error: shown.say(f"{error.message}; waiting")
-            ):
-                if isinstance(event, TuneProgress):
-                    shown.item(event, silent=event in had)
-                elif isinstance(event, TuningJobStateChange) and event.state == "cancelled" and not had:
-                    shown.say("cancelled")
-    except KeyboardInterrupt:
-        print(
-            f"\nthe job goes on: `torchrelay tune logs -f {job.id}`, `torchrelay tune cancel {job.id}`",
-            file=sys.stderr,
-        )
-        raise typer.Exit(130) from None
-    except RelayError:
-        print(f"the job goes on: `torchrelay tune logs -f {job.id}`", file=sys.stderr)
-        raise
+    with output.job_goes_on("tune", job.id), _bar(job) if bar else _lines(quiet=json) as shown:
+        for event in tunes.follow(job.id, on_trouble=lambda error: shown.say(f"{error.message}; waiting")):
+            if isinstance(event, TuneProgress):
+                shown.item(event, silent=event in had)
+            elif isinstance(event, TuningJobStateChange) and event.state == "cancelled" and not had:
+                shown.say("cancelled")
     reply = tunes.job(job.id)
     if json:
         output.print_json(reply)
