@@ -264,12 +264,12 @@ def test_files_that_cannot_be_kept_are_told_of(tmp_path: Path) -> None:
     notes: list[training_events.JobNote] = []
     profile = records.ProfileSpec(first=0, last=1)
     session = start_profiler(
-        profile, rank=0, world_size=1, note=notes.append, keep=refuse, steps=OptimizerSteps()
+        profile, rank=0, world_size=1, note=notes.append, upload=refuse, steps=OptimizerSteps()
     )
     train(2)
     session.close()
     assert [note.level for note in notes] == ["warning"]
-    assert "was not kept: No space left" in notes[0].text
+    assert "was not stored: No space left" in notes[0].text
 
 
 def test_a_report_needs_no_trace_that_was_too_large_to_keep(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_report_needs_no_trace_that_was_too_large_to_keep(tmp_path: Path) -> N
         world_size=1,
         folder=tmp_path,
         note=notes.append,
-        keep=only_small,
+        upload=only_small,
         steps=OptimizerSteps(),
     )
     assert session is not None
@@ -305,7 +305,7 @@ def test_a_session_leaves_nothing_in_the_jobs_folder(tmp_path: Path, monkeypatch
     kept: dict[str, int] = {}
     profile = records.ProfileSpec(first=1, last=2)
     keep = lambda name, path: kept.__setitem__(name, path.stat().st_size)  # noqa: E731
-    session = start_profiler(profile, rank=0, world_size=1, keep=keep, steps=OptimizerSteps())
+    session = start_profiler(profile, rank=0, world_size=1, upload=keep, steps=OptimizerSteps())
     assert session is not None
     train(3)
     session.close()
