@@ -56,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "quick: what `make test` runs, by QUICK in tests/conftest.py")
     if not SHARE.fullmatch(config.getoption("--share")):
         raise pytest.UsageError("--share takes K/N, with K below N: 0/8, 1/8, ... 7/8")
     seed = config.getoption("--stall")
