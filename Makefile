@@ -41,12 +41,13 @@ test-gpu:  ## on a host with an NVIDIA GPU; uses the Python that runs make
 	$(PYTHON) -m pytest tests/gpu
 
 # mypy finds packages by folder name, and a checkout's folder may have any name: hence the link.
-check: $(VENV)/.ready  ## lint, types, import direction
+check: $(VENV)/.ready  ## lint, types, import direction; the documents' links, paths, commands, settings and code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p $(VENV)/src && ln -sfn "$(CURDIR)" $(VENV)/src/torchrelay
 	MYPYPATH=$(VENV)/src $(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/unit/project/test_docs.py
 
 flow:  ## the stages in order, as their modules tell it
 	@$(PYTHON) docs/flow.py
