@@ -25,7 +25,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Compile PyTorch programs once, on a shared service, and hand the result to everyone."""
+    """Compile PyTorch programs once, on a shared service, and give the result to everyone."""
 
 
 def application() -> typer.Typer:

@@ -13,9 +13,11 @@ from ..jobfiles.captured_graphs import write_graphs
 
 def capture(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="What `python SCRIPT` would run.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="The script's own, after `--`.")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="The script's own arguments, after `--`.")
+    ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The file to write, over the last one.")
+        Path, typer.Option("--output", "-o", help="The file to write; an existing one is replaced.")
     ] = Path("captured.graphs"),
     mode: Annotated[
         str, typer.Option(help="torch.compile's mode for all graphs; default: the script's own.")

@@ -27,7 +27,7 @@ def export(
         str,
         typer.Argument(
             metavar="MODULE:FUNCTION",
-            help="Returns (model, example inputs) or (model, example inputs, dynamic shapes).",
+            help="module:function that returns (model, example inputs) or (model, example inputs, dynamic shapes).",
         ),
     ],
     checkpoint: Annotated[
@@ -55,12 +55,12 @@ def export(
         bool, typer.Option("--local", help="Compile here, without the service; needs a C++ compiler.")
     ] = False,
     directory: Annotated[
-        Path, typer.Option(help="The working directory that is sent along, and run in.")
+        Path, typer.Option(help="The working directory: it is sent, and the function runs in a copy.")
     ] = Path(),
     requirements: Annotated[
         Path | None, typer.Option(help="A requirements.txt that the node installs for the job.")
     ] = None,
-    cpus: Annotated[float, typer.Option(min=0.01, help="Cores that the job takes.")] = 1.0,
+    cpus: Annotated[float, typer.Option(min=0.01, help="The job's cores.")] = 1.0,
     json: Annotated[bool, typer.Option("--json", help="Print export.json, for programs.")] = False,
     namespace: Namespace = "",
 ) -> None:

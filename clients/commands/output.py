@@ -18,7 +18,10 @@ from rich.text import Text
 from ...compiler.errors import RelayError, SettingsError
 
 Namespace = Annotated[
-    str, typer.Option("--namespace", help="Whose; default: the token's own, and for the owner's `default`.")
+    str,
+    typer.Option(
+        "--namespace", help="The namespace; default: the token's own, for the owner's token `default`."
+    ),
 ]
 _WIDE = 10_000
 _UNITS = {"m": 60, "h": 3600, "d": 86400}

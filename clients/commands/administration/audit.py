@@ -17,7 +17,7 @@ def audit(
     namespace: output.Namespace = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Who caused, published, pinned and deleted what, and which tokens came and went."""
+    """Show who compiled, published, pinned and deleted what, and which tokens were issued and revoked."""
     with AdminClient(load_settings(), namespace=output.checked_namespace(namespace)) as administration:
         found = administration.audit(limit)
     if json:

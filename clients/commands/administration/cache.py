@@ -88,7 +88,7 @@ def unpin(key: Key, namespace: Namespace = "") -> None:
 
 @app.command("rm")
 def remove(key: Key, namespace: Namespace = "") -> None:
-    """Remove this artifact, pinned or not; whoever asks next compiles it again."""
+    """Remove this artifact, pinned or not; the next request compiles it again."""
     with _administration(namespace) as administration:
         entry = administration.remove(_whole(administration, key))
     print(f"removed {entry.key}")
@@ -96,7 +96,7 @@ def remove(key: Key, namespace: Namespace = "") -> None:
 
 @app.command("gc")
 def collect(namespace: Namespace = "") -> None:
-    """Evict what is over the limit, and delete blobs that crashes left."""
+    """Evict artifacts beyond the limit, and delete remains of crashes."""
     with _administration(namespace) as administration:
         done = administration.collect()
     print(f"{done.evicted} artifacts evicted, {done.swept} stray blobs deleted")

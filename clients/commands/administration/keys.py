@@ -40,7 +40,8 @@ def list_keys(json: Json = False) -> None:
 @app.command()
 def rotate(
     overlap: Annotated[
-        str, typer.Option(help="How long what the last key signed counts still: 12h, 90d, or never (ends).")
+        str,
+        typer.Option(help="How long the previous key's signatures still count: 12h, 90d, or never (no end)."),
     ] = "90d",
 ) -> None:
     """Sign with a new key from now on."""
@@ -52,7 +53,7 @@ def rotate(
 
 @app.command()
 def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="From `torchrelay keys ls`.")]) -> None:
-    """Revoke a key: nothing that it signed counts from now on; it is compiled again when somebody asks."""
+    """Revoke a key: its signatures do not count from now on; its artifacts are compiled again on request."""
     if not re.fullmatch("[0-9a-f]{16}", key_id):
         raise SettingsError("this is no key's id", hint="`torchrelay keys ls` lists ids: 16 hex digits")
     with AdminClient(load_settings()) as administration:
@@ -64,7 +65,7 @@ def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="From `torch
 def disown(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Disown everything that was signed until now; it is compiled again when somebody asks."""
+    """Disown everything that was signed until now; it is compiled again on request."""
     if not yes:
         typer.confirm("Every artifact of every namespace will be compiled again. Go on?", abort=True)
     with AdminClient(load_settings()) as administration:

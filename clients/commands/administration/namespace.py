@@ -26,7 +26,7 @@ _ALLOWED = "Allowed: a number, 0 for no limit, or default; bytes also with K, M,
 
 @app.command("ls")
 def list_namespaces(json: Json = False) -> None:
-    """List the namespaces of which the token may hear: what each uses, of what it may."""
+    """List the namespaces that the token may see, with their use and quotas."""
     with AdminClient(load_settings()) as administration:
         found = administration.namespaces()
     if json:
@@ -49,9 +49,14 @@ def show(name: Name, json: Json = False) -> None:
 @app.command("set")
 def set_quota(
     name: Name,
-    compiles: Annotated[str, typer.Option(help="Graphs that compile or wait for it at the same time.")] = "",
-    compile_seconds: Annotated[str, typer.Option(help="That workers spend on it in a period.")] = "",
-    bytes: Annotated[str, typer.Option(help="Of its artifacts, like 20G; past it, the oldest go.")] = "",
+    compiles: Annotated[str, typer.Option(help="Graphs that may compile or wait at the same time.")] = "",
+    compile_seconds: Annotated[str, typer.Option(help="Seconds of workers' time in a period.")] = "",
+    bytes: Annotated[
+        str,
+        typer.Option(
+            help="Bytes of its artifacts, like 20G; beyond that the least recently used are evicted."
+        ),
+    ] = "",
 ) -> None:
     """Set a quota; 0 is no limit, `default` what the service's settings say. Makes the namespace if need be."""
     quota: dict[str, float | None] = {}

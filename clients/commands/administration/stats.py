@@ -14,11 +14,11 @@ from .. import output
 
 def stats(
     namespace: Annotated[
-        str, typer.Option(help="Whose; default: your own, and for the owner all, together and of each.")
+        str, typer.Option(help="The namespace; default: the token's own, for the owner's token all of them.")
     ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Requests, hits, misses, compiles, coalesced waits, failures, seconds saved and spent."""
+    """Print requests, hits, misses, compiles, shared compiles, failures, seconds saved and spent."""
     with GatewayClient(load_settings()) as gateway:
         found = gateway.stats(output.checked_namespace(namespace))
     if json:

@@ -44,7 +44,7 @@ def create(
     expires: Annotated[str, typer.Option(help="Its life: 45m, 12h, 30d, or never.")] = "90d",
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Issue a token. Standard output has the token alone, this once."""
+    """Issue a token. It is printed to standard output, only once."""
     lifetime = output.lifetime("--expires", expires)
     with AdminClient(load_settings()) as administration:
         made = administration.create_token(
@@ -89,7 +89,7 @@ def list_tokens(
 def revoke(
     token_id: Annotated[str, typer.Argument(metavar="ID", help="From `torchrelay token ls`.")],
 ) -> None:
-    """Revoke a token; it opens nothing from now on."""
+    """Revoke a token; it is refused from now on."""
     if not re.fullmatch("[0-9a-f]{12}", token_id):
         raise SettingsError("this is no token's id", hint="`torchrelay token ls` lists ids: 12 hex digits")
     with AdminClient(load_settings()) as administration:

@@ -49,11 +49,13 @@ class ExplainOutput(Struct, frozen=True, kw_only=True):
 def explain(
     key: Annotated[
         str | None,
-        typer.Argument(help="A key, or its first digits if the last run had it; default: the run."),
+        typer.Argument(
+            help="A key, or the first digits of one of the last run; default: all graphs of the run."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Why graphs missed: the nearest entry, and what differs from it."""
+    """Show the last run's graphs; for a miss the nearest entry of the cache and the differences."""
     settings = load_settings()
     run = last_run(settings.state_dir) if settings.state_dir is not None else None
     failure: RelayError | None = None

@@ -24,7 +24,9 @@ _FOLDER = "profile/"
 def write_report(
     job: Annotated[
         str,
-        typer.Argument(metavar="JOB", help="A job's id, the name of the newest, or its id's first digits."),
+        typer.Argument(
+            metavar="JOB", help="A job's id, its first digits, or a name (of the newest job with it)."
+        ),
     ],
     directory: Annotated[
         Path, typer.Option("--output", "-o", help="The folder to write to; made if it is not there.")
@@ -34,7 +36,7 @@ def write_report(
     ] = True,
     namespace: Namespace = "",
 ) -> None:
-    """Write an HTML page of what a job did: its curves, checkpoints, restarts, profile, and what to change."""
+    """Write an HTML page about a job: curves, checkpoints, restarts, profile, advice."""
     with TrainingJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as client:
         found = client.job(client.find(job).id)
         names = [file.name for file in client.files(found.id)]

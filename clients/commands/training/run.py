@@ -34,14 +34,16 @@ def run(
             metavar="TARGET", help="A job's file (YAML, docs/training.md), a script, or module:function."
         ),
     ],
-    arguments: Annotated[list[str] | None, typer.Argument(help="The script's own, after `--`.")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="The script's own arguments, after `--`.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Ranks; default 1.")] = None,
-    gpus: Annotated[int | None, typer.Option(help="So many ranks, each with a GPU.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Number of ranks, each with a GPU.")] = None,
     cpus: Annotated[float | None, typer.Option(help="Cores of each rank; default 1.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Of each rank, like 16GiB.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of each rank, like 16GiB.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu (default) or cuda.")] = None,
     min_workers: Annotated[
-        int | None, typer.Option(help="Go on with as few ranks as that after a loss.")
+        int | None, typer.Option(help="After a loss continue with as few ranks as this.")
     ] = None,
     precision: Annotated[
         str | None, typer.Option(help="fp32, tf32, bf16 or fp16; default: the script's.")
@@ -55,31 +57,34 @@ def run(
     ] = None,
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the ranks; may be repeated.")] = None,
     directory: Annotated[
-        Path | None, typer.Option(help="What is sent along and run in; default: here, or the file's folder.")
+        Path | None,
+        typer.Option(
+            help="The working directory, which is sent; default: the current one, or the file's folder."
+        ),
     ] = None,
     profile: Annotated[str | None, typer.Option(help="Steps for PyTorch's profiler: steps=10:15.")] = None,
-    profile_ranks: Annotated[str | None, typer.Option(help="Of these ranks, like 0,1; default 0.")] = None,
-    profile_nvtx: Annotated[bool, typer.Option("--profile-nvtx", help="With NVTX ranges.")] = False,
+    profile_ranks: Annotated[str | None, typer.Option(help="Ranks to profile, like 0,1; default 0.")] = None,
+    profile_nvtx: Annotated[bool, typer.Option("--profile-nvtx", help="Also emit NVTX ranges.")] = False,
     timeout: Annotated[
-        str | None, typer.Option(help="Of running, like 90s, 10m or 2h; default: none.")
+        str | None, typer.Option(help="Limit of the running time, like 90s, 10m or 2h; default: none.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Default: the file's.")] = None,
+    name: Annotated[str | None, typer.Option(help="The job's name; default: the file's.")] = None,
     no_capture: Annotated[
         bool, typer.Option("--no-capture", help="Do not compile before ranks are placed.")
     ] = False,
     no_compile: Annotated[
-        bool, typer.Option("--no-compile", help="Leave torch.compile its own back end.")
+        bool, typer.Option("--no-compile", help="Do not change torch.compile's back end.")
     ] = False,
     tune: Annotated[
         bool, typer.Option("--tune", help="Search kernels too, before ranks are placed.")
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Begin it, print its id, and do not wait.")
+        bool, typer.Option("--detach", help="Start it, print its id, and do not wait.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the job as JSON, for programs.")] = False,
     namespace: Namespace = "",
 ) -> None:
-    """Begin a training job, and watch it to its end (`torchrelay train TARGET`); Ctrl-C leaves it running.
+    """Start a training job and watch it (`torchrelay train TARGET`); Ctrl-C leaves it running.
 
     This runs your code on the cluster's nodes, as their user.
     """

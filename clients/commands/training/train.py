@@ -29,10 +29,13 @@ app = typer.Typer(
     "graphs are compiled before the ranks have their devices.",
 )
 JobName = Annotated[
-    str, typer.Argument(metavar="JOB", help="A job's id, the name of the newest, or its id's first digits.")
+    str,
+    typer.Argument(
+        metavar="JOB", help="A job's id, its first digits, or a name (of the newest job with it)."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job's end.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")]
 T = TypeVar("T", LogLines, StepMetrics)
 
 _HEADINGS = ("id", "name", "state", "begun (UTC)", "by", "ranks", "step", "restarts", "checkpoint")
@@ -70,10 +73,10 @@ def show(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
 def logs(
     job: JobName,
     follow: Follow = False,
-    rank: Annotated[int, typer.Option(min=-1, help="Only this rank's; default: all.")] = -1,
+    rank: Annotated[int, typer.Option(min=-1, help="Only this rank; default: all.")] = -1,
     namespace: Namespace = "",
 ) -> None:
-    """Print what a training job's ranks wrote; its exit status with -f is the job's."""
+    """Print the output of a training job's ranks; with -f the exit status is the job's."""
 
     def print_one(event: LogLines) -> None:
         out = sys.stderr if event.stream == "stderr" else sys.stdout
@@ -96,10 +99,10 @@ def metrics(
     job: JobName,
     follow: Follow = False,
     json: Annotated[bool, typer.Option("--json", help="A JSON object a line, for programs.")] = False,
-    rank: Annotated[int, typer.Option(min=-1, help="Only this rank's; default: all.")] = -1,
+    rank: Annotated[int, typer.Option(min=-1, help="Only this rank; default: all.")] = -1,
     namespace: Namespace = "",
 ) -> None:
-    """Print what a training job's ranks reported of each step; its exit status with -f is the job's."""
+    """Print a training job's metrics, step by step; with -f the exit status is the job's."""
 
     def print_one(event: StepMetrics) -> None:
         if rank in (-1, event.rank):
@@ -123,7 +126,7 @@ def _with_rank(job: TrainJob, rank: int) -> TrainJob:
 
 @app.command()
 def cancel(job: JobName, namespace: Namespace = "") -> None:
-    """Stop a training job and free what it has; its checkpoints and files stay."""
+    """Stop a training job and free its devices; its checkpoints and files stay."""
     with _trains(namespace) as trains:
         found = trains.cancel(trains.find(job).id)
     print(output.shown(f"{found.id} is {found.state}{found.detail and ': ' + found.detail}"))
@@ -135,7 +138,7 @@ def resume(
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for its end.")] = False,
     namespace: Namespace = "",
 ) -> None:
-    """Go on with a training job that failed or was cancelled, from its last checkpoint."""
+    """Continue a training job that failed or was cancelled, from its last checkpoint."""
     with _trains(namespace) as trains:
         found = trains.find(job)
         after = 0

@@ -24,7 +24,10 @@ from ..output import Namespace
 from .request import tune_request
 
 JobName = Annotated[
-    str, typer.Argument(metavar="JOB", help="A job's id, its first digits, or the name of the newest.")
+    str,
+    typer.Argument(
+        metavar="JOB", help="A job's id, its first digits, or a name (of the newest job with it)."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
@@ -37,12 +40,12 @@ def run(
         Path, typer.Argument(metavar="FILE", help="The job: YAML, as docs/tuning-jobs.md describes it.")
     ],
     detach: Annotated[
-        bool, typer.Option("--detach", help="Begin it, print its id, and do not wait.")
+        bool, typer.Option("--detach", help="Start it, print its id, and do not wait.")
     ] = False,
     json: Json = False,
     namespace: Namespace = "",
 ) -> None:
-    """Search kernels for the problems in a file, while workers have nothing else to do (`torchrelay tune FILE`)."""
+    """Search kernels for the problems in a file while workers are idle (`torchrelay tune FILE`)."""
     spec = tune_file.load(file)
     settings = load_settings()
     with TuningJobsClient(settings, namespace=output.checked_namespace(namespace)) as tunes:
@@ -58,7 +61,7 @@ def run(
 
 
 def list_jobs(namespace: Namespace = "", json: Json = False) -> None:
-    """List batch jobs, the newest first."""
+    """List tuning jobs, the newest first."""
     with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
         found = tunes.jobs()
     if json:
@@ -68,7 +71,7 @@ def list_jobs(namespace: Namespace = "", json: Json = False) -> None:
 
 
 def show(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
-    """Show a batch job and how far each of its items is."""
+    """Show a tuning job and the state of each item."""
     with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
         found = tunes.job(tunes.find(job).id)
     if json:
@@ -90,10 +93,10 @@ def show(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
 
 def logs(
     job: JobName,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job's end.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
     namespace: Namespace = "",
 ) -> None:
-    """Print what a batch job has done, an item a line; its exit status with -f is the job's."""
+    """Print the finished items of a tuning job, one per line; with -f the exit status is the job's."""
     with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
         found = tunes.find(job)
         if follow:
@@ -105,7 +108,7 @@ def logs(
 
 
 def cancel(job: JobName, namespace: Namespace = "") -> None:
-    """Search no more of a batch job; what it has found stays."""
+    """Cancel a tuning job; the winners that it has found stay."""
     with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
         found = tunes.cancel(tunes.find(job).id)
     print(f"{found.id} is {found.state}")
@@ -116,7 +119,7 @@ def resume(
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for its end.")] = False,
     namespace: Namespace = "",
 ) -> None:
-    """Go on with a batch job: what failed, was left out or was cancelled; nothing that is known."""
+    """Continue a tuning job with the items that failed, were skipped or were cancelled."""
     with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
         had = tunes.job(tunes.find(job).id).progress
         found = tunes.resume(tunes.find(job).id)

@@ -23,14 +23,12 @@ def write_report(
         Path, typer.Option("--output", "-o", help="The folder to write to; made if it is not there.")
     ] = Path("tune-report"),
     lock: Annotated[
-        Path | None, typer.Option(help="An older lock file: what is slower than there stands at the top.")
+        Path | None, typer.Option(help="An older lock file; what has become slower is shown first.")
     ] = None,
-    pictures: Annotated[
-        bool, typer.Option("--pictures/--no-pictures", help="PNG files beside the page.")
-    ] = True,
+    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Also write PNG files.")] = True,
     namespace: Namespace = "",
 ) -> None:
-    """Write an HTML page, and pictures, of what a job found: gains, rooflines, candidates, regressions."""
+    """Write an HTML page and pictures of a tuning job or lock file: gains, rooflines, candidates, regressions."""
     if pictures:
         plots.require()
     old = None if lock is None else tuning_lock.load(lock)

@@ -37,17 +37,14 @@ app.command("report")(report.write_report)
 @app.command("export")
 def export_entries(
     file: Annotated[
-        Path | None, typer.Argument(help="The file to write, over the last one; none: standard output.")
+        Path | None,
+        typer.Argument(help="The file to write; an existing one is replaced. Default: standard output."),
     ] = None,
-    device: Annotated[
-        str, typer.Option(help="Only what was measured on this device, by its whole name.")
-    ] = "",
-    torch: Annotated[
-        str, typer.Option(help="Only what was measured with this torch, like 2.13.0+cu130.")
-    ] = "",
+    device: Annotated[str, typer.Option(help="Only winners of this device, by its full name.")] = "",
+    torch: Annotated[str, typer.Option(help="Only winners of this torch, like 2.13.0+cu130.")] = "",
     namespace: Namespace = "",
 ) -> None:
-    """Write the winners that stand into a lock file, to be reviewed and kept."""
+    """Write the namespace's winners into a lock file, for review and version control."""
     with AdminClient(load_settings(), namespace=output.checked_namespace(namespace)) as administration:
         every = administration.tunings()
     chosen = [
@@ -69,10 +66,10 @@ def export_entries(
 @app.command("import")
 def import_entries(
     file: Annotated[Path, typer.Argument(help="What `tune export` wrote.")],
-    replace: Annotated[bool, typer.Option("--replace", help="Also where another winner stands.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Also replace other winners.")] = False,
     namespace: Namespace = "",
 ) -> None:
-    """Give a lock file's winners to the service: compiles take them instead of measuring."""
+    """Import a lock file's winners into the service: compiles use them instead of measuring."""
     entries = tuning_lock.load(file)
     with AdminClient(load_settings(), namespace=output.checked_namespace(namespace)) as administration:
         taken = administration.import_tunings(entries, replace=replace)
@@ -85,7 +82,7 @@ def diff(
     old: Annotated[Path, typer.Argument(help="A lock file.")],
     new: Annotated[Path, typer.Argument(help="A later one.")],
 ) -> None:
-    """Say what changed between two lock files, the largest slowdown first; asks no service."""
+    """Show what changed between two lock files, the largest slowdown first; needs no service."""
     found = tuning_changes(tuning_lock.load(old), tuning_lock.load(new))
     for change in found:
         entry = change.new or change.old
