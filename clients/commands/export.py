@@ -102,12 +102,12 @@ def _awaited(
     try:
         ended = service_job.follow(trains, job, lambda line: say(output.shown(line)))
     except KeyboardInterrupt:
-        print(f"\nthe job goes on: `torchrelay train cancel {job.id}`", file=sys.stderr)
+        print(f"\nthe job continues: `torchrelay train cancel {job.id}`", file=sys.stderr)
         raise typer.Exit(130) from None
     if ended.state != "done":
         raise ExportFailed(
             f"{job.id} {ended.state}: {ended.detail}",
-            hint=f"`torchrelay train logs {job.id}` has all it wrote",
+            hint=f"`torchrelay train logs {job.id}` prints all its output",
         )
     return service_job.fetch(trains, job.id, folder)
 

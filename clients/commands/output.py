@@ -34,12 +34,12 @@ def job_goes_on(command: str, job: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         print(
-            f"\nthe job goes on: `torchrelay {command} logs -f {job}`, `torchrelay {command} cancel {job}`",
+            f"\nthe job continues: `torchrelay {command} logs -f {job}`, `torchrelay {command} cancel {job}`",
             file=sys.stderr,
         )
         raise typer.Exit(130) from None
     except RelayError:
-        print(f"the job goes on: `torchrelay {command} logs -f {job}`", file=sys.stderr)
+        print(f"the job continues: `torchrelay {command} logs -f {job}`", file=sys.stderr)
         raise
 
 

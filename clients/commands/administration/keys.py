@@ -70,7 +70,7 @@ def disown(
         typer.confirm("Every artifact of every namespace will be compiled again. Go on?", abort=True)
     with AdminClient(load_settings()) as administration:
         found = administration.disown()
-    print(f"epoch {found.epoch} begins; what was signed before counts no longer")
+    print(f"epoch {found.epoch} begins; earlier signatures do not count any more")
 
 
 def _row(key: ListedKey, found: KeysReply) -> tuple[str, ...]:

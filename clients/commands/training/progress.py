@@ -166,6 +166,6 @@ def short(number: float) -> str:
 
 def _checkpoint(event: CheckpointEvent) -> str:
     if not event.kept:
-        return f"checkpoint at step {event.step} failed, training goes on: {event.detail}"
+        return f"checkpoint at step {event.step} failed, training continues: {event.detail}"
     size = f", {event.bytes / (1 << 20):.1f} MiB" if event.bytes else ""
-    return f"checkpoint {event.name} kept ({event.seconds:.1f} s{size})"
+    return f"checkpoint {event.name} saved ({event.seconds:.1f} s{size})"

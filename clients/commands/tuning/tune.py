@@ -51,7 +51,7 @@ def export_entries(
         entry for entry in every if device in ("", entry.place.device) and torch in ("", entry.place.torch)
     ]
     if every and not chosen:
-        raise SettingsError(f"none of {len(every)} winners is for that", hint=f"There are {_places(every)}")
+        raise SettingsError(f"none of {len(every)} winners matches", hint=f"There are {_places(every)}")
     text = tuning_lock.write(chosen)
     if file is None:
         print(text, end="")
@@ -59,7 +59,9 @@ def export_entries(
     try:
         write_atomically(file, text.encode(), mode=0o644)
     except OSError as error:
-        raise SettingsError(f"{file} cannot be written: {error.strerror}", hint="See to the folder") from None
+        raise SettingsError(
+            f"{file} cannot be written: {error.strerror}", hint="Check the folder and its permissions"
+        ) from None
     print(f"exported {len(chosen)} winners to {file}")
 
 
@@ -74,7 +76,7 @@ def import_entries(
     with AdminClient(load_settings(), namespace=output.checked_namespace(namespace)) as administration:
         taken = administration.import_tunings(entries, replace=replace)
     left = "" if replace or not taken.exists else " (--replace takes the file's)"
-    print(f"imported {taken.new} winners, replaced {taken.replaced}; {taken.exists} stood already{left}")
+    print(f"imported {taken.new} winners, replaced {taken.replaced}; {taken.exists} exist already{left}")
 
 
 @app.command()

@@ -151,9 +151,9 @@ def test_a_lock_file_goes_out_is_edited_and_comes_back(
     assert command("export", file).stdout == f"exported 401 winners to {file}\n"
     assert file.read_text() == command("export").stdout == tuning_lock.write(every)
     assert file.stat().st_mode & 0o777 == 0o644
-    assert "imported 0 winners, replaced 0; 401 stood already (--replace" in command("import", file).stdout
+    assert "imported 0 winners, replaced 0; 401 exist already (--replace" in command("import", file).stdout
     file.write_text(file.read_text().replace("aten mm", "cpp_gemm", 1))
-    assert "replaced 1; 400 stood already\n" in command("import", file, "--replace").stdout
+    assert "replaced 1; 400 exist already\n" in command("import", file, "--replace").stdout
     assert entry(1, "cpp_gemm") in held(http)
     command("export", file)
     assert file.read_text().count("cpp_gemm") == 1

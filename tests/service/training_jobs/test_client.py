@@ -104,8 +104,8 @@ def test_a_file_becomes_a_job_that_is_watched_to_its_end(
     done = train(gateway, work, "job.yaml", "--cpus", "1.5")
     lines = done.stdout.splitlines()
     assert "waiting" in lines and "running" in lines and lines[-2] == "done"
-    assert f"checkpoint step-{STEPS} kept (0.5 s, 0.0 MiB)" in lines
-    assert f"checkpoint at step {STEPS} failed, training goes on: the disk is full" in lines
+    assert f"checkpoint step-{STEPS} saved (0.5 s, 0.0 MiB)" in lines
+    assert f"checkpoint at step {STEPS} failed, training continues: the disk is full" in lines
     assert "step 0" in lines and "step 1" not in lines  # what rank 1 wrote is in `logs`
     assert "is done; step 9" in lines[-1]
     assert "graphs: 2 captured, 2 compiled before, 6 hits, 1 fallbacks" in lines[-1]
@@ -150,7 +150,7 @@ def test_ctrl_c_leaves_the_job_running(gateway: Running, pool: TrainingPool, wor
         told = process.stderr.read()
     with client(gateway) as trains:
         (job,) = trains.jobs()
-        assert f"the job goes on: `torchrelay train logs -f {job.id}`" in told
+        assert f"the job continues: `torchrelay train logs -f {job.id}`" in told
         assert job.state not in ("failed", "cancelled")
         trains.cancel(job.id)
 
