@@ -51,7 +51,7 @@ COLUMNS = (
 
 
 class _Narrator:
-    """Says what happens, with the seconds since the start."""
+    """Prints progress, with the seconds since the start."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -72,7 +72,7 @@ class _Narrator:
 def run_three_ways(
     example: Example, root: Path, service: PrivateService, narrator: _Narrator, tolerance: float
 ) -> tuple[list[Run], bool]:
-    """The example's three runs, and whether all it promises held."""
+    """The example's three runs, and whether all promises were kept."""
     runs: list[Run] = []
     remote = {**service.environment, "TORCHRELAY_MODE": "require"}
     teammate_machine = FreshMachine(child_folder(root, example, TEAMMATE), compiler=False)

@@ -1,4 +1,4 @@
-"""The demo's picture: in: its runs, out: a PNG with where the time went, and the table."""
+"""The demo's picture: a PNG with each run's time by stage, and the table."""
 
 from __future__ import annotations
 

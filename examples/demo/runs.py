@@ -1,4 +1,4 @@
-"""One run of an example in a fresh process: in: example, who runs it, machine; out: what it measured."""
+"""One run of an example in a fresh process on a simulated machine, and its measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STAGES = {
     "fetch": ("fetch",),
     "load": ("verify", "load"),
 }
-"""Where the client's time goes, in order: what is shown, and what of torchrelay.report() it sums."""
+"""The client's stages in order: the label, and the entries of torchrelay.report() that it sums."""
 
 LOCAL = "local torch.compile"
 FIRST = "through the service, first time"
@@ -56,7 +56,7 @@ class Run:
     losses: tuple[float, ...]
     stages: dict[str, float] = field(default_factory=dict)
     hits: int = 0
-    """Graphs that the service's cache held."""
+    """Graphs that were hits in the service's cache."""
     misses: int = 0
     fallbacks: dict[str, int] = field(default_factory=dict)
 
@@ -133,7 +133,7 @@ def _read(example: Example, who: str, record: dict[str, Any]) -> Run:
 def check(
     local: Run, first: Run, teammate: Run, tolerance: float, compilers: list[str]
 ) -> list[tuple[bool, str]]:
-    """What the demo promises, each with whether it held."""
+    """The demo's promises, and whether each was kept."""
     graphs = first.hits + first.misses
     return [
         (not compilers, "the teammate's PATH holds no compiler" + "".join(f": {name}" for name in compilers)),

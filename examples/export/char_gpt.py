@@ -13,7 +13,7 @@ from torchrelay.examples.char_gpt import VOCABULARY, CharGPT
 
 
 class NextCharacter(nn.Module):
-    """Characters (B, T) in, logits (B, V) of the one that follows out."""
+    """Characters (B, T) to logits (B, V) of the next character."""
 
     def __init__(self, gpt: CharGPT) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""What examples, benchmarks and tests run on: a service of their own, machines with empty caches, times and tables."""
+"""Shared by examples, benchmarks and tests: a private service, simulated machines, times and tables."""

@@ -1,4 +1,4 @@
-"""Stands for a machine nobody has used: in: an empty folder, out: an environment for child processes."""
+"""Simulates an unused machine: the environment of child processes names empty folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KEPT_OUT = ("TORCHRELAY_", "TORCHINDUCTOR_", "TRITON_CACHE_", "XDG_")
 
 
 class FreshMachine:
-    """Own home and own caches under `root`, all empty; without `compiler`, none can be found either.
+    """Home and caches under `root`, all empty; without `compiler`, no compiler is found either.
 
     Processes started with `environment()` share nothing with the caller's caches. Starting a second
     process on the same FreshMachine is a warm start.
@@ -25,7 +25,7 @@ class FreshMachine:
             (root / folder).mkdir(parents=True, exist_ok=True)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """The caller's environment with everything that could carry a cache or a compiler replaced."""
+        """The caller's environment, with every variable replaced that could point to a cache or a compiler."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_KEPT_OUT)}
         environment |= {
             "HOME": str(self.root / "home"),

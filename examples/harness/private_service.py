@@ -1,4 +1,4 @@
-"""A whole service of one's own: in: an empty folder, out: a URL whose gateway accepts compiles.
+"""A private service: given an empty folder, starts a gateway that accepts compiles.
 
 Starts `python -m torchrelay.service up` (redis-server, Ray and gateway, all real) as a child with its own
 configuration and state, waits for /readyz, and stops it with everything it started.
@@ -101,7 +101,7 @@ class PrivateService:
         self.stop()
 
     def stop(self) -> None:
-        """SIGTERM, half a minute of patience, then SIGKILL to the whole session."""
+        """SIGTERM, and after half a minute SIGKILL to the whole session."""
         child, self._child = self._child, None
         if child is None:
             return
@@ -150,5 +150,5 @@ class PrivateService:
         return _DIRECT.open(request, timeout=5)
 
     def log_tail(self) -> str:
-        """The last lines of what the service said."""
+        """The last lines of the service's log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])

@@ -1,4 +1,4 @@
-"""Times a training loop: process start, first step, later steps; in: a loop, out: a JSON record."""
+"""Measures a training loop: process start, first step, later steps; writes a JSON record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prints a table: in: a title, column names and rows of text, out: lines on the terminal.
+"""Prints a table: a title, column names and rows of text.
 
 With rich where it is installed (the `cli` extra), in plain columns elsewhere.
 """

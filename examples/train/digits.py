@@ -22,7 +22,7 @@ from torchrelay.examples.train import ranks
 
 
 def convolution(channels_in: int, channels_out: int) -> nn.Sequential:
-    """Normalized by groups of channels: batch norm would see each rank's share of the batch alone."""
+    """Normalized by groups of channels, because batch norm would use only each rank's share of the batch."""
     return nn.Sequential(
         nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False),
         nn.GroupNorm(8, channels_out),

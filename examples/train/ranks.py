@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def begin(device: str, way: str) -> tuple[torch.device, str]:
-    """This rank's device, and the way that `auto` means; the process group is made where there are several ranks."""
+    """This rank's device, and the way that `auto` selects; makes the process group if there are several ranks."""
     if way == "auto":
         way = "ddp" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else "single"
     kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -39,7 +39,7 @@ def begin(device: str, way: str) -> tuple[torch.device, str]:
 
 
 def spread(model: nn.Module, way: str, blocks: Iterable[nn.Module] = ()) -> nn.Module:
-    """The model as this rank has it. fsdp: each of `blocks` is gathered when it is its turn."""
+    """This rank's model. fsdp: the parameters of each of `blocks` are gathered when it runs."""
     if way == "ddp":
         return DistributedDataParallel(model)
     if way == "fsdp":
