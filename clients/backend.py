@@ -18,7 +18,7 @@ import torch
 from ..compiler.errors import ClientError, GatewayUnreachable, RelayError, SpecializeInputs
 from ..compiler.request import codec
 from ..compiler.request import key as keys
-from ..compiler.torch_internals import counters
+from ..compiler.torch_internals import compatibility, counters
 from ..compiler.torch_internals.dynamo import backend_interface
 from ..compiler.torch_internals.inductor import compile_fx, config
 from .artifacts.prefetch import prefetch_with, start_early
@@ -94,9 +94,10 @@ class RelayBackend:
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], mode: Mode, options: Mapping[str, Any]
     ) -> Callable[..., Any]:
         """Capture, fetch, verify, load. Raises RelayError, of whatever kind the failure was."""
-        self.report.add_seconds("trace", counters.trace_seconds())
         start = time.perf_counter()
         try:
+            compatibility.check("capture")
+            self.report.add_seconds("trace", counters.trace_seconds())
             with self.report.timed("encode"):
                 prepared = prepare(gm, example_inputs, mode=mode, options=options, lock=self._lock)
                 captured = prepared.captured

@@ -20,6 +20,7 @@ from msgspec import Struct
 from ...compiler.errors import Unsupported
 from ...compiler.graph import dtensor_calls
 from ...compiler.request import schema
+from ...compiler.torch_internals import compatibility
 from ...compiler.torch_internals.distributed import dtensor
 
 _CALLS = {
@@ -101,6 +102,7 @@ def to_local_tensors(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) ->
     edges = any(isinstance(value, DTensor) or dtensor.device_mesh_of(value) is not None for value in examples)
     if not edges and not _has_dtensors(gm):
         return LocalGraph(gm, list(example_inputs))
+    compatibility.check("distributed")
     return _LocalGraphBuilder(gm, examples).build(example_inputs)
 
 

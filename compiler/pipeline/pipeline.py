@@ -29,7 +29,7 @@ from ..request import cpu_isa as targets
 from ..request import schema
 from ..search import in_compile, ranking, user_kernels
 from ..search.user_kernels import UserKernelSearch
-from ..torch_internals import counters, patching
+from ..torch_internals import compatibility, counters, patching
 from ..torch_internals.cpp import kernel_libraries
 from ..torch_internals.distributed import fake_process_group
 from ..torch_internals.inductor import dry_run, naming
@@ -80,6 +80,7 @@ def compile_request(
     what earlier compiles built and measured is found, and what is new laid. ask: the team's tuning database.
     Raises CompileFailed, Unsupported, VerifyFailed.
     """
+    compatibility.check("load", "capture", "compile")
     clock = _StageClock(progress)
     benchmarks = counters.benchmarks_run()
     threads = settings.threads or len(os.sched_getaffinity(0))

@@ -35,10 +35,20 @@ _COLLECTIONS = (2_000_000, 50, 1_000)
 
 
 def preload() -> None:
-    """Import torch and Inductor, without initialising CUDA."""
+    """Import torch and Inductor, without initialising CUDA. With a torch that is not supported it does nothing:
+    `missing` says so before any job comes."""
+    if _unsupported_torch():
+        return
     from ...compiler.pipeline import pipeline
 
     pipeline.preload()
+
+
+def _unsupported_torch() -> str:
+    """The first private symbol of PyTorch's that a compile needs and this torch lacks; '' if there is none."""
+    from ...compiler.torch_internals import compatibility
+
+    return compatibility.refusal("load", "capture", "compile")
 
 
 def describe(kind: Literal["cpu", "cuda"]) -> tuple[schema.Toolchain, schema.Target]:
@@ -50,6 +60,8 @@ def describe(kind: Literal["cpu", "cuda"]) -> tuple[schema.Toolchain, schema.Tar
 
 def missing(kind: Literal["cpu", "cuda"]) -> str:
     """What a compile needs and does not find in this process's sandbox; '' if nothing is missing."""
+    if unsupported := _unsupported_torch():
+        return unsupported
     compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
     if compiler is None:
         return "there is no C++ compiler"

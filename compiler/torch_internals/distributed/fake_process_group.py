@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from ...errors import Unsupported
+from .. import compatibility
 
 
 def init_fake_process_group(rank: int, world_size: int) -> None:
     """torch.testing._internal.distributed.fake_pg: a default process group of `world_size` ranks whose other ranks are
-    not there; collectives end at once, and what they would have brought is made up."""
+    not there; collectives end at once, and what they would have brought is made up. Raises Unsupported."""
+    compatibility.check("fake_process_group")
     from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers the back end
 
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-LOG_API_USAGE: Any = torch._C._log_api_usage_once
+LOG_API_USAGE: Any = getattr(torch._C, "_log_api_usage_once", None)
 """Counts API usage and computes nothing; some libraries' graphs hold calls of it."""
 
 

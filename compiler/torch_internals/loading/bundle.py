@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import compatibility
 from ..triton.extensions import prebuilt_extensions
 from .light_imports import HEAVY_IMPORT, LIGHT_IMPORT, needs_no_lowering, without_lowering_import
 from .prebuilt_libraries import install_library_lookup, prebuilt_libraries
@@ -34,12 +35,14 @@ def deserialize(
 
     libraries: C++ kernels, by what generated code asks for. triton_modules: Triton's own C extensions, by
     triton_module_id. inputs: the example inputs Dynamo gave. device_index: the GPU to run on (artifacts are
-    compiled for GPU 0). groups: what generated code calls a process group, and its name here.
+    compiled for GPU 0). groups: what generated code calls a process group, and its name here. Raises Unsupported
+    with a torch that lacks what this needs (compatibility.py).
     """
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
     from torch._inductor.utils import BoxedBool
 
     preload_loader()  # running the code needs all of it, whether a download imported it meanwhile or not
+    compatibility.check("load")
     entry, kernels, constant_args = pickle.loads(bundle)
     if kernels or constant_args:
         raise TypeError("the artifact refers to user-written Triton kernels")

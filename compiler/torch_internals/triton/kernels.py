@@ -110,8 +110,8 @@ def recording_triton_kernels(exchange: KernelExchange | None = None) -> Iterator
         keys[id(kernel)] = key
         put(key, kernel)
 
-    def precompile_config(self: Any, cfg: Any) -> Any:
-        result = precompile(self, cfg)
+    def precompile_config(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> Any:  # more since torch 2.14
+        result = precompile(self, cfg, *args, **kwargs)
         kernels.late.setdefault(id(self), []).append(_unloaded_copy(result))
         return result
 
