@@ -182,7 +182,7 @@ def _storage_groups(values: Sequence[Any]) -> dict[int, int]:
     by_storage: dict[int, list[int]] = {}
     for position, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-            by_storage.setdefault(value.untyped_storage()._cdata, []).append(position)
+            by_storage.setdefault(fake_tensors.storage_id(value), []).append(position)
     shared = [positions for positions in by_storage.values() if len(positions) > 1]
     return {position: number for number, positions in enumerate(shared) for position in positions}
 

@@ -179,7 +179,7 @@ def guards_of(program: Program, known: Collection[str]) -> list[str]:
 
     A guard over a symbol that the compile itself made (data-dependent) concerns no input and is left out.
     """
-    env = program.fake_mode.shape_env
+    env = symbolic_shapes.shape_env_of(program.fake_mode)
     if env is None or not (program.symbols or program.numbers):
         return []
     symbols: dict[sympy.Symbol, str] = {

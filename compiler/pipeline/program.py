@@ -35,7 +35,7 @@ class Program(Struct, frozen=True):
 def rebuild(request: schema.GraphRequest) -> Program:
     """Rebuild the client's program on fake tensors. Raises MalformedRequest where inputs contradict themselves."""
     env = symbolic_shapes.new_shape_env()
-    fake_mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    fake_mode = fake_tensors.new_fake_mode(env)
     symbols: dict[str, Any] = {
         s.name: symbolic_shapes.new_symint(env, s.name, s.hint, s.lower, s.upper) for s in request.symbols
     }
@@ -153,7 +153,7 @@ def _propagate(gm: torch.fx.GraphModule, inputs: list[Any], fake_mode: FakeTenso
     with (
         fake_mode,
         tracing.python_dispatcher(),
-        env.ignore_fresh_unbacked_symbols(),
+        symbolic_shapes.ignoring_fresh_unbacked_symbols(env),
         torch.random.fork_rng(devices=[]),
     ):
         Recorder(gm).run(*inputs)

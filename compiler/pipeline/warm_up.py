@@ -17,8 +17,7 @@ from ..graph import ambient
 from ..graph.toolchain import local_target, local_toolchain
 from ..request import schema
 from ..torch_internals import devices, patching
-from ..torch_internals.dynamo import symbolic_shapes, tracing
-from ..torch_internals.dynamo.types import FakeTensorMode
+from ..torch_internals.dynamo import fake_tensors, symbolic_shapes, tracing
 from ..torch_internals.inductor import forked_backward, naming
 from . import inductor
 from . import program as pipeline_program
@@ -36,7 +35,7 @@ def warm_up() -> None:
 
 
 def _compile() -> None:
-    fake_mode = FakeTensorMode(shape_env=symbolic_shapes.new_shape_env(), allow_non_fake_inputs=True)
+    fake_mode = fake_tensors.new_fake_mode(symbolic_shapes.new_shape_env())
     with fake_mode:
         inputs = [
             torch.randint(16, (2, 8)),

@@ -20,6 +20,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ....compiler.torch_internals.dynamo import backend_interface
+
 Hook = Callable[[Any, Any], Any]
 """(state, dist.GradBucket) -> torch.futures.Future of the bucket's reduced tensor: DDP's communication hooks."""
 
@@ -91,7 +93,7 @@ def join(*parts: Any, by_initial_ranks: bool = True) -> Iterator[None]:
 
     joined: list[Any] = []
     with contextlib.ExitStack() as stack:
-        for part in (getattr(part, "_orig_mod", part) for part in parts):
+        for part in (backend_interface.uncompiled(part) for part in parts):
             if isinstance(part, ZeroRedundancyOptimizer):
                 joined.append(stack.enter_context(_gradients_for_all(part)))
             if isinstance(part, Joinable):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -40,6 +41,11 @@ def set_default_backend(name: str | None) -> None:
             hint='Name it: torch.compile(model, backend="torchrelay")',
         )
     torch.compiler.set_default_backend(name)
+
+
+def uncompiled(module: Any) -> Any:
+    """The module that torch.compile wrapped (torch._dynamo.eval_frame.OptimizedModule._orig_mod); else `module`."""
+    return getattr(module, "_orig_mod", module)
 
 
 def user_error(error: Exception) -> Exception:

@@ -7,8 +7,19 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ...tuning import records
+
+
+def new_fake_mode(env: ShapeEnv) -> FakeTensorMode:
+    """A FakeTensorMode whose tensors have sizes of `env`, in which real tensors may take part too."""
+    return FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """A number that tensors of one storage share, fake ones included (UntypedStorage._cdata)."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def item_memo(tensor: torch.Tensor) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import sympy
@@ -104,6 +105,16 @@ def symbol_range(env: ShapeEnv, symbol: sympy.Symbol) -> tuple[int, int | None]:
 def guard_expressions(env: ShapeEnv) -> list[sympy.Expr]:
     """What a shape environment has assumed so far, in order (ShapeEnv.guards)."""
     return [guard.expr for guard in env.guards]
+
+
+def ignoring_fresh_unbacked_symbols(env: ShapeEnv) -> contextlib.AbstractContextManager[None]:
+    """Inside the block, sizes that depend on data may stay unbound (ShapeEnv.ignore_fresh_unbacked_symbols)."""
+    return env.ignore_fresh_unbacked_symbols()
+
+
+def shape_env_of(mode: FakeTensorMode) -> ShapeEnv | None:
+    """A mode's shape environment (FakeTensorMode.shape_env); None where all sizes are numbers."""
+    return mode.shape_env
 
 
 def has_symbols(mode: FakeTensorMode) -> bool:

@@ -161,18 +161,39 @@ GENERATORS = {f"compiler/request/operator_table/{name}.py" for name in ("generat
 PRIVATE_OF_RAY = ("ray.core.generated", "ray.train.v2")
 """Named without an underscore, and not in Ray's documentation."""
 
+PRIVATE_ATTRIBUTES = {
+    "_cdata",
+    "_orig_mod",
+    "_register_builtin_comm_hook",
+    "_local_tensor",
+    "_spec",
+    "_schema",
+    "ignore_fresh_unbacked_symbols",
+}
+"""Of instances of PyTorch's classes: no module's name stands before them."""
+
 
 def private_names(source: str, library: str = "torch") -> set[str]:
-    """Dotted names under `library` that have a private part, as a module's code spells them."""
+    """Names in a module's code that are private ones of `library`: dotted under it, or an attribute of PyTorch's."""
     found = set()
+    attributes = set()
     for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self")):
+                pass  # an attribute of one of our own classes
+            case (
+                ast.Attribute(attr=name)
+                | ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str(name)), *_])
+            ):
+                attributes.add(name)
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module)
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Attribute):
             found.add(ast.unparse(node))
-    return {
+    of_instances = attributes & PRIVATE_ATTRIBUTES if library == "torch" else set()
+    return of_instances | {
         name
         for name in found
         if name.startswith(f"{library}.")
@@ -181,6 +202,19 @@ def private_names(source: str, library: str = "torch") -> set[str]:
             or any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
         )
     }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tensor.untyped_storage()._cdata",
+        "getattr(module, '_orig_mod', module)",
+        "import torch._dynamo",
+        "torch._C._dispatch()",
+    ],
+)
+def test_a_private_name_of_pytorch_is_seen_however_it_is_spelt(line: str) -> None:
+    assert private_names(line)
 
 
 INTERNALS = "compiler/torch_internals/"
