@@ -91,7 +91,6 @@ AMBIENT_FLAGS = frozenset(
     {
         "cuda.matmul.allow_bf16_reduced_precision_reduction",
         "cuda.matmul.allow_fp16_reduced_precision_reduction",
-        "cuda.matmul.allow_tf32",
         "cudnn.allow_tf32",
         "cudnn.benchmark",
         "cudnn.deterministic",
