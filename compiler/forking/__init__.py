@@ -1,4 +1,4 @@
-"""Copies of this process: to work ahead on another processor, or to run what may crash.
-A function and bytes go in; the bytes that the copy worked out come out, or that it was lost.
+"""Forks of this process, and messages between a fork and the process that made it.
+In: a function, or the bytes that it is given. Out: the messages of the fork, or that it was lost.
 Imports nothing of ours.
 """

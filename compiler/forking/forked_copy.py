@@ -1,85 +1,75 @@
-"""Work done ahead in a copy of this process: a fork in; the bytes that the copy worked out, or None, out.
+"""A part of this process' work done in a fork of it, which asks what only this process knows, and sends its result.
 
-The copy goes on from the same state while this process does something else, on another processor. What it finds is
-an offer: whoever asked for it can always do the work itself. What only this process can find out the copy asks it.
+The fork goes on from the same state on another processor while this process does something else. Its result is an
+offer: this process can always do the work itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
+import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection, Pipe
 from typing import NoReturn
+
+from .forked_process import ForkedProcess, ForkedProcessLost
 
 AnswerQuestion = Callable[[bytes], bytes]
 
+LEAST_SECONDS = 60.0
+"""How long `result` waits at least. It waits twice as long as the fork has run by then, if that is more."""
 
-class ForkedCopy:
-    """One fork, seen from both sides. `inside`: whether this is the copy. Raises OSError where none can be made.
+_QUESTION, _RESULT = b"q", b"r"
+"""How each message of the fork begins."""
 
-    answer: what the copy's questions are answered by, in a thread of this process; it raises nothing.
+
+class ForkedCopy(ForkedProcess):
+    """One fork, seen from both sides. answer: called with the fork's questions in a thread of this process; raises
+    nothing.
+
+    Raises OSError where no process can be made.
     """
 
-    def __init__(self, answer: AnswerQuestion | None = None) -> None:
-        self._reading, self._writing = os.pipe()
-        here, there = Pipe() if answer is not None else (None, None)
-        try:
-            self.pid = os.fork()
-        except OSError:
-            for end in (here, there):
-                if end is not None:
-                    end.close()
-            os.close(self._reading)
-            os.close(self._writing)
-            raise
-        self.inside = self.pid == 0
-        os.close(self._reading if self.inside else self._writing)
-        self._waits = not self.inside
-        self._questions = there
-        if here is None or there is None or answer is None:
-            return
-        (here if self.inside else there).close()
+    def __init__(self, answer: AnswerQuestion = lambda question: b"") -> None:
+        super().__init__()
+        self._answer = answer
+        self._result: bytes | None = None
+        self._closed = False
+        self._begun = time.monotonic()
+        self._reader = threading.Thread(target=self._read, name="torchrelay fork's messages", daemon=True)
         if not self.inside:
-            threading.Thread(
-                target=_answer_questions, args=(here, answer), name="torchrelay copy's questions", daemon=True
-            ).start()
+            self._reader.start()
 
     def ask(self, question: bytes) -> bytes:
-        """In the copy: what the other process answers. Raises EOFError or OSError if it is gone."""
-        assert self.inside and self._questions is not None
-        self._questions.send_bytes(question)
-        return self._questions.recv_bytes()
+        """Inside the fork: what the other process answers. Raises ForkedProcessLost if it is gone."""
+        self.send(_QUESTION + question)
+        return self.receive()
 
-    def answer(self, data: bytes) -> NoReturn:
-        """In the copy: hand `data` over, and end."""
-        with os.fdopen(self._writing, "wb") as stream:
-            stream.write(data)
+    def finish(self, result: bytes) -> NoReturn:
+        """Inside the fork: send the result, and end."""
+        self.send(_RESULT + result)
         os._exit(0)
 
     def result(self) -> bytes | None:
-        """Wait for the copy to end; its answer, or None if it had none. To be called once."""
-        self._waits = False
-        with os.fdopen(self._reading, "rb") as stream:
-            data = stream.read()
-        return data if os.waitpid(self.pid, 0)[1] == 0 else None
+        """Wait for the fork's result. None: it ended without one, or did not send it in time. Leaves nothing of it."""
+        self._reader.join(max(LEAST_SECONDS, 2 * (time.monotonic() - self._begun)))
+        self.close()
+        return self._result
 
     def close(self) -> None:
-        """Have nothing of it left. In the copy: end, without an answer."""
+        """Leave nothing of the fork. Inside it: end, without a result."""
         if self.inside:
             os._exit(1)
-        if self._waits:
-            self._waits = False
-            os.close(self._reading)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+        if not self._closed:
+            self._closed = True
+            super().close()
 
-
-def _answer_questions(pipe: Connection, answer: AnswerQuestion) -> None:
-    """Until the copy has ended."""
-    with pipe, contextlib.suppress(EOFError, OSError):
-        while True:
-            pipe.send_bytes(answer(pipe.recv_bytes()))
+    def _read(self) -> None:
+        with contextlib.suppress(ForkedProcessLost):
+            while self._result is None:
+                message = self.receive()
+                if message[:1] == _RESULT:
+                    self._result = message[1:]
+                else:
+                    self.send(self._answer(message[1:]))

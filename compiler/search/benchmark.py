@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import os
 import resource
-import select
-import signal
 import struct
 import threading
 import time
@@ -20,10 +17,11 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
 
+from ..forking.forked_process import ForkedProcess, ForkedProcessLost
 from ..torch_internals import devices
 from ..tuning.candidates import Candidates
 
@@ -96,51 +94,56 @@ def error_of(result: torch.Tensor, reference: torch.Tensor | None) -> float | No
 
 
 class ForkedCpuRunner:
-    """On a CPU. Each started candidate has a process, which waits to be asked for a sample."""
+    """On a CPU. Each started candidate has a process, which takes a sample for each message that it gets."""
 
     def __init__(self, selection: Candidates, reference: torch.Tensor | None, threads: int) -> None:
         self._selection = selection
         self._reference = reference
         self._threads = threads
-        self._running: dict[int, _ForkedCandidate] = {}
+        self._running: dict[int, ForkedProcess] = {}
 
     def __enter__(self) -> ForkedCpuRunner:
         return self
 
     def __exit__(self, *error: object) -> None:
         for candidate in list(self._running):
-            self._running.pop(candidate).kill()
+            self._running.pop(candidate).close()
 
     def start(self, candidate: int) -> float | None:
         if (len(self._running) + 1) * _held() > COPIED_BYTES:
             raise CandidateFailed("this process is too large to be copied once more")
-        copy = _ForkedCandidate(lambda answer, asked: self._inside(candidate, answer, asked))
         try:
-            error = copy.answer(FIRST_SECONDS)
-        except CandidateFailed:
-            copy.kill()
-            raise
-        self._running[candidate] = copy
-        return None if self._reference is None else error
+            process = ForkedProcess.running(lambda fork: _in_new_thread(lambda: self._run(candidate, fork)))
+        except OSError as error:
+            raise CandidateFailed(f"no process could be made: {error}") from error
+        try:
+            (off,) = _NUMBER.unpack(process.receive(FIRST_SECONDS))
+        except ForkedProcessLost as lost:
+            process.close()
+            raise CandidateFailed(str(lost)) from lost
+        self._running[candidate] = process
+        return None if self._reference is None else float(off)
 
     def take(self, order: Sequence[int]) -> list[float | None]:
         return [self._sample(candidate) for candidate in order]
 
     def _sample(self, candidate: int) -> float | None:
-        copy = self._running.get(candidate)
-        if copy is None:
+        process = self._running.get(candidate)
+        if process is None:
             return None
         try:
-            copy.ask()
-            return copy.answer(SAMPLE_SECONDS)
-        except CandidateFailed:
-            self._running.pop(candidate).kill()
+            process.send(b"")
+            (milliseconds,) = _NUMBER.unpack(process.receive(SAMPLE_SECONDS))
+        except ForkedProcessLost:
+            self._running.pop(candidate).close()
             return None
+        return float(milliseconds)
 
-    def _inside(self, candidate: int, answer: Callable[[float], None], asked: Callable[[], bool]) -> None:
+    def _run(self, candidate: int, fork: ForkedProcess) -> None:
+        """In a candidate's process: run it once and send its error; then send one sample for each message."""
         torch.set_num_threads(self._threads)
         result = self._selection.run(candidate, lambda once: once())
-        answer(error_of(result, self._reference) or 0.0)
+        fork.send(_NUMBER.pack(error_of(result, self._reference) or 0.0))
         others = torch.zeros(_cache_bytes(), dtype=torch.uint8)
 
         def sample(once: Callable[[], Any]) -> tuple[float, float]:
@@ -151,84 +154,24 @@ class ForkedCpuRunner:
             return (seconds_waited_for_processor() - before) / took, took
 
         def serve(once: Callable[[], Any]) -> None:
-            while asked():
+            while True:  # until this process is killed
+                fork.receive()
                 share, took = sample(once)
                 for _ in range(RETAKES):
                     if share <= UNDISTURBED:
                         break
                     share, took = min((share, took), sample(once))
-                answer(took * 1e3)
+                fork.send(_NUMBER.pack(took * 1e3))
 
         self._selection.run(candidate, serve)
 
 
-class _ForkedCandidate:
-    """A copy of this process that runs body(answer, asked) in a thread of its own, and ends with it.
-
-    asked() waits for `ask`; false: nobody will. A thread of its own because OpenMP keeps its threads by the one that
-    began them, and after a fork waits for ever for those that were not copied.
-    """
-
-    def __init__(self, body: Callable[[Callable[[float], None], Callable[[], bool]], None]) -> None:
-        asked, self._asks = os.pipe()
-        self._answers, answer = os.pipe()
-        try:
-            self._pid = os.fork()
-        except OSError as error:
-            for descriptor in (asked, self._asks, self._answers, answer):
-                os.close(descriptor)
-            raise CandidateFailed(f"no process could be made: {error}") from error
-        if self._pid == 0:
-            self._run(body, asked, answer)
-        os.close(asked)
-        os.close(answer)
-
-    def _run(self, body: Any, asked: int, answer: int) -> NoReturn:
-        status = 1
-        try:
-            os.close(self._asks)
-            os.close(self._answers)
-
-            def work() -> None:
-                nonlocal status
-                try:
-                    body(
-                        lambda number: os.write(answer, _NUMBER.pack(number)), lambda: bool(os.read(asked, 1))
-                    )
-                    status = 0
-                except BaseException:
-                    traceback.print_exc()
-
-            thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
-            thread.start()
-            thread.join()
-        finally:
-            os._exit(status)
-
-    def ask(self) -> None:
-        try:
-            os.write(self._asks, b"?")
-        except OSError as error:
-            raise CandidateFailed("the process of a candidate ended") from error
-
-    def answer(self, seconds: float) -> float:
-        """The next answer. Raises CandidateFailed: none within `seconds`, or the process ended."""
-        poll = select.poll()
-        poll.register(self._answers, select.POLLIN)
-        if not poll.poll(seconds * 1e3):
-            raise CandidateFailed(f"no answer for {seconds:.0f} s")
-        data = os.read(self._answers, _NUMBER.size)
-        if len(data) != _NUMBER.size:
-            raise CandidateFailed("the process of a candidate ended")
-        (number,) = _NUMBER.unpack(data)
-        return float(number)
-
-    def kill(self) -> None:
-        os.close(self._asks)
-        os.close(self._answers)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+def _in_new_thread(work: Callable[[], None]) -> None:
+    """OpenMP keeps a team of threads for each thread that uses it. After a fork, the thread that was copied would wait
+    for ever for its team, which was not; a new thread gets a team of its own."""
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
+    thread.start()
+    thread.join()
 
 
 def seconds_waited_for_processor(tasks: Path = Path("/proc/self/task")) -> float:

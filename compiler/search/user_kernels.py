@@ -23,7 +23,8 @@ from .. import decoding
 from ..api.tuning import kernels as tuning_kernels
 from ..artifact import manifest
 from ..errors import TuningUnknown, Unavailable
-from ..forking.clean_fork_server import CleanForkServer, ForkedProcessLost
+from ..forking.clean_fork_server import CleanForkServer
+from ..forking.forked_process import ForkedProcessLost
 from ..graph import triton_kernels
 from ..graph.device_environment import device_environment
 from ..request import schema, tuning_pins

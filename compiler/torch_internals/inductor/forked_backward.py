@@ -91,7 +91,7 @@ class BackwardInFork:
                 with without_cpp_builds():
                     lowered = original(gm, inputs, *args, **kwargs)
                 lowered.prepare_for_serialization()
-                self._copy.answer(pickle.dumps((task, lowered, self._ahead.taken_along())))
+                self._copy.finish(pickle.dumps((task, lowered, self._ahead.taken_along())))
             data = self._copy.result()
             self._copy = None
             done, lowered, found = pickle.loads(data) if data else ((), None, None)

@@ -53,7 +53,7 @@ COMPILE = """
     largest, forked_backward.MAX_FORKED_BYTES = forked_backward.MAX_FORKED_BYTES, 0
     found["too large"] = compiled("large", 2)
     forked_backward.MAX_FORKED_BYTES = largest
-    ForkedCopy.answer = lambda self, data: os._exit(9)
+    ForkedCopy.finish = lambda self, data: os._exit(9)
     found["no answer"] = compiled("none", 2)
     print(json.dumps(found))
 """

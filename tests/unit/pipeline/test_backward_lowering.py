@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from torchrelay.compiler.forking import forked_copy
 from torchrelay.compiler.forking.forked_copy import ForkedCopy
 
 
@@ -23,7 +24,7 @@ def gone(pid: int) -> bool:
 def test_an_answer_larger_than_a_pipe_arrives_whole() -> None:
     copy = ForkedCopy()
     if copy.inside:
-        copy.answer(b"x" * (1 << 20))
+        copy.finish(b"x" * (1 << 20))
     assert copy.result() == b"x" * (1 << 20)
     copy.close()
 
@@ -57,7 +58,7 @@ def test_a_copy_asks_the_process_that_made_it() -> None:
 
     copy = ForkedCopy(answer)
     if copy.inside:
-        copy.answer(copy.ask(b"one") + copy.ask(b"two" * 100_000))
+        copy.finish(copy.ask(b"one") + copy.ask(b"two" * 100_000))
     assert copy.result() == b"ONE" + b"TWO" * 100_000
     assert asked == [b"one", b"two" * 100_000]
     copy.close()
@@ -78,3 +79,26 @@ def test_nobody_waits_for_a_copy_s_questions_that_is_gone() -> None:
     while threading.active_count() > before:
         assert time.monotonic() < until, "its thread waits for ever"
         time.sleep(0.01)
+
+
+def test_a_copy_that_hangs_is_ended_and_the_work_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does that inherited a lock which another thread held."""
+    monkeypatch.setattr(forked_copy, "LEAST_SECONDS", 0.2)
+    lock = threading.Lock()
+    with lock:
+        copy = ForkedCopy()
+        if copy.inside:
+            lock.acquire()
+            copy.finish(b"never")
+    assert copy.result() is None
+    assert gone(copy.pid)
+
+
+def test_a_copy_that_works_longer_than_the_least_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked_copy, "LEAST_SECONDS", 0.0)
+    copy = ForkedCopy()
+    if copy.inside:
+        time.sleep(2)
+        copy.finish(b"late")
+    time.sleep(1.5)  # what this process did meanwhile
+    assert copy.result() == b"late"

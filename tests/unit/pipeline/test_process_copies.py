@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import time
 from collections.abc import Iterator
 
 import psutil
 import pytest
-from torchrelay.compiler.forking.clean_fork_server import CleanForkServer, ForkedProcessLost, SendMessage
+from torchrelay.compiler.forking.clean_fork_server import CleanForkServer, SendMessage
+from torchrelay.compiler.forking.forked_process import ForkedProcess, ForkedProcessLost
 
 SEEN: list[bytes] = []
 
@@ -27,14 +29,15 @@ def work(order: bytes, tell: SendMessage) -> None:
         case b"large":
             tell(b"x" * (3 << 20))
         case b"cut":
-            os.write(_pipe_of(tell), b"\xff\x00\x00\x00half a message")
+            os.write(_connection_of(tell), struct.pack("!i", 255) + b"half a message")
             os._exit(1)
     tell(b"bye")
 
 
-def _pipe_of(tell: SendMessage) -> int:
-    (pipe,) = (cell.cell_contents for cell in tell.__closure__ or () if type(cell.cell_contents) is int)
-    return int(pipe)
+def _connection_of(tell: SendMessage) -> int:
+    (fork,) = (cell.cell_contents for cell in tell.__closure__ or ())
+    assert isinstance(fork, ForkedProcess)
+    return fork._connection.fileno()
 
 
 @pytest.fixture
