@@ -20,6 +20,8 @@ AnswerQuestion = Callable[[bytes], bytes]
 LEAST_SECONDS = 60.0
 """How long `result` waits at least. It waits twice as long as the fork has run by then, if that is more."""
 
+_END_SECONDS = 5.0
+
 _QUESTION, _RESULT = b"q", b"r"
 """How each message of the fork begins."""
 
@@ -63,7 +65,11 @@ class ForkedCopy(ForkedProcess):
             os._exit(1)
         if not self._closed:
             self._closed = True
-            super().close()
+            self.kill()
+            self._reader.join(
+                _END_SECONDS
+            )  # it sees the end; a connection that it reads is not closed under it
+            self.disconnect()
 
     def _read(self) -> None:
         with contextlib.suppress(ForkedProcessLost):

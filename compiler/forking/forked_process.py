@@ -73,7 +73,10 @@ class ForkedProcess:
 
     def close(self) -> None:
         """Outside: kill the fork if it runs, and leave nothing of it."""
+        self.kill()
+        self.disconnect()
+
+    def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        self._connection.close()
