@@ -46,3 +46,12 @@ async def run_together(*works: Coroutine[Any, Any, None]) -> None:
     errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
     if errors:
         raise BaseExceptionGroup("some of what was done together failed", errors)
+
+
+async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Waits for `event`, at most so long, and says whether it was set."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False

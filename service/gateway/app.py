@@ -27,6 +27,29 @@ from .wiring import gateway as parts
 log = structlog.get_logger(__name__)
 
 
+ROUTERS = tuple(
+    module.router
+    for module in (
+        compile,
+        progress,
+        artifacts,
+        explain,
+        status,
+        health,
+        keys,
+        tokens,
+        training,
+        tuning,
+        tuning_database,
+        audit,
+        cache,
+        rank_agreement,
+        namespaces,
+        prefetch,
+    )
+)
+
+
 def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> FastAPI:
     """The gateway as an ASGI app. `pool` replaces the Ray workers that the settings describe."""
 
@@ -59,26 +82,9 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
         summary="Compile PyTorch graphs once, and hand the artifact to everyone",
         lifespan=lifespan,
     )
-    for module in (
-        compile,
-        progress,
-        artifacts,
-        explain,
-        status,
-        health,
-        keys,
-        tokens,
-        training,
-        tuning,
-        tuning_database,
-        audit,
-        cache,
-        rank_agreement,
-        namespaces,
-        prefetch,
-    ):
-        app.include_router(module.router)
+    for router in ROUTERS:
+        app.include_router(router)
     errors.install(app, retry_after_seconds=settings.retry_after_seconds)
     app.add_middleware(AccessLog)
-    app.openapi = lambda: openapi_document(app)  # type: ignore[method-assign]
+    app.openapi = lambda: openapi_document(app, ROUTERS)  # type: ignore[method-assign]
     return app

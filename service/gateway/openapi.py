@@ -1,74 +1,24 @@
-"""The OpenAPI document: the routes in; FastAPI's document with the schemas of their msgspec structs out."""
+"""The OpenAPI document: FastAPI's, with the schemas of the msgspec structs that routes take and answer."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from ...compiler.api import admin, compiles
-from ...compiler.api.compiles import MissExplanation
-from ...compiler.api.training import events
-from ...compiler.api.training import jobs as training_jobs
-from ...compiler.api.tuning import database
-from ...compiler.api.tuning import jobs as tuning_jobs
-from ...compiler.artifact.trust_document import SignedDocument
-from ..base.counters import StatsReply
-from .http import errors
-from .routes import health, status
-from .routes.admin import keys
-
-_SCHEMAS = (
-    compiles.CompileStatus,
-    compiles.WorkerInfo,
-    compiles.AgreedOutcome,
-    compiles.ScriptUse,
-    compiles.ScriptArtifacts,
-    MissExplanation,
-    errors.ErrorReply,
-    StatsReply,
-    status.InfoReply,
-    status.FallbackReport,
-    health.ReadyReply,
-    admin.TokenRequest,
-    admin.TokenReply,
-    admin.TokenRecord,
-    admin.NamespaceReply,
-    admin.QuotaChange,
-    admin.KeysReply,
-    keys.RotateRequest,
-    SignedDocument,
-    admin.AuditReply,
-    admin.CacheReply,
-    admin.ArtifactReply,
-    admin.CollectReply,
-    admin.ImportReply,
-    database.TuningsReply,
-    database.TuningsRequest,
-    database.TuningsImported,
-    tuning_jobs.TuneRequest,
-    tuning_jobs.TuneJob,
-    tuning_jobs.TunesReply,
-    tuning_jobs.TuneReply,
-    tuning_jobs.TuneResultsReply,
-    tuning_jobs.GraphStored,
-    training_jobs.TrainRequest,
-    training_jobs.TrainJob,
-    training_jobs.TrainsReply,
-    training_jobs.PackageStored,
-    training_jobs.TrainFile,
-    training_jobs.TrainFilesReply,
-    events.NumberedEvent,
-)
+from .http.errors import ErrorReply
+from .http.json_routes import SCHEMA_REFERENCE, JsonRouter
 
 
-def openapi_document(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document, with the schemas of the msgspec structs that the routes answer with."""
+def openapi_document(app: FastAPI, routers: Iterable[JsonRouter]) -> dict[str, Any]:
+    """The document of `app`, made once."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-        _, found = msgspec.json.schema_components(_SCHEMAS, ref_template="#/components/schemas/{name}")
-        document.setdefault("components", {}).setdefault("schemas", {}).update(found)
+        structs = [ErrorReply, *(struct for router in routers for struct in router.structs)]
+        _, schemas = msgspec.json.schema_components(structs, ref_template=SCHEMA_REFERENCE)
+        document.setdefault("components", {}).setdefault("schemas", {}).update(sorted(schemas.items()))
         app.openapi_schema = document
     return app.openapi_schema

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import Request, Response
 from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 from redis.exceptions import RedisError
@@ -15,9 +14,10 @@ from ....compiler.request import codec
 from ...access.namespaces import EVERY
 from ...base.counters import sum_counters
 from ..http.errors import documented
-from ..wiring.gateway import GatewayParts, gateway_of
+from ..http.json_routes import JsonRouter
+from .parameters import Gateway
 
-router = APIRouter(tags=["health"])
+router = JsonRouter("health")
 
 _READY_SECONDS = 2.0
 
@@ -29,10 +29,10 @@ class ReadyReply(Struct, frozen=True):
     parts: dict[str, str]
 
 
-_READY = {"application/json": {"schema": {"$ref": "#/components/schemas/ReadyReply"}}}
+_READY = router.json_content(ReadyReply)
 
 
-@router.get("/livez", summary="The process answers", response_class=Response)
+@router.get("/livez", summary="The process answers")
 async def livez() -> Response:
     return Response(b"ok\n", media_type="text/plain")
 
@@ -44,9 +44,8 @@ async def livez() -> Response:
         200: {"description": "Ready", "content": _READY},
         503: {"description": "Not ready, and which part", "content": _READY},
     },
-    response_class=Response,
 )
-async def readyz(gateway: Annotated[GatewayParts, Depends(gateway_of)]) -> Response:
+async def readyz(gateway: Gateway) -> Response:
     parts = {"redis": await _redis(gateway), "workers": _workers(gateway)}
     ready = all(state == "ok" for state in parts.values())
     headers = {"Cache-Control": "no-store"}
@@ -62,9 +61,8 @@ async def readyz(gateway: Annotated[GatewayParts, Depends(gateway_of)]) -> Respo
     summary="Prometheus metrics",
     description="Without a token, all namespaces together. A token for all namespaces shows each.",
     responses=documented(),
-    response_class=Response,
 )
-async def metrics(request: Request, gateway: Annotated[GatewayParts, Depends(gateway_of)]) -> Response:
+async def metrics(request: Request, gateway: Gateway) -> Response:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     try:
         async with asyncio.timeout(_READY_SECONDS):
@@ -78,7 +76,7 @@ async def metrics(request: Request, gateway: Annotated[GatewayParts, Depends(gat
     return Response(gateway.metrics.render(shared), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _check(gateway: GatewayParts, token: str) -> None:
+async def _check(gateway: Gateway, token: str) -> None:
     """Raises Unauthenticated, Forbidden, RedisError."""
     grant = await gateway.tokens.check(token)
     if not grant.everywhere:
@@ -88,7 +86,7 @@ async def _check(gateway: GatewayParts, token: str) -> None:
         )
 
 
-async def _redis(gateway: GatewayParts) -> str:
+async def _redis(gateway: Gateway) -> str:
     try:
         async with asyncio.timeout(_READY_SECONDS):
             await gateway.redis.ping()
@@ -97,7 +95,7 @@ async def _redis(gateway: GatewayParts) -> str:
     return "ok"
 
 
-def _workers(gateway: GatewayParts) -> str:
+def _workers(gateway: Gateway) -> str:
     if gateway.state.stopping:
         return "stopping"
     if gateway.state.pool_error:

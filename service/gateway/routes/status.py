@@ -6,21 +6,19 @@ from importlib.metadata import version
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import Request
 from msgspec import Meta, Struct
 
+from ....compiler.api.compiles import WorkerInfo
 from ....compiler.artifact.signing import key_id, key_text
 from ....compiler.errors import BY_CODE, MalformedRequest
 from ....compiler.request import schema as request_schema
-from ...access.tokens import Grant
 from ...base.counters import StatsReply, sum_counters
-from ..http.authentication import requires
-from ..http.errors import documented
 from ..http.json_body import read_json
-from ..http.json_reply import json_answer, json_reply, json_request
-from ..wiring.gateway import GatewayParts, gateway_of
+from ..http.json_routes import JsonRouter
+from .parameters import Gateway, Reader
 
-router = APIRouter(tags=["service"])
+router = JsonRouter("service")
 
 
 class InfoReply(Struct, frozen=True):
@@ -42,70 +40,48 @@ class FallbackReport(Struct, frozen=True, forbid_unknown_fields=True):
     count: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
 
 
-@router.get(
+@router.json(
+    "GET",
     "/v1/stats",
-    summary="Counters of all gateways, for the token's namespace; for a token of all, together and of each",
-    responses={**documented(), **json_reply("StatsReply")},
-    response_class=Response,
+    "Counters of all gateways, for the token's namespace; for a token of all, together and of each",
 )
-async def stats(
-    gateway: Annotated[GatewayParts, Depends(gateway_of)], grant: Annotated[Grant, Depends(requires("read"))]
-) -> Response:
+async def stats(gateway: Gateway, grant: Reader) -> StatsReply:
     found = {
         tenant.namespace: await tenant.stats.read() for tenant in await gateway.tenants.administered(grant)
     }
     every = msgspec.structs.asdict(sum_counters(found.values()))
-    return json_answer(StatsReply(**every, namespaces=found))
+    return StatsReply(**every, namespaces=found)
 
 
-@router.get(
-    "/v1/workers",
-    summary="The workers, and what they compile for",
-    responses={**documented(), **json_reply("WorkerInfo", many=True)},
-    response_class=Response,
-)
-async def workers(
-    gateway: Annotated[GatewayParts, Depends(gateway_of)], _: Annotated[Grant, Depends(requires("read"))]
-) -> Response:
-    return json_answer(gateway.pool.workers() if gateway.state.pool_started else [])
+@router.json("GET", "/v1/workers", "The workers, and what they compile for")
+async def workers(gateway: Gateway, _: Reader) -> list[WorkerInfo]:
+    return gateway.pool.workers() if gateway.state.pool_started else []
 
 
-@router.get(
-    "/v1/info",
-    summary="Version, schema and signing keys",
-    responses={**documented(), **json_reply("InfoReply")},
-    response_class=Response,
-)
-async def info(
-    gateway: Annotated[GatewayParts, Depends(gateway_of)], grant: Annotated[Grant, Depends(requires("read"))]
-) -> Response:
-    return json_answer(
-        InfoReply(
-            version=version("torchrelay"),
-            schema=request_schema.SCHEMA,
-            namespace=grant.namespace,
-            key_ids=[key_id(key) for key in gateway.keyring.public],
-            public_keys=[key_text(key) for key in gateway.keyring.public],
-        )
+@router.json("GET", "/v1/info", "Version, schema and signing keys")
+async def info(gateway: Gateway, grant: Reader) -> InfoReply:
+    return InfoReply(
+        version=version("torchrelay"),
+        schema=request_schema.SCHEMA,
+        namespace=grant.namespace,
+        key_ids=[key_id(key) for key in gateway.keyring.public],
+        public_keys=[key_text(key) for key in gateway.keyring.public],
     )
 
 
-@router.post(
+@router.json(
+    "POST",
     "/v1/report",
-    summary="Tell of local compiles",
-    responses={**documented(413)},
-    response_class=Response,
-    status_code=204,
-    openapi_extra=json_request("FallbackReport"),
+    "Tell of local compiles",
+    body=FallbackReport,
 )
 async def report(
     request: Request,
-    gateway: Annotated[GatewayParts, Depends(gateway_of)],
-    grant: Annotated[Grant, Depends(requires("read"))],
-) -> Response:
+    gateway: Gateway,
+    grant: Reader,
+) -> None:
     told = await read_json(request, FallbackReport)
     if told.reason not in BY_CODE:
         raise MalformedRequest(f"{told.reason!r} is no error code", hint="See compiler/errors.py")
     tenant = await gateway.tenants.of(grant.namespace)
     await tenant.stats.count_fallbacks(told.reason, told.count)
-    return Response(status_code=204)

@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import Path, Request
 from msgspec import Meta, Struct
 
 from .....compiler.api.admin import KeysReply
+from .....compiler.artifact.trust_document import SignedDocument
 from .....compiler.errors import Unavailable
 from ....access.audit import AuditEvent
 from ....access.tokens import Grant
 from ....signing.keyring import Ring
-from ...http.authentication import requires
-from ...http.errors import documented
 from ...http.json_body import read_json
-from ...http.json_reply import json_answer, json_reply, json_request
-from ...wiring.gateway import GatewayParts, gateway_of
+from ...http.json_routes import JsonRouter
+from ..parameters import Gateway, Owner, Reader
 
-router = APIRouter(tags=["keys"])
+router = JsonRouter("keys")
 
 _YEARS_10 = 10 * 366 * 86400
 _QUARTER = 90 * 86400
@@ -33,83 +32,58 @@ class RotateRequest(Struct, frozen=True, forbid_unknown_fields=True):
     overlap_seconds: Annotated[int, Meta(ge=0, le=_YEARS_10)] | None = _QUARTER
 
 
-Owner = Annotated[Grant, Depends(requires("admin", everywhere=True))]
-"""The keys are every namespace's."""
+@router.json("GET", "/v1/trust", "Keys, revocations and epoch, signed by every key of this installation")
+async def trust(gateway: Gateway, _: Reader) -> SignedDocument:
+    return gateway.keyring.document()
 
 
-@router.get(
-    "/v1/trust",
-    summary="Keys, revocations and epoch, signed by every key of this installation",
-    responses={**documented(), **json_reply("SignedDocument")},
-    response_class=Response,
-)
-async def trust(
-    gateway: Annotated[GatewayParts, Depends(gateway_of)], _: Annotated[Grant, Depends(requires("read"))]
-) -> Response:
-    return json_answer(gateway.keyring.document())
+@router.json("GET", "/v1/keys", "The signing keys, for the service's owner")
+async def keys(gateway: Gateway, _: Owner) -> KeysReply:
+    return _reply(gateway.keyring.ring)
 
 
-@router.get(
+@router.json(
+    "POST",
     "/v1/keys",
-    summary="The signing keys, for the service's owner",
-    responses={**documented(), **json_reply("KeysReply")},
-    response_class=Response,
+    "Sign with a new key from now on",
+    body=RotateRequest,
 )
-async def keys(gateway: Annotated[GatewayParts, Depends(gateway_of)], _: Owner) -> Response:
-    return json_answer(_reply(gateway.keyring.ring))
-
-
-@router.post(
-    "/v1/keys",
-    summary="Sign with a new key from now on",
-    responses={**documented(413), **json_reply("KeysReply")},
-    response_class=Response,
-    openapi_extra=json_request("RotateRequest"),
-)
-async def rotate(
-    request: Request, gateway: Annotated[GatewayParts, Depends(gateway_of)], by: Owner
-) -> Response:
+async def rotate(request: Request, gateway: Gateway, by: Owner) -> KeysReply:
     asked = await read_json(request, RotateRequest)
     try:
         ring = await asyncio.to_thread(gateway.keyring.rotate, asked.overlap_seconds)
     except OSError as error:
         raise _unwritable(error) from None
     await _log(gateway, by, "key_rotated", ring.keys[-1].id, f"after {ring.keys[-2].id}")
-    return json_answer(_reply(ring))
+    return _reply(ring)
 
 
-@router.delete(
+@router.json(
+    "DELETE",
     "/v1/keys/{key_id}",
-    summary="Revoke a key: nothing that it signed counts from now on",
-    responses={**documented(404), **json_reply("KeysReply")},
-    response_class=Response,
+    "Revoke a key: nothing that it signed counts from now on",
 )
-async def revoke(key_id: KeyId, gateway: Annotated[GatewayParts, Depends(gateway_of)], by: Owner) -> Response:
+async def revoke(key_id: KeyId, gateway: Gateway, by: Owner) -> KeysReply:
     try:
         ring = await asyncio.to_thread(gateway.keyring.revoke, key_id.strip())
     except OSError as error:
         raise _unwritable(error) from None
     await _log(gateway, by, "key_revoked", key_id.strip(), f"{ring.keys[-1].id} signs")
-    return json_answer(_reply(ring))
+    return _reply(ring)
 
 
-@router.post(
-    "/v1/keys/epoch",
-    summary="Disown everything that was signed until now",
-    responses={**documented(), **json_reply("KeysReply")},
-    response_class=Response,
-)
-async def disown(gateway: Annotated[GatewayParts, Depends(gateway_of)], by: Owner) -> Response:
+@router.json("POST", "/v1/keys/epoch", "Disown everything that was signed until now")
+async def disown(gateway: Gateway, by: Owner) -> KeysReply:
     try:
         ring = await asyncio.to_thread(gateway.keyring.disown)
     except OSError as error:
         raise _unwritable(error) from None
     await _log(gateway, by, "all_disowned", ring.keys[-1].id, f"epoch {ring.epoch}")
-    return json_answer(_reply(ring))
+    return _reply(ring)
 
 
 async def _log(
-    gateway: GatewayParts,
+    gateway: Gateway,
     by: Grant,
     action: Literal["key_rotated", "key_revoked", "all_disowned"],
     signer: str,

@@ -4,62 +4,46 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import Path, Request
 
-from .....compiler.api.admin import QuotaChange
+from .....compiler.api.admin import NamespaceReply, QuotaChange
 from ....access.namespaces import PATTERN
-from ....access.tokens import Grant
-from ...http.authentication import requires
-from ...http.errors import documented
 from ...http.json_body import read_json
-from ...http.json_reply import json_answer, json_reply, json_request
-from ...wiring.gateway import GatewayParts, gateway_of
+from ...http.json_routes import JsonRouter
+from ..parameters import Gateway, Owner, Reader
 
-router = APIRouter(tags=["namespaces"])
+router = JsonRouter("namespaces")
 
 Name = Annotated[str, Path(pattern=PATTERN, description="A namespace")]
 
 
-@router.get(
-    "/v1/namespaces",
-    summary="The namespaces of which the token may hear",
-    responses={**documented(), **json_reply("NamespaceReply", many=True)},
-    response_class=Response,
-)
-async def namespaces(
-    gateway: Annotated[GatewayParts, Depends(gateway_of)], grant: Annotated[Grant, Depends(requires("read"))]
-) -> Response:
+@router.json("GET", "/v1/namespaces", "The namespaces of which the token may hear")
+async def namespaces(gateway: Gateway, grant: Reader) -> list[NamespaceReply]:
     tenants = await gateway.tenants.administered(grant)
-    return json_answer([await gateway.quotas.read(tenant.namespace) for tenant in tenants])
+    return [await gateway.quotas.read(tenant.namespace) for tenant in tenants]
 
 
-@router.get(
-    "/v1/namespaces/{name}",
-    summary="One namespace: its quota, and what it uses now",
-    responses={**documented(), **json_reply("NamespaceReply")},
-    response_class=Response,
-)
+@router.json("GET", "/v1/namespaces/{name}", "One namespace: its quota, and what it uses now")
 async def namespace(
     name: Name,
-    gateway: Annotated[GatewayParts, Depends(gateway_of)],
-    grant: Annotated[Grant, Depends(requires("read"))],
-) -> Response:
+    gateway: Gateway,
+    grant: Reader,
+) -> NamespaceReply:
     tenant = await gateway.tenants.of(grant.within(name).namespace)
-    return json_answer(await gateway.quotas.read(tenant.namespace))
+    return await gateway.quotas.read(tenant.namespace)
 
 
-@router.patch(
+@router.json(
+    "PATCH",
     "/v1/namespaces/{name}",
-    summary="Set a quota; a namespace that does not exist yet does then",
-    responses={**documented(413), **json_reply("NamespaceReply")},
-    response_class=Response,
-    openapi_extra=json_request("QuotaChange"),
+    "Set a quota; a namespace that does not exist yet does then",
+    body=QuotaChange,
 )
 async def change(
     name: Name,
     request: Request,
-    gateway: Annotated[GatewayParts, Depends(gateway_of)],
-    admin: Annotated[Grant, Depends(requires("admin", everywhere=True))],
-) -> Response:
+    gateway: Gateway,
+    admin: Owner,
+) -> NamespaceReply:
     await gateway.quotas.change(name, await read_json(request, QuotaChange), by=admin)
-    return json_answer(await gateway.quotas.read(name))
+    return await gateway.quotas.read(name)

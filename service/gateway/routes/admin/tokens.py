@@ -4,34 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import Path, Request
 
-from .....compiler.api.admin import TokenReply, TokenRequest
+from .....compiler.api.admin import TokenRecord, TokenReply, TokenRequest
 from .....compiler.errors import Forbidden, MalformedRequest, NotFound
-from ....access.tokens import Grant
-from ...http.authentication import requires
-from ...http.errors import documented
 from ...http.json_body import read_json
-from ...http.json_reply import json_answer, json_reply, json_request
-from ...wiring.gateway import GatewayParts, gateway_of
+from ...http.json_routes import JsonRouter
+from ..parameters import Admin, Gateway
 
-router = APIRouter(tags=["tokens"])
+router = JsonRouter("tokens")
 
-Admin = Annotated[Grant, Depends(requires("admin"))]
 TokenId = Annotated[str, Path(pattern="^[0-9a-f]{12}$", description="A token's public id, 12 hex digits")]
 
 
-@router.post(
-    "/v1/tokens",
-    summary="Issue a token",
-    status_code=201,
-    responses={**documented(413), **json_reply("TokenReply", status=201)},
-    response_class=Response,
-    openapi_extra=json_request("TokenRequest"),
-)
-async def issue(
-    request: Request, gateway: Annotated[GatewayParts, Depends(gateway_of)], admin: Admin
-) -> Response:
+@router.json("POST", "/v1/tokens", "Issue a token", body=TokenRequest, status=201, status_code=201)
+async def issue(request: Request, gateway: Gateway, admin: Admin) -> TokenReply:
     asked = await read_json(request, TokenRequest)
     if not asked.name.isprintable():  # a pattern's $ lets one newline pass
         raise MalformedRequest("a token's name is one line", hint="See /docs")
@@ -60,29 +47,17 @@ async def issue(
         lifetime_seconds=asked.expires_seconds,
         allow_source=asked.allow_source,
     )
-    return json_answer(TokenReply(issued.secret, issued.record), 201)
+    return TokenReply(issued.secret, issued.record)
 
 
-@router.get(
-    "/v1/tokens",
-    summary="The tokens that were issued, without their secrets",
-    responses={**documented(), **json_reply("TokenRecord", many=True)},
-    response_class=Response,
-)
-async def tokens(gateway: Annotated[GatewayParts, Depends(gateway_of)], admin: Admin) -> Response:
-    return json_answer(await gateway.tokens.records(by=admin))
+@router.json("GET", "/v1/tokens", "The tokens that were issued, without their secrets")
+async def tokens(gateway: Gateway, admin: Admin) -> list[TokenRecord]:
+    return await gateway.tokens.records(by=admin)
 
 
-@router.delete(
-    "/v1/tokens/{token_id}",
-    summary="Revoke a token, at once",
-    responses={**documented(), **json_reply("TokenRecord")},
-    response_class=Response,
-)
-async def revoke(
-    token_id: TokenId, gateway: Annotated[GatewayParts, Depends(gateway_of)], admin: Admin
-) -> Response:
+@router.json("DELETE", "/v1/tokens/{token_id}", "Revoke a token, at once")
+async def revoke(token_id: TokenId, gateway: Gateway, admin: Admin) -> TokenRecord:
     record = await gateway.tokens.revoke(token_id, by=admin)
     if record is None:
         raise NotFound(f"there is no token {token_id}", hint="`torchrelay token ls` lists them")
-    return json_answer(record)
+    return record

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends, Response
+from fastapi import Response
 
 from .....compiler.artifact import manifest
 from .....compiler.errors import NotFound
-from ....access.tokens import Grant
-from ...http.authentication import requires
 from ...http.errors import documented
-from ...wiring.gateway import GatewayParts, gateway_of
-from ..parameters import CacheKey
+from ...http.json_routes import JsonRouter, binary_content
+from ..parameters import CacheKey, Gateway, Reader
 
-router = APIRouter(tags=["artifacts"])
+router = JsonRouter("artifacts")
 
 
 @router.get(
@@ -24,16 +20,11 @@ router = APIRouter(tags=["artifacts"])
         **documented(),
         200: {
             "description": "The signed artifact",
-            "content": {manifest.ARTIFACT_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+            "content": binary_content(manifest.ARTIFACT_MEDIA_TYPE),
         },
     },
-    response_class=Response,
 )
-async def artifact(
-    key: CacheKey,
-    gateway: Annotated[GatewayParts, Depends(gateway_of)],
-    grant: Annotated[Grant, Depends(requires("read"))],
-) -> Response:
+async def artifact(key: CacheKey, gateway: Gateway, grant: Reader) -> Response:
     tenant = await gateway.tenants.of(grant.namespace)
     data = await tenant.cache.lookup(key, "fetch")
     if data is None:

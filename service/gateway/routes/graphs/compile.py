@@ -6,30 +6,30 @@ from typing import Annotated, Literal
 
 import msgspec
 import structlog
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Query, Request, Response
 from redis.exceptions import RedisError
 
+from .....compiler.api.compiles import CompileStatus
 from .....compiler.artifact import manifest
 from .....compiler.errors import MalformedRequest, NotFound, SourceForbidden, Unavailable
 from .....compiler.request import codec
 from ....access.audit import AuditEvent
 from ....access.tokens import Grant
 from ....admission.compile_request import CompileRequest
-from ...http.authentication import requires
 from ...http.errors import documented, reply
-from ...wiring.gateway import GatewayParts, gateway_of
+from ...http.json_routes import JsonRouter, binary_content
 from ...wiring.tenants import TenantParts
+from ..parameters import Compiler, Gateway
 from .progress import status_of
 
 log = structlog.get_logger(__name__)
 
-router = APIRouter(tags=["compile"])
+router = JsonRouter("compile")
 
 KEY_HEADER = "X-Torchrelay-Key"
 CACHE_HEADER = "X-Torchrelay-Cache"
 _LOOKS = 3
 _DETAIL = 200
-_BINARY = {"schema": {"type": "string", "format": "binary"}}
 _HEADERS = {
     KEY_HEADER: {"description": "The request's cache key, 64 hex digits", "schema": {"type": "string"}},
     CACHE_HEADER: {
@@ -46,22 +46,21 @@ _HEADERS = {
         **documented(413, 415),
         200: {
             "description": "A hit: the signed artifact",
-            "content": {manifest.ARTIFACT_MEDIA_TYPE: _BINARY},
+            "content": binary_content(manifest.ARTIFACT_MEDIA_TYPE),
             "headers": _HEADERS,
         },
         202: {
             "description": "A miss: a compile runs; follow its events",
-            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/CompileStatus"}}},
+            "content": router.json_content(CompileStatus),
             "headers": _HEADERS,
         },
     },
-    response_class=Response,
-    openapi_extra={"requestBody": {"required": True, "content": {codec.GRAPH_MEDIA_TYPE: _BINARY}}},
+    openapi_extra={"requestBody": {"required": True, "content": binary_content(codec.GRAPH_MEDIA_TYPE)}},
 )
 async def compile_graph(
     request: Request,
-    gateway: Annotated[GatewayParts, Depends(gateway_of)],
-    grant: Annotated[Grant, Depends(requires("compile"))],
+    gateway: Gateway,
+    grant: Compiler,
     wait: Annotated[
         Literal["", "cache"], Query(description="`cache`: only look; 404 instead of a compile")
     ] = "",

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import Path, Request
 
-from .....compiler.api import compiles
-from ....access.tokens import Grant
-from ...http.authentication import requires
-from ...http.errors import documented
+from .....compiler.api.compiles import ScriptArtifacts, ScriptUse
 from ...http.json_body import read_json
-from ...http.json_reply import json_answer, json_reply, json_request
-from ...wiring.gateway import GatewayParts, gateway_of
+from ...http.json_routes import JsonRouter
+from ..parameters import Compiler, Gateway, Reader
 
-router = APIRouter(tags=["prefetch"])
+router = JsonRouter("prefetch")
 
 _BODY_BYTES = 64 << 10
 
@@ -23,38 +20,17 @@ Script = Annotated[
 ]
 
 
-@router.post(
-    "/v1/prefetch",
-    summary="Tell which artifacts a script used",
-    responses={**documented(413)},
-    response_class=Response,
-    status_code=204,
-    openapi_extra=json_request("ScriptUse"),
-)
-async def remember(
-    request: Request,
-    gateway: Annotated[GatewayParts, Depends(gateway_of)],
-    grant: Annotated[Grant, Depends(requires("compile"))],
-) -> Response:
-    used = await read_json(request, compiles.ScriptUse, limit=_BODY_BYTES)
+@router.json("POST", "/v1/prefetch", "Tell which artifacts a script used", body=ScriptUse)
+async def remember(request: Request, gateway: Gateway, grant: Compiler) -> None:
+    used = await read_json(request, ScriptUse, limit=_BODY_BYTES)
     tenant = await gateway.tenants.of(grant.namespace)
     for script in used.scripts:
         await tenant.used.remember(script, used.keys)
     if used.prefetched:
         await tenant.used.count(used.prefetched)
-    return Response(status_code=204)
 
 
-@router.get(
-    "/v1/prefetch/{script}",
-    summary="What a script used and the cache still offers",
-    responses={**documented(), **json_reply("ScriptArtifacts")},
-    response_class=Response,
-)
-async def recall(
-    script: Script,
-    gateway: Annotated[GatewayParts, Depends(gateway_of)],
-    grant: Annotated[Grant, Depends(requires("read"))],
-) -> Response:
+@router.json("GET", "/v1/prefetch/{script}", "What a script used and the cache still offers")
+async def recall(script: Script, gateway: Gateway, grant: Reader) -> ScriptArtifacts:
     tenant = await gateway.tenants.of(grant.namespace)
-    return json_answer(await tenant.used.recall(script))
+    return await tenant.used.recall(script)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
 import structlog
-from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi import Depends, Path, Query, Request, Response
 from redis.exceptions import RedisError
 
 from .....compiler.api.training.events import LogLines, NumberedEvent, StateChanged
@@ -18,6 +16,7 @@ from .....compiler.api.training.jobs import (
     TRAIN_ENDED,
     TRAIN_ID,
     PackageStored,
+    TrainFile,
     TrainFilesReply,
     TrainJob,
     TrainRequest,
@@ -26,25 +25,25 @@ from .....compiler.api.training.jobs import (
 from .....compiler.errors import BadTrainJob, Forbidden, MalformedRequest
 from ....access.audit import AuditAction, AuditEvent
 from ....access.tokens import Grant
+from ....base.async_tasks import is_set_within
 from ....jobs.training.records import Series, notification_name
 from ....jobs.training.run import token_name
-from ...http.authentication import requires
 from ...http.errors import documented
+from ...http.event_stream import ServerEvent, event_stream_responses, follow_job
 from ...http.json_body import decode_json
-from ...http.json_reply import json_answer, json_reply, json_request
-from ...wiring.gateway import GatewayParts, gateway_of
+from ...http.json_routes import JsonRouter, binary_content
 from ...wiring.tenants import TenantParts
+from ..parameters import Gateway, LastEventId, Reader, Streams, Trainer
 
 log = structlog.get_logger(__name__)
 
-router = APIRouter(tags=["training"])
+router = JsonRouter("training")
+router.structs.append(NumberedEvent)  # a line of metrics, logs and history
 
 _BODY_BYTES = 4 << 20
 _CANCEL_SECONDS = 8.0
-_STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _LINES = "application/x-ndjson"
 _BYTES = "application/octet-stream"
-_BINARY = {"schema": {"type": "string", "format": "binary"}}
 _NEWS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "News, one a line, as JSON; nothing: no more for now",
@@ -63,9 +62,6 @@ FileName = Annotated[
 ]
 After = Annotated[int, Query(ge=0, lt=1 << 53, description="Number of the last one that is known; 0 begins")]
 Limit = Annotated[int, Query(ge=1, le=10_000, description="At most so many")]
-GatewayHere = Annotated[GatewayParts, Depends(gateway_of)]
-Reader = Annotated[Grant, Depends(requires("read"))]
-Trainer = Annotated[Grant, Depends(requires("train"))]
 
 
 async def _putter(request: Request, grant: Reader) -> Grant:
@@ -78,66 +74,54 @@ async def _putter(request: Request, grant: Reader) -> Grant:
 Putter = Annotated[Grant, Depends(_putter)]
 
 
-@router.post(
+@router.json(
+    "POST",
     "/v1/trains/packages",
-    summary="Keep a packed working directory, so that a training job may name it",
-    responses={**documented(413), **json_reply("PackageStored")},
-    response_class=Response,
-    openapi_extra={"requestBody": {"required": True, "content": {_BYTES: _BINARY}}},
+    "Keep a packed working directory, so that a training job may name it",
+    body=_BYTES,
 )
-async def keep_package(request: Request, gateway: GatewayHere, trainer: Trainer) -> Response:
+async def keep_package(request: Request, gateway: Gateway, trainer: Trainer) -> PackageStored:
     tenant = await gateway.tenants.of(trainer.namespace)
     data = await gateway.intake.read(request, gateway.settings.train_package_bytes)
-    return json_answer(PackageStored(await tenant.train_store.put_package(data), len(data)))
+    return PackageStored(await tenant.train_store.put_package(data), len(data))
 
 
-@router.post(
+@router.json(
+    "POST",
     "/v1/trains",
-    summary="Begin a training job, which runs the submitter's code on the nodes",
-    responses={**documented(413), **json_reply("TrainJob", status=202)},
-    response_class=Response,
-    openapi_extra=json_request("TrainRequest"),
+    "Begin a training job, which runs the submitter's code on the nodes",
+    body=TrainRequest,
+    status=202,
 )
-async def begin(request: Request, gateway: GatewayHere, trainer: Trainer) -> Response:
+async def begin(request: Request, gateway: Gateway, trainer: Trainer) -> TrainJob:
     tenant = await gateway.tenants.of(trainer.namespace)
     asked = decode_json(await gateway.intake.read(request, _BODY_BYTES), TrainRequest)
     loaded = await tenant.train_intake.admit(asked, trainer)
     await _log(tenant, trainer, "train_begun", loaded.job)
     await tenant.trains.create(loaded)
     await _look(tenant)
-    return json_answer(await tenant.trains.job(loaded.job.id), 202)
+    return await tenant.trains.job(loaded.job.id)
 
 
-@router.get(
-    "/v1/trains",
-    summary="Training jobs, the newest first",
-    responses={**documented(), **json_reply("TrainsReply")},
-    response_class=Response,
-)
-async def jobs(gateway: GatewayHere, reader: Reader) -> Response:
+@router.json("GET", "/v1/trains", "Training jobs, the newest first")
+async def jobs(gateway: Gateway, reader: Reader) -> TrainsReply:
     tenant = await gateway.tenants.of(reader.namespace)
-    return json_answer(TrainsReply(await tenant.trains.jobs()))
+    return TrainsReply(await tenant.trains.jobs())
 
 
-@router.get(
-    "/v1/trains/{job}",
-    summary="A training job and how far it is",
-    responses={**documented(), **json_reply("TrainJob")},
-    response_class=Response,
-)
-async def show(job: Job, gateway: GatewayHere, reader: Reader) -> Response:
+@router.json("GET", "/v1/trains/{job}", "A training job and how far it is")
+async def show(job: Job, gateway: Gateway, reader: Reader) -> TrainJob:
     tenant = await gateway.tenants.of(reader.namespace)
-    return json_answer(await tenant.trains.job(job))
+    return await tenant.trains.job(job)
 
 
-@router.post(
+@router.json(
+    "POST",
     "/v1/trains/{job}/cancel",
-    summary="End a training job's ranks; they may save a checkpoint before",
+    "End a training job's ranks; they may save a checkpoint before",
     description="Answers once the job has ended, or after 8 s with what it is then.",
-    responses={**documented(), **json_reply("TrainJob")},
-    response_class=Response,
 )
-async def cancel(job: Job, gateway: GatewayHere, trainer: Trainer) -> Response:
+async def cancel(job: Job, gateway: Gateway, trainer: Trainer) -> TrainJob:
     tenant = await gateway.tenants.of(trainer.namespace)
     found = await tenant.trains.job(job)
     if found.state not in TRAIN_ENDED:
@@ -150,17 +134,16 @@ async def cancel(job: Job, gateway: GatewayHere, trainer: Trainer) -> Response:
                 wake.clear()
                 found = await tenant.trains.job(job)
                 if found.state not in TRAIN_ENDED:
-                    await _nap(wake, min(1.0, gateway.settings.keepalive_seconds))
-    return json_answer(await tenant.trains.job(job))
+                    await is_set_within(wake, min(1.0, gateway.settings.keepalive_seconds))
+    return await tenant.trains.job(job)
 
 
-@router.post(
+@router.json(
+    "POST",
     "/v1/trains/{job}/resume",
-    summary="Go on from its last checkpoint with a training job that failed or was cancelled",
-    responses={**documented(), **json_reply("TrainJob")},
-    response_class=Response,
+    "Go on from its last checkpoint with a training job that failed or was cancelled",
 )
-async def resume(job: Job, gateway: GatewayHere, trainer: Trainer) -> Response:
+async def resume(job: Job, gateway: Gateway, trainer: Trainer) -> TrainJob:
     tenant = await gateway.tenants.of(trainer.namespace)
     found = await tenant.trains.job(job)
     if found.state == "done":
@@ -171,17 +154,16 @@ async def resume(job: Job, gateway: GatewayHere, trainer: Trainer) -> Response:
         waits = StateChanged(state="waiting", at=time.time(), detail=detail)
         await tenant.trains.turn(job, "resume", detail=detail, turned=waits, source=trainer.source)
         await _look(tenant)
-    return json_answer(await tenant.trains.job(job))
+    return await tenant.trains.job(job)
 
 
 @router.get(
     "/v1/trains/{job}/metrics",
     summary="What a training job's ranks measured, a page at a time",
     responses={**documented(), **_NEWS},
-    response_class=Response,
 )
 async def metrics(
-    job: Job, gateway: GatewayHere, reader: Reader, after: After = 0, limit: Limit = 1000
+    job: Job, gateway: Gateway, reader: Reader, after: After = 0, limit: Limit = 1000
 ) -> Response:
     return await _entries(gateway, reader, job, "metrics", after, limit, -1)
 
@@ -190,11 +172,10 @@ async def metrics(
     "/v1/trains/{job}/logs",
     summary="What a training job's ranks printed, a page at a time",
     responses={**documented(), **_NEWS},
-    response_class=Response,
 )
 async def logs(
     job: Job,
-    gateway: GatewayHere,
+    gateway: Gateway,
     reader: Reader,
     rank: Annotated[int, Query(ge=-1, lt=1 << 20, description="Of this rank alone; -1: of all")] = -1,
     after: After = 0,
@@ -207,16 +188,15 @@ async def logs(
     "/v1/trains/{job}/history",
     summary="What became of a training job, a page at a time: all that is neither a metric nor a log",
     responses={**documented(), **_NEWS},
-    response_class=Response,
 )
 async def history(
-    job: Job, gateway: GatewayHere, reader: Reader, after: After = 0, limit: Limit = 1000
+    job: Job, gateway: Gateway, reader: Reader, after: After = 0, limit: Limit = 1000
 ) -> Response:
     return await _entries(gateway, reader, job, "history", after, limit, -1)
 
 
 async def _entries(
-    gateway: GatewayParts, reader: Grant, job: str, what: Series, after: int, limit: int, rank: int
+    gateway: Gateway, reader: Grant, job: str, what: Series, after: int, limit: int, rank: int
 ) -> Response:
     """A page that is not empty while there is more, also where most of it is other ranks'."""
     tenant = await gateway.tenants.of(reader.namespace)
@@ -240,45 +220,38 @@ def _lines(found: Iterable[NumberedEvent]) -> bytes:
 # --- files -------------------------------------------------------------------------------------------------
 
 
-@router.get(
-    "/v1/trains/{job}/files",
-    summary="Files that a training job made: traces, reports, exported models",
-    responses={**documented(), **json_reply("TrainFilesReply")},
-    response_class=Response,
+@router.json(
+    "GET", "/v1/trains/{job}/files", "Files that a training job made: traces, reports, exported models"
 )
-async def files(job: Job, gateway: GatewayHere, reader: Reader) -> Response:
+async def files(job: Job, gateway: Gateway, reader: Reader) -> TrainFilesReply:
     tenant = await gateway.tenants.of(reader.namespace)
-    return json_answer(TrainFilesReply(await tenant.trains.files(job)))
+    return TrainFilesReply(await tenant.trains.files(job))
 
 
 @router.get(
     "/v1/trains/{job}/files/{name:path}",
     summary="One of a training job's files",
-    responses={**documented(), 200: {"description": "Its bytes", "content": {_BYTES: _BINARY}}},
-    response_class=Response,
+    responses={**documented(), 200: {"description": "Its bytes", "content": binary_content(_BYTES)}},
 )
-async def file(job: Job, name: FileName, gateway: GatewayHere, reader: Reader) -> Response:
+async def file(job: Job, name: FileName, gateway: Gateway, reader: Reader) -> Response:
     tenant = await gateway.tenants.of(reader.namespace)
     found, data = await tenant.trains.file(job, name)
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "ETag": f'"{found.digest}"'}
     return Response(data, media_type=_BYTES, headers=headers)
 
 
-@router.put(
+@router.json(
+    "PUT",
     "/v1/trains/{job}/files/{name:path}",
-    summary="Keep a file of a training job, in place of one of that name",
+    "Keep a file of a training job, in place of one of that name",
     description="For the job's own ranks, and for tokens with the role train.",
-    responses={**documented(413), **json_reply("TrainFile")},
-    response_class=Response,
-    openapi_extra={"requestBody": {"required": True, "content": {_BYTES: _BINARY}}},
+    body=_BYTES,
 )
-async def put_file(
-    job: Job, name: FileName, request: Request, gateway: GatewayHere, grant: Putter
-) -> Response:
+async def put_file(job: Job, name: FileName, request: Request, gateway: Gateway, grant: Putter) -> TrainFile:
     tenant = await gateway.tenants.of(grant.namespace)
     await tenant.trains.job(job)
     data = await gateway.intake.read(request, gateway.settings.train_file_bytes)
-    return json_answer(await tenant.trains.put_file(job, name, data))
+    return await tenant.trains.put_file(job, name, data)
 
 
 # --- events ------------------------------------------------------------------------------------------------
@@ -290,19 +263,14 @@ async def put_file(
     description="Server-sent events, named by the tag of their data: metrics, log, checkpoint, note, rank_started, "
     "first_step, compiles, rank_ended, state. Ids are numbers from 1; about the newest 10,000 are there. The stream "
     "ends once the job has. Comments keep it alive.",
-    responses={
-        **documented(),
-        200: {"description": "Events", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
-    },
-    response_class=Response,
+    responses=event_stream_responses(),
 )
 async def events(
     job: Job,
-    gateway: GatewayHere,
+    gateway: Gateway,
     reader: Reader,
-    last_event_id: Annotated[
-        str, Header(description="Go on after this event of an earlier stream", max_length=64)
-    ] = "",
+    streams: Streams,
+    last_event_id: LastEventId = "",
 ) -> Response:
     if last_event_id and not (
         last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 16
@@ -310,44 +278,14 @@ async def events(
         raise MalformedRequest("Last-Event-ID is not the id of an event of this service")
     tenant = await gateway.tenants.of(reader.namespace)
     await tenant.trains.job(job)
-    return StreamingResponse(
-        _stream(gateway, tenant, job, int(last_event_id or 0)),
-        headers=_STREAM_HEADERS,
-        media_type="text/event-stream",
-    )
 
+    async def read(after: str) -> tuple[list[ServerEvent], bool]:
+        state = (await tenant.trains.job(job)).state
+        found = await tenant.trains.events(job, int(after))
+        return [ServerEvent(each.name, str(each.number), each.data) for each in found], state in TRAIN_ENDED
 
-async def _stream(gateway: GatewayParts, tenant: TenantParts, job: str, after: int) -> AsyncIterator[bytes]:
-    """The events after `after`, until the job has ended and all are told."""
-    with gateway.metrics.streams.track_inprogress():
-        async with gateway.wakes.woken(notification_name(job)) as wake:
-            yield b"retry: 1000\n\n"
-            while not gateway.state.stopping:
-                wake.clear()
-                try:
-                    state = (await tenant.trains.job(job)).state
-                    news = await tenant.trains.events(job, after)
-                except RedisError as error:
-                    log.warning("events_delayed", job=job, error=str(error))
-                    state, news = "running", []
-                for event in news:
-                    after = event.number
-                    yield b"event: %s\nid: %d\ndata: %s\n\n" % (event.name.encode(), event.number, event.data)
-                if news:
-                    continue
-                if state in TRAIN_ENDED:
-                    return
-                if not await _nap(wake, gateway.settings.keepalive_seconds):
-                    yield b": keep-alive\n\n"
-
-
-async def _nap(wake: asyncio.Event, seconds: float) -> bool:
-    """Whether it was woken before."""
-    try:
-        async with asyncio.timeout(seconds):
-            return await wake.wait()
-    except TimeoutError:
-        return False
+    woken = gateway.wakes.woken(notification_name(job))
+    return streams.response(follow_job(woken, read, job=job, after=last_event_id or "0"))
 
 
 async def _look(tenant: TenantParts) -> None:

@@ -1,0 +1,90 @@
+"""Server-sent events: frames, keep-alive comments, and the end of a stream when the gateway stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import structlog
+from fastapi.responses import StreamingResponse
+from prometheus_client import Gauge
+from redis.exceptions import RedisError
+
+from ...base.async_tasks import is_set_within
+from .errors import documented
+
+log = structlog.get_logger(__name__)
+
+_MEDIA_TYPE = "text/event-stream"
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+class ServerEvent(NamedTuple):
+    name: str
+    id: str
+    data: bytes
+
+
+class EventBatch(NamedTuple):
+    """What is new in a stream. `ended`: nothing follows. `changed` is set when there may be more."""
+
+    events: list[ServerEvent]
+    ended: bool
+    changed: asyncio.Event
+
+
+def event_stream_responses() -> dict[int | str, dict[str, Any]]:
+    """`responses=` of a route that answers with an event stream."""
+    content = {_MEDIA_TYPE: {"schema": {"type": "string"}}}
+    return {**documented(), 200: {"description": "Events", "content": content}}
+
+
+async def follow_job(
+    woken: AbstractAsyncContextManager[asyncio.Event],
+    read: Callable[[str], Awaitable[tuple[list[ServerEvent], bool]]],
+    *,
+    job: str,
+    after: str,
+) -> AsyncGenerator[EventBatch]:
+    """A durable job's events. `read`: those after an id, and whether the job had ended before they were read."""
+    async with woken as wake:
+        while True:
+            wake.clear()
+            try:
+                events, ended = await read(after)
+            except RedisError as error:
+                log.warning("events_delayed", job=job, error=str(error))
+                events, ended = [], False
+            if events:
+                after = events[-1].id
+            yield EventBatch(events, ended and not events, wake)
+
+
+@dataclass(frozen=True)
+class EventStreams:
+    """Answers with event streams. `count`: how many are open. `stopping`: whether the gateway stops."""
+
+    count: Gauge
+    keepalive_seconds: float
+    stopping: Callable[[], bool]
+
+    def response(self, batches: AsyncGenerator[EventBatch]) -> StreamingResponse:
+        """Sends `batches` until one has ended or the gateway stops, with comments during silence."""
+        return StreamingResponse(self._frames(batches), headers=_HEADERS, media_type=_MEDIA_TYPE)
+
+    async def _frames(self, batches: AsyncGenerator[EventBatch]) -> AsyncIterator[bytes]:
+        with self.count.track_inprogress():
+            async with aclosing(batches):
+                yield b"retry: 1000\n\n"
+                async for events, ended, changed in batches:
+                    for name, event_id, data in events:
+                        yield b"event: %s\nid: %s\ndata: %s\n\n" % (name.encode(), event_id.encode(), data)
+                    if ended or self.stopping():
+                        return
+                    if not events and not await is_set_within(changed, self.keepalive_seconds):
+                        yield b": keep-alive\n\n"
+                    if self.stopping():
+                        return
