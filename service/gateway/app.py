@@ -1,8 +1,7 @@
-"""The gateway: settings in, an ASGI app out. Wiring only; no torch is imported here or below."""
+"""The gateway as an ASGI app: its parts, its background tasks, its routes. No torch is imported here or below."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -21,8 +20,9 @@ from .routes import health, status
 from .routes.admin import audit, cache, keys, namespaces, tokens
 from .routes.graphs import artifacts, compile, explain, prefetch, progress, rank_agreement
 from .routes.jobs import training, tuning, tuning_database
-from .wiring import background
-from .wiring import gateway as parts
+from .wiring.background import start_background_tasks
+from .wiring.gateway import GatewayParts
+from .wiring.worker_pool import worker_pool
 
 log = structlog.get_logger(__name__)
 
@@ -56,15 +56,9 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         logs.configure(settings)
-        gateway = parts.build(settings, pool or parts.worker_pool(settings))
+        gateway = GatewayParts(settings, pool or worker_pool(settings))
         app.state.gateway = gateway
-        tasks = [
-            asyncio.create_task(gateway.wakes.listen(), name="wake-ups"),
-            asyncio.create_task(background.start_pool(gateway), name="start workers"),
-            asyncio.create_task(background.sweep(gateway), name="sweep blobs"),
-            asyncio.create_task(background.drive_tuning_jobs(gateway), name="drive batch jobs"),
-            asyncio.create_task(background.drive_training_jobs(gateway), name="drive training jobs"),
-        ]
+        tasks = start_background_tasks(gateway)
         log.info("gateway_started", version=version("torchrelay"), state_dir=str(settings.state_dir))
         try:
             yield

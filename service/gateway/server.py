@@ -1,4 +1,4 @@
-"""The ASGI app under uvicorn: settings in; a server that ends event streams before it stops, out."""
+"""The ASGI app under uvicorn, which ends event streams before it stops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..settings import ServiceSettings
 from .app import create_app
 from .http import tls
 from .http.slow_clients import HeadTimeoutProtocol
-from .wiring import gateway as parts
+from .wiring.gateway import GatewayParts
 
 SHUTDOWN_SECONDS = 5
 """How long answers in progress may take once the gateway is told to stop."""
@@ -32,14 +32,15 @@ class GatewayServer(uvicorn.Server):
         self._app = app
 
     @property
-    def gateway(self) -> parts.GatewayParts:
+    def gateway(self) -> GatewayParts:
         """Once it has started."""
-        gateway: parts.GatewayParts = self._app.state.gateway
+        gateway: GatewayParts = self._app.state.gateway
         return gateway
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.gateway.state.stopping = True
         self.gateway.tenants.wake_all()
+        self.gateway.notifications.wake_all()
         await super().shutdown(sockets)
 
 

@@ -20,9 +20,10 @@ from pydantic import SecretStr
 
 from ...compiler.artifact.signing import key_text
 from ...compiler.errors import SettingsError
-from ...workers.pool import PoolSettings, WorkerPool
+from ...workers.pool import WorkerPool
 from ..gateway.http import tls
 from ..gateway.server import GatewayServer, create_server
+from ..gateway.wiring.worker_pool import worker_pool
 from ..settings import ServiceSettings
 from ..storage.redis.keys import DEFAULT_NAMESPACE
 from . import state_folder
@@ -90,7 +91,7 @@ async def _start_parts(
                 update={"token": SecretStr(state_folder.owner_token(settings.state_dir))}
             )
         if not embedded:
-            yield settings, WorkerPool(_pool_settings(settings, None))
+            yield settings, worker_pool(settings)
             return
         if settings.token_allow_source is None:
             settings = settings.model_copy(update={"token_allow_source": True})
@@ -101,27 +102,12 @@ async def _start_parts(
             try:
                 if not stop.is_set():
                     await redis.start()
-                yield (
-                    settings.model_copy(update={"redis_url": redis.url}),
-                    WorkerPool(_pool_settings(settings, runtime)),
+                settings = settings.model_copy(
+                    update={"redis_url": redis.url, "ray_temp_dir": settings.ray_temp_dir or str(runtime)}
                 )
+                yield settings, worker_pool(settings)
             finally:
                 await redis.stop()
-
-
-def _pool_settings(settings: ServiceSettings, runtime: Path | None) -> PoolSettings:
-    return PoolSettings(
-        ray_address=settings.ray_address,
-        ray_token=settings.ray_token.get_secret_value() if settings.ray_token else None,
-        temp_dir=str(runtime) if runtime else None,
-        cpu_slots=settings.cpu_slots,
-        gpu_slots_per_gpu=settings.gpu_slots_per_gpu,
-        memory_limit_bytes=settings.worker_memory_limit_bytes,
-        request_limits=settings.limits,
-        kernels_dir=settings.kernels_location,
-        kernels_bytes=settings.kernels_limit_bytes,
-        isolation=settings.isolation,
-    )
 
 
 async def _serve(

@@ -68,7 +68,9 @@ async def metrics(request: Request, gateway: Gateway) -> Response:
         async with asyncio.timeout(_READY_SECONDS):
             if scheme:
                 await _check(gateway, token if scheme.lower() == "bearer" else "")
-            shared = {tenant.namespace: await tenant.stats.read() for tenant in await gateway.tenants.every()}
+            shared = {
+                tenant.namespace: await tenant.counters.read() for tenant in await gateway.tenants.every()
+            }
             if not scheme:
                 shared = {EVERY: sum_counters(shared.values())}
     except (RedisError, TimeoutError):

@@ -47,7 +47,7 @@ class FallbackReport(Struct, frozen=True, forbid_unknown_fields=True):
 )
 async def stats(gateway: Gateway, grant: Reader) -> StatsReply:
     found = {
-        tenant.namespace: await tenant.stats.read() for tenant in await gateway.tenants.administered(grant)
+        tenant.namespace: await tenant.counters.read() for tenant in await gateway.tenants.administered(grant)
     }
     every = msgspec.structs.asdict(sum_counters(found.values()))
     return StatsReply(**every, namespaces=found)
@@ -84,4 +84,4 @@ async def report(
     if told.reason not in BY_CODE:
         raise MalformedRequest(f"{told.reason!r} is no error code", hint="See compiler/errors.py")
     tenant = await gateway.tenants.of(grant.namespace)
-    await tenant.stats.count_fallbacks(told.reason, told.count)
+    await tenant.counters.count_fallbacks(told.reason, told.count)

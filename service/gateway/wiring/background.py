@@ -1,9 +1,10 @@
-"""What a gateway does beside answering: starts workers, sweeps the stores, drives tuning and training jobs."""
+"""What a gateway does beside answering: it starts workers, sweeps the stores, takes up tuning and training jobs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
@@ -15,15 +16,25 @@ from .gateway import GatewayParts
 
 log = structlog.get_logger(__name__)
 
-
 _POOL_RESTART_SECONDS = 5.0
-
-
 _SWEEP_SECONDS = 6 * 3600.0
 
 
-async def start_pool(gateway: GatewayParts) -> None:
-    """Start the workers beside the gateway, which answers hits meanwhile; try again until it works."""
+def start_background_tasks(gateway: GatewayParts) -> list[asyncio.Task[None]]:
+    """All of them run until cancelled."""
+    lease_seconds = gateway.settings.lease_seconds
+    works = {
+        "notifications": gateway.notifications.listen(),
+        "start workers": _start_pool(gateway),
+        "sweep": _repeat(_sweep, gateway, _SWEEP_SECONDS, "blobs_not_swept"),
+        "tuning jobs": _repeat(_take_up_tuning_jobs, gateway, lease_seconds, "tunes_not_looked_at"),
+        "training jobs": _repeat(_take_up_training_jobs, gateway, lease_seconds, "trains_not_looked_at"),
+    }
+    return [asyncio.create_task(work, name=name) for name, work in works.items()]
+
+
+async def _start_pool(gateway: GatewayParts) -> None:
+    """Starts the workers while the gateway answers hits already; tries again until it works."""
     state = gateway.state
     while not state.pool_started:
         try:
@@ -35,28 +46,35 @@ async def start_pool(gateway: GatewayParts) -> None:
             await asyncio.sleep(_POOL_RESTART_SECONDS)
 
 
-async def sweep(gateway: GatewayParts) -> None:
-    """Now and then, delete what crashes left in the blob store, and what training jobs left. Runs until cancelled."""
-    while True:
+async def _repeat(
+    work: Callable[[GatewayParts], Awaitable[None]], gateway: GatewayParts, seconds: float, failed: str
+) -> None:
+    """Does `work` now and every so often. `failed`: log event when Redis or the blob store cannot be reached."""
+    while not gateway.state.stopping:
         try:
-            for tenant in await gateway.tenants.every():
-                if gone := await tenant.cache.sweep():
-                    log.info("orphans_deleted", namespace=tenant.namespace, count=gone)
-                if gone := await tenant.trains.sweep():
-                    log.info("train_files_deleted", namespace=tenant.namespace, count=gone)
-            await _remove_old_folders(gateway)
+            await work(gateway)
         except (RedisError, Unavailable) as error:
-            log.warning("blobs_not_swept", error=str(error))
-        await asyncio.sleep(_SWEEP_SECONDS)
+            log.warning(failed, error=str(error))
+        await asyncio.sleep(seconds)
+
+
+async def _sweep(gateway: GatewayParts) -> None:
+    """Deletes what crashes left in the blob store, and what training jobs left."""
+    for tenant in await gateway.tenants.every():
+        if gone := await tenant.cache.sweep():
+            log.info("orphans_deleted", namespace=tenant.namespace, count=gone)
+        if gone := await tenant.training_jobs.sweep():
+            log.info("train_files_deleted", namespace=tenant.namespace, count=gone)
+    await _remove_old_folders(gateway)
 
 
 async def _remove_old_folders(gateway: GatewayParts) -> None:
-    """Remove the folders of training jobs that nobody can go on with. Raises RedisError, Unavailable."""
+    """Removes the folders of training jobs that cannot be resumed."""
     settings = gateway.settings
     if not settings.train_keep_seconds and not settings.train_keep_bytes:
         return
     needed = {
-        Path(settings.train_folder(tenant.namespace)): retention.resumable(await tenant.trains.jobs())
+        Path(settings.train_folder(tenant.namespace)): retention.resumable(await tenant.training_jobs.jobs())
         for tenant in await gateway.tenants.every()
     }
     gone = await asyncio.to_thread(
@@ -71,29 +89,19 @@ async def _remove_old_folders(gateway: GatewayParts) -> None:
         log.info("train_folder_removed", folder=str(folder))
 
 
-async def drive_tuning_jobs(gateway: GatewayParts) -> None:
-    """Take up batch jobs that no gateway drives, of all namespaces. Runs until cancelled."""
-    while not gateway.state.stopping:
-        try:
-            for tenant in await gateway.tenants.every():
-                await tenant.driver.look()
-        except (RedisError, Unavailable) as error:
-            log.warning("tunes_not_looked_at", error=str(error))
-        await asyncio.sleep(gateway.settings.lease_seconds)
+async def _take_up_tuning_jobs(gateway: GatewayParts) -> None:
+    """Takes up the tuning jobs of all namespaces that no gateway runs."""
+    for tenant in await gateway.tenants.every():
+        await tenant.tuning_controller.look()
 
 
-async def drive_training_jobs(gateway: GatewayParts) -> None:
-    """Take up training jobs that no gateway drives, of all namespaces, and count them. Runs until cancelled."""
-    while not gateway.state.stopping:
-        try:
-            tenants = await gateway.tenants.every()
-            states: Counter[str] = Counter()
-            for tenant in tenants:
-                await tenant.train_driver.look()
-                states.update(await tenant.trains.states())
-            for state, count in states.items():
-                gateway.metrics.trains.labels(state).set(count)
-            gateway.metrics.trains_here.set(sum(tenant.train_driver.driven() for tenant in tenants))
-        except (RedisError, Unavailable) as error:
-            log.warning("trains_not_looked_at", error=str(error))
-        await asyncio.sleep(gateway.settings.lease_seconds)
+async def _take_up_training_jobs(gateway: GatewayParts) -> None:
+    """Takes up the training jobs of all namespaces that no gateway runs, and counts them."""
+    tenants = await gateway.tenants.every()
+    states: Counter[str] = Counter()
+    for tenant in tenants:
+        await tenant.training_controller.look()
+        states.update(await tenant.training_jobs.states())
+    for state, count in states.items():
+        gateway.metrics.trains.labels(state).set(count)
+    gateway.metrics.trains_here.set(sum(tenant.training_controller.driven() for tenant in tenants))

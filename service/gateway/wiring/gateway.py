@@ -1,49 +1,54 @@
-"""The gateway's parts, made once for each app and handed to the routes."""
+"""The composition of a gateway: every part of it, and of each namespace, is made here, in the order of this file.
+
+Each part of a namespace is made with the namespace's own Redis keys and its own folder of the blob store, and is given
+no other: what reaches a tenant's part cannot name what belongs to another tenant.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from fastapi import Request
-from redis.asyncio import Redis
 
-from ....workers.pool import PoolSettings, WorkerPool
 from ...access.audit import AuditLog
 from ...access.namespaces import Namespaces
 from ...access.quotas import Quotas
-from ...access.tokens import Tokens
+from ...access.tokens import Grant, Tokens
 from ...admission.admit import Admission
+from ...admission.saved_requests import SavedRequests
 from ...base.metrics import GatewayMetrics
 from ...base.worker_pools import CompilePool
+from ...cache.admin import CacheAdmin
+from ...cache.artifact_cache import ArtifactCache
+from ...cache.misses import Misses
+from ...cache.rank_agreement import RankVerdicts
+from ...cache.script_history import ScriptHistory
+from ...compile.dispatcher import Dispatcher
+from ...compile.events import CompileEvents
+from ...compile.followers import Followers
+from ...compile.search.database import TuningDatabase
+from ...compile.search.queue import SearchQueue
 from ...compile.search.scheduler import SearchScheduler
+from ...compile.single_flight import Leases
+from ...jobs.training.admission import TrainingJobAdmission
+from ...jobs.training.controller import TrainingJobController
+from ...jobs.training.files import TrainingFiles
+from ...jobs.training.graphs import TrainingGraphCompiler
+from ...jobs.training.records import TrainingJobs
+from ...jobs.training.run import TrainingJobParts
+from ...jobs.tuning.admission import TuningJobAdmission
+from ...jobs.tuning.controller import TuningJobController
+from ...jobs.tuning.records import TuningJobs
 from ...settings import ServiceSettings
 from ...signing import key_files
 from ...signing.keyring import Keyring
-from ...storage.blobs import open_store
+from ...storage.blobs import BlobStore, open_store
 from ...storage.redis.connections import connect
-from ...storage.redis.keys import Keys
+from ...storage.redis.counter_store import CounterStore
+from ...storage.redis.keys import DEFAULT_NAMESPACE, Keys
 from ...storage.redis.notifications import Notifications
 from ...storage.redis.scripts import Scripts
-from .tenants import SharedParts, Tenants
-
-
-@dataclass(frozen=True, kw_only=True)
-class GatewayParts:
-    """Everything a route may use."""
-
-    settings: ServiceSettings
-    redis: Redis
-    tokens: Tokens
-    namespaces: Namespaces
-    quotas: Quotas
-    tenants: Tenants
-    """What belongs to a namespace: `await gateway.tenants.of(grant.namespace)`."""
-    intake: Admission
-    wakes: Notifications
-    pool: CompilePool
-    keyring: Keyring
-    metrics: GatewayMetrics
-    state: GatewayState
 
 
 @dataclass
@@ -55,70 +60,179 @@ class GatewayState:
     stopping: bool = False
 
 
-def build(settings: ServiceSettings, pool: CompilePool) -> GatewayParts:
-    """Wire the parts together; opens no connection yet. Raises SettingsError, OSError."""
-    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    redis = connect(settings)
-    keys, scripts, metrics = Keys(settings.redis_prefix), Scripts(redis), GatewayMetrics()
-    keyring = Keyring(settings.keys_location, key_files.read_trusted_keys(settings.trusted_public_keys))
-    intake = Admission(settings.limits, body_timeout_seconds=settings.body_timeout_seconds)
-    namespaces, wakes = Namespaces(redis, keys), Notifications(redis, keys)
-    audit = AuditLog(redis, keys, entries=settings.audit_entries)
-    tokens = Tokens(redis, keys, scripts, audit, settings)
-    shared = SharedParts(
-        settings=settings,
-        redis=redis,
-        keys=keys,
-        scripts=scripts,
-        store=open_store(
+class GatewayParts:
+    """Everything a route may use. Opens no connection yet. Raises SettingsError, OSError."""
+
+    def __init__(self, settings: ServiceSettings, pool: CompilePool) -> None:
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.settings = settings
+        self.pool = pool
+        self.state = GatewayState()
+        self.metrics = GatewayMetrics()
+
+        self.redis = connect(settings)
+        self.keys = Keys(settings.redis_prefix)
+        self.scripts = Scripts(self.redis)
+        self.notifications = Notifications(self.redis, self.keys)
+        self.store = open_store(
             settings.blob_location,
             timeout_seconds=settings.blob_timeout_seconds,
             allow_http=settings.blob_allow_http,
-        ),
-        intake=intake,
-        wakes=wakes,
-        pool=pool,
-        crew=SearchScheduler(pool, metrics),
-        keyring=keyring,
-        metrics=metrics,
-        tokens=tokens,
-    )
-    tenants = Tenants(shared, namespaces)
-    return GatewayParts(
-        settings=settings,
-        redis=redis,
-        tokens=tokens,
-        namespaces=namespaces,
-        quotas=Quotas(redis, keys, tenants.default.audit, settings),
-        tenants=tenants,
-        intake=intake,
-        wakes=wakes,
-        pool=pool,
-        keyring=keyring,
-        metrics=metrics,
-        state=GatewayState(),
-    )
-
-
-def worker_pool(settings: ServiceSettings) -> CompilePool:
-    """The Ray workers that the settings describe."""
-    return WorkerPool(
-        PoolSettings(
-            ray_address=settings.ray_address,
-            ray_token=settings.ray_token.get_secret_value() if settings.ray_token else None,
-            temp_dir=settings.ray_temp_dir,
-            cpu_slots=settings.cpu_slots,
-            gpu_slots_per_gpu=settings.gpu_slots_per_gpu,
-            queue_limit=settings.max_queued,
-            memory_limit_bytes=settings.worker_memory_limit_bytes,
-            request_limits=settings.limits,
-            kernels_dir=settings.kernels_location,
-            kernels_bytes=settings.kernels_limit_bytes,
         )
-    )
+
+        audit = AuditLog(self.redis, self.keys, entries=settings.audit_entries)
+        self.tokens = Tokens(self.redis, self.keys, self.scripts, audit, settings)
+        self.namespaces = Namespaces(self.redis, self.keys)
+        self.admission = Admission(settings.limits, body_timeout_seconds=settings.body_timeout_seconds)
+        self.keyring = Keyring(
+            settings.keys_location, key_files.read_trusted_keys(settings.trusted_public_keys)
+        )
+        self.search_scheduler = SearchScheduler(pool, self.metrics)
+
+        self.tenants = Tenants(self)
+        self.quotas = Quotas(self.redis, self.keys, self.tenants.default.audit, settings)
+
+
+class TenantParts:
+    """One namespace, in this gateway."""
+
+    def __init__(self, gateway: GatewayParts, namespace: str) -> None:
+        settings, redis, scripts = gateway.settings, gateway.redis, gateway.scripts
+        pool, admission, notifications = gateway.pool, gateway.admission, gateway.notifications
+        keys = gateway.keys.of(namespace)
+        self.namespace = namespace
+        self.keys = keys
+        self.audit = AuditLog(redis, keys, entries=settings.audit_entries)
+        self.counters = CounterStore(redis, keys)
+
+        blobs = BlobStore(
+            redis,
+            keys,
+            gateway.store,
+            inline_bytes=settings.blob_inline_bytes,
+            inline_limit_bytes=settings.redis_blob_limit_bytes,
+        )
+        self.cache = ArtifactCache(
+            redis,
+            keys,
+            scripts,
+            blobs,
+            gateway.metrics,
+            self.audit,
+            keyring=gateway.keyring,
+            quota_bytes=settings.namespace_bytes,
+            limit_bytes=settings.cache_limit_bytes,
+            progress_ttl_seconds=settings.progress_ttl_seconds,
+        )
+        self.cache_admin = CacheAdmin(redis, keys, scripts, blobs, self.audit)
+        self.misses = Misses(redis, keys, scripts)
+        self.script_history = ScriptHistory(redis, keys, scripts)
+        self.rank_verdicts = RankVerdicts(redis, keys, scripts)
+        self.saved_requests = SavedRequests(redis, keys, scripts)
+
+        self.tunings = TuningDatabase(redis, keys, scripts, limit=settings.tunings_limit)
+        self.searches = SearchQueue(namespace, self.tunings, gateway.search_scheduler, gateway.metrics)
+
+        self.events = CompileEvents(redis, keys)
+        self.dispatcher = Dispatcher(
+            settings,
+            namespace,
+            Leases(redis, keys, scripts, settings),
+            self.cache,
+            self.tunings,
+            self.searches,
+            admission,
+            pool,
+            gateway.keyring,
+            gateway.metrics,
+        )
+        self.followers = Followers(self.events, notifications, self.dispatcher, settings)
+
+        self.tuning_jobs = TuningJobs(redis, keys, scripts, lease_seconds=settings.lease_seconds)
+        self.tuning_admission = TuningJobAdmission(
+            settings.limits, admission, self.saved_requests, pool, self.searches
+        )
+        self.tuning_controller = TuningJobController(
+            self.tuning_jobs,
+            farm=self.searches,
+            dispatcher=self.dispatcher,
+            watches=self.followers,
+            wakes=notifications,
+            cache=self.cache,
+            tunings=self.tunings,
+            intake=admission,
+            pool=pool,
+            lease_seconds=settings.lease_seconds,
+        )
+
+        self.training_files = TrainingFiles(gateway.store, namespace)
+        self.training_jobs = TrainingJobs(
+            redis,
+            keys,
+            scripts,
+            self.training_files,
+            lease_seconds=settings.lease_seconds,
+            most_open=settings.train_open_jobs,
+            files_bytes=settings.train_files_bytes,
+        )
+        self.training_admission = TrainingJobAdmission(self.training_files, pool)
+        self.training_controller = TrainingJobController(
+            TrainingJobParts(
+                namespace=namespace,
+                trains=self.training_jobs,
+                store=self.training_files,
+                pool=pool,
+                compiler=TrainingGraphCompiler(
+                    self.cache, self.dispatcher, self.followers, admission, self.saved_requests
+                ),
+                tokens=gateway.tokens,
+                keyring=gateway.keyring,
+                wakes=notifications,
+                settings=settings,
+            )
+        )
+
+
+class Tenants:
+    """The tenants of a gateway, each made when it is first asked for."""
+
+    def __init__(self, gateway: GatewayParts) -> None:
+        self._gateway = gateway
+        self.default = TenantParts(gateway, DEFAULT_NAMESPACE)
+        self._open = {DEFAULT_NAMESPACE: self.default}
+
+    async def of(self, namespace: str) -> TenantParts:
+        """Raises NotFound for a namespace that does not exist, RedisError when it is not known here yet."""
+        if namespace not in self._open:
+            await self._gateway.namespaces.check(namespace)
+            self._open.setdefault(namespace, TenantParts(self._gateway, namespace))
+        return self._open[namespace]
+
+    async def every(self) -> list[TenantParts]:
+        """One for each namespace that exists, by name. Raises RedisError."""
+        return [await self.of(name) for name in await self._gateway.namespaces.names()]
+
+    async def administered(self, grant: Grant) -> list[TenantParts]:
+        """Those that `grant` may see: its own, or all. Raises NotFound, RedisError."""
+        return await self.every() if grant.everywhere else [await self.of(grant.namespace)]
+
+    def wake_all(self) -> None:
+        """Wake all followers of compiles in this process, when the gateway stops."""
+        for tenant in self._open.values():
+            tenant.followers.wake_all()
+
+    async def close(self) -> None:
+        """Leaves tuning and training jobs to other gateways, then stops all compiles and gives their leases back, then
+        stops all searches."""
+        tenants = list(self._open.values())
+        await asyncio.gather(*(tenant.tuning_controller.close() for tenant in tenants))
+        await asyncio.gather(*(tenant.training_controller.close() for tenant in tenants))
+        await asyncio.gather(*(tenant.dispatcher.close() for tenant in tenants))
+        await asyncio.gather(*(tenant.searches.close() for tenant in tenants))
+        await self._gateway.search_scheduler.close()
 
 
 def gateway_of(request: Request) -> GatewayParts:
-    """The FastAPI dependency behind every route."""
+    """The FastAPI dependency of every route."""
     gateway: GatewayParts = request.app.state.gateway
     return gateway

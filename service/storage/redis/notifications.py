@@ -47,7 +47,7 @@ class Notifications:
             try:
                 async with self._redis.pubsub() as channel:
                     await channel.subscribe(self._keys.wake)
-                    self._wake_all()  # what happened before we listened
+                    self.wake_all()  # what happened before we listened
                     async for message in channel.listen():
                         if message["type"] == "message":
                             for wake in self._waiting.get(message["data"].decode(), ()):
@@ -56,7 +56,8 @@ class Notifications:
                 log.warning("wake_channel_lost", error=str(error))
                 await asyncio.sleep(_RECONNECT_SECONDS)
 
-    def _wake_all(self) -> None:
+    def wake_all(self) -> None:
+        """Wake everything that waits in this process."""
         for waiters in self._waiting.values():
             for wake in waiters:
                 wake.set()

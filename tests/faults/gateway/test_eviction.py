@@ -17,8 +17,7 @@ from torchrelay.service.access.quotas import QuotaChange
 from torchrelay.service.access.tokens import OWNER_ID, Grant
 from torchrelay.service.cache.artifact_cache import Offer
 from torchrelay.service.compile.single_flight import LeaseGrant
-from torchrelay.service.gateway.wiring.gateway import GatewayParts, build
-from torchrelay.service.gateway.wiring.tenants import TenantParts
+from torchrelay.service.gateway.wiring.gateway import GatewayParts, TenantParts
 from torchrelay.service.settings import ServiceSettings
 
 KEYS = [f"{n:x}" * 64 for n in range(1, 7)]
@@ -98,13 +97,13 @@ async def check(gateway: GatewayParts, server: RedisServer, model: Model, folder
     inline = 0
     for name in NAMES:
         tenant = await gateway.tenants.of(name)
-        entries, following = await tenant.contents.page(cursor=0, limit=100)
+        entries, following = await tenant.cache_admin.page(cursor=0, limit=100)
         expected = {key: data for (whose, key), data in model.offered.items() if whose == name}
         assert following == 0 and {entry.key for entry in entries} == set(expected)
         assert int(raw.get(tenant.keys.total) or 0) == sum(map(len, expected.values()))
         assert {entry.key for entry in entries if entry.pinned} == {k for n, k in model.pinned if n == name}
         for entry in entries:
-            assert await tenant.contents.data(entry) == expected[entry.key]
+            assert await tenant.cache_admin.data(entry) == expected[entry.key]
             inline += entry.bytes if entry.place == "redis" else 0
     assert int(raw.get("torchrelay:inline") or 0) == inline
     files = {path.name for path in (folder / "blobs").rglob("*") if path.is_file()}
@@ -124,7 +123,7 @@ async def play(server: RedisServer, folder: Path, seed: int) -> int:
         blob_inline_bytes=INLINE,
         cache_limit_bytes=LIMIT,
     )
-    gateway, evicted = build(settings, ArtifactPool()), 0
+    gateway, evicted = GatewayParts(settings, ArtifactPool()), 0
     for name in NAMES:
         await gateway.quotas.change(name, QuotaChange(bytes=0), by=OWNER)
     for _ in range(STEPS):
@@ -148,10 +147,10 @@ async def play(server: RedisServer, folder: Path, seed: int) -> int:
                 assert await tenant.cache.trim() == before - len(model.offered)
                 evicted += before - len(model.offered)
             case "pin" | "unpin" as way if entry in model.offered:
-                await tenant.contents.pin(key, pinned=way == "pin", by=OWNER)
+                await tenant.cache_admin.pin(key, pinned=way == "pin", by=OWNER)
                 (model.pinned.add if way == "pin" else model.pinned.discard)(entry)
             case "remove" if entry in model.offered:
-                await tenant.contents.remove(key, by=OWNER)
+                await tenant.cache_admin.remove(key, by=OWNER)
                 del model.offered[entry]
                 model.pinned.discard(entry)
             case "quota":

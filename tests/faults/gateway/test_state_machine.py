@@ -39,7 +39,7 @@ from torchrelay.compiler.errors import CompileKilled
 from torchrelay.compiler.request import schema
 from torchrelay.service.cache.artifact_cache import Offer
 from torchrelay.service.compile.single_flight import LeaseGrant, Leases
-from torchrelay.service.gateway.wiring.gateway import build
+from torchrelay.service.gateway.wiring.gateway import GatewayParts
 from torchrelay.service.settings import ServiceSettings
 from torchrelay.service.signing import key_files, keyring
 from torchrelay.service.storage.redis.keys import Keys
@@ -156,7 +156,7 @@ class CacheMachine(RuleBasedStateMachine):
             cache_limit_bytes=LIMIT,
         )
         self.loop = asyncio.new_event_loop()
-        self.gateway = build(configured, ArtifactPool())
+        self.gateway = GatewayParts(configured, ArtifactPool())
         self.cache = self.gateway.tenants.default.cache
         self.names = Keys(configured.redis_prefix)
         self.leases = Leases(self.gateway.redis, self.names, Scripts(self.gateway.redis), configured)

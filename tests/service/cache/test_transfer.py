@@ -21,7 +21,7 @@ from torchrelay.compiler.artifact.signing import Trust, key_text, read_key
 from torchrelay.compiler.errors import SettingsError
 from torchrelay.service.cache.artifact_cache import Offer
 from torchrelay.service.compile.single_flight import LeaseGrant
-from torchrelay.service.gateway.wiring import gateway as parts
+from torchrelay.service.gateway.wiring.gateway import GatewayParts
 from torchrelay.service.signing import key_files
 
 Site = Callable[..., Running]
@@ -147,7 +147,7 @@ def test_publishing_again_after_a_lost_answer_leaves_the_blob_for_good(
     gateway: Running, redis_server: RedisServer
 ) -> None:
     async def publish_twice() -> None:
-        mine = parts.build(gateway.settings, gateway.pool)
+        mine = GatewayParts(gateway.settings, gateway.pool)
         granted = await mine.tenants.default.dispatcher._leases.ask("a" * 64, b"", finish=True)
         assert isinstance(granted, LeaseGrant)
         offer = Offer("a" * 64, hashlib.sha256(b"data").hexdigest(), b"data", 1.0, {})
@@ -169,7 +169,7 @@ def test_a_blob_that_is_offered_again_is_not_deleted(start_gateway: StartGateway
         (key,) = running.pool.calls
 
         async def late_deletion() -> None:
-            mine = parts.build(running.settings, running.pool)
+            mine = GatewayParts(running.settings, running.pool)
             await mine.tenants.default.cache._blobs.discard(key, hashlib.sha256(data).hexdigest())
             await mine.redis.aclose()
 

@@ -24,35 +24,35 @@ async def entries(
     limit: Annotated[int, Query(ge=1, le=1000, description="About so many entries")] = 100,
 ) -> CacheReply:
     tenant = await gateway.tenants.of(reader.namespace)
-    found, following = await tenant.contents.page(cursor=int(cursor or 0), limit=limit)
+    found, following = await tenant.cache_admin.page(cursor=int(cursor or 0), limit=limit)
     return CacheReply(found, str(following) if following else "")
 
 
 @router.json("GET", "/v1/cache/{key}", "One artifact: entry, manifest and what its key covers")
 async def show(key: CacheKey, gateway: Gateway, reader: Reader) -> ArtifactReply:
-    contents = (await gateway.tenants.of(reader.namespace)).contents
-    entry = await contents.entry(key)
-    manifest, signer = await contents.manifest(entry)
-    components = await contents.components(key)
+    admin = (await gateway.tenants.of(reader.namespace)).cache_admin
+    entry = await admin.entry(key)
+    manifest, signer = await admin.manifest(entry)
+    components = await admin.components(key)
     return ArtifactReply(entry, signer, manifest, components)
 
 
 @router.json("PUT", "/v1/cache/{key}/pin", "Never evict this artifact")
 async def pin(key: CacheKey, gateway: Gateway, admin: Admin) -> CacheEntry:
     tenant = await gateway.tenants.of(admin.namespace)
-    return await tenant.contents.pin(key, pinned=True, by=admin)
+    return await tenant.cache_admin.pin(key, pinned=True, by=admin)
 
 
 @router.json("DELETE", "/v1/cache/{key}/pin", "Let this artifact be evicted again")
 async def unpin(key: CacheKey, gateway: Gateway, admin: Admin) -> CacheEntry:
     tenant = await gateway.tenants.of(admin.namespace)
-    return await tenant.contents.pin(key, pinned=False, by=admin)
+    return await tenant.cache_admin.pin(key, pinned=False, by=admin)
 
 
 @router.json("DELETE", "/v1/cache/{key}", "Remove this artifact; whoever asks next compiles it again")
 async def remove(key: CacheKey, gateway: Gateway, admin: Admin) -> CacheEntry:
     tenant = await gateway.tenants.of(admin.namespace)
-    return await tenant.contents.remove(key, by=admin)
+    return await tenant.cache_admin.remove(key, by=admin)
 
 
 @router.json(
@@ -63,7 +63,7 @@ async def remove(key: CacheKey, gateway: Gateway, admin: Admin) -> CacheEntry:
 )
 async def take_in(request: Request, gateway: Gateway, admin: Admin) -> ImportReply:
     tenant = await gateway.tenants.of(admin.namespace)
-    data = await gateway.intake.read(request, gateway.settings.import_bytes)
+    data = await gateway.admission.read(request, gateway.settings.import_bytes)
     key, outcome = await tenant.cache.adopt(data, by=admin)
     if outcome == "imported":
         await tenant.cache.trim()

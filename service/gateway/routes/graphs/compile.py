@@ -18,7 +18,7 @@ from ....access.tokens import Grant
 from ....admission.compile_request import CompileRequest
 from ...http.errors import documented, reply
 from ...http.json_routes import JsonRouter, binary_content
-from ...wiring.tenants import TenantParts
+from ...wiring.gateway import TenantParts
 from ..parameters import Compiler, Gateway
 from .progress import status_of
 
@@ -73,8 +73,8 @@ async def compile_graph(
         wrong = MalformedRequest(f"content type is {media_type or 'missing'}, not {codec.GRAPH_MEDIA_TYPE}")
         return reply(wrong, retry_after_seconds=gateway.settings.retry_after_seconds, status=415)
     tenant = await gateway.tenants.of(grant.namespace)
-    body = await gateway.intake.read(request)
-    key, ask = await gateway.intake.key_of(body, namespace=tenant.namespace)
+    body = await gateway.admission.read(request)
+    key, ask = await gateway.admission.key_of(body, namespace=tenant.namespace)
     for _look in range(_LOOKS):
         data = await tenant.cache.lookup(key, "hit")
         if data is not None:
@@ -82,12 +82,12 @@ async def compile_graph(
                 data, media_type=manifest.ARTIFACT_MEDIA_TYPE, headers={KEY_HEADER: key, CACHE_HEADER: "hit"}
             )
         if not await tenant.misses.again(key):
-            ask = ask or await gateway.intake.parse(body)
+            ask = ask or await gateway.admission.parse(body)
             await tenant.misses.remember(ask)
         if wait == "cache":
-            await tenant.stats.count_miss()
+            await tenant.counters.count_miss()
             raise NotFound("nobody has compiled this graph yet", hint="Ask without wait=cache")
-        ask = ask or await gateway.intake.parse(body)
+        ask = ask or await gateway.admission.parse(body)
         if ask.kernels and not grant.source:
             log.warning("source_refused", key=key, name=grant.name, token=grant.id)
             raise SourceForbidden(
@@ -97,7 +97,7 @@ async def compile_graph(
         answer = await tenant.dispatcher.ask(ask, body, finish=finish)
         if answer == "start":
             await _log_cause(tenant, grant, ask)
-            await tenant.kept.note(key, body)
+            await tenant.saved_requests.note(key, body)
         if answer != "hit":
             return Response(
                 codec.to_json(await status_of(tenant, key)),

@@ -13,7 +13,7 @@ from .....compiler.request import codec
 from ....storage.redis.streams import STREAM_START, is_stream_id
 from ...http.event_stream import EventBatch, ServerEvent, event_stream_responses
 from ...http.json_routes import JsonRouter
-from ...wiring.tenants import TenantParts
+from ...wiring.gateway import TenantParts
 from ..parameters import CacheKey, Gateway, LastEventId, Reader, Streams
 
 router = JsonRouter("compile")
@@ -68,7 +68,7 @@ async def compile_events(
 
 async def _batches(tenant: TenantParts, key: str, after: str) -> AsyncGenerator[EventBatch]:
     """The events after `after`, until the last one, which is sent again to a client that has it already."""
-    async with tenant.watches.watch(key) as watch:
+    async with tenant.followers.watch(key) as watch:
         while True:
             changed, ending, found = watch.changed, watch.ending, watch.after(after)
             if ending == "told" and not found:

@@ -30,4 +30,4 @@ async def decide(
     if bool(verdict.digest) == (verdict.error is not None):
         raise MalformedRequest("a verdict has either a digest or an error", hint="See /docs")
     tenant = await gateway.tenants.of(grant.namespace)
-    return await tenant.jobs.decide(job, key, verdict)
+    return await tenant.rank_verdicts.decide(job, key, verdict)

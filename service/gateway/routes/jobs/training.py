@@ -32,7 +32,7 @@ from ...http.errors import documented
 from ...http.event_stream import ServerEvent, event_stream_responses, follow_job
 from ...http.json_body import decode_json
 from ...http.json_routes import JsonRouter, binary_content
-from ...wiring.tenants import TenantParts
+from ...wiring.gateway import TenantParts
 from ..parameters import Gateway, LastEventId, Reader, Streams, Trainer
 
 log = structlog.get_logger(__name__)
@@ -82,8 +82,8 @@ Putter = Annotated[Grant, Depends(_putter)]
 )
 async def keep_package(request: Request, gateway: Gateway, trainer: Trainer) -> PackageStored:
     tenant = await gateway.tenants.of(trainer.namespace)
-    data = await gateway.intake.read(request, gateway.settings.train_package_bytes)
-    return PackageStored(await tenant.train_store.put_package(data), len(data))
+    data = await gateway.admission.read(request, gateway.settings.train_package_bytes)
+    return PackageStored(await tenant.training_files.put_package(data), len(data))
 
 
 @router.json(
@@ -95,24 +95,24 @@ async def keep_package(request: Request, gateway: Gateway, trainer: Trainer) -> 
 )
 async def begin(request: Request, gateway: Gateway, trainer: Trainer) -> TrainJob:
     tenant = await gateway.tenants.of(trainer.namespace)
-    asked = decode_json(await gateway.intake.read(request, _BODY_BYTES), TrainRequest)
-    loaded = await tenant.train_intake.admit(asked, trainer)
+    asked = decode_json(await gateway.admission.read(request, _BODY_BYTES), TrainRequest)
+    loaded = await tenant.training_admission.admit(asked, trainer)
     await _log(tenant, trainer, "train_begun", loaded.job)
-    await tenant.trains.create(loaded)
+    await tenant.training_jobs.create(loaded)
     await _look(tenant)
-    return await tenant.trains.job(loaded.job.id)
+    return await tenant.training_jobs.job(loaded.job.id)
 
 
 @router.json("GET", "/v1/trains", "Training jobs, the newest first")
 async def jobs(gateway: Gateway, reader: Reader) -> TrainsReply:
     tenant = await gateway.tenants.of(reader.namespace)
-    return TrainsReply(await tenant.trains.jobs())
+    return TrainsReply(await tenant.training_jobs.jobs())
 
 
 @router.json("GET", "/v1/trains/{job}", "A training job and how far it is")
 async def show(job: Job, gateway: Gateway, reader: Reader) -> TrainJob:
     tenant = await gateway.tenants.of(reader.namespace)
-    return await tenant.trains.job(job)
+    return await tenant.training_jobs.job(job)
 
 
 @router.json(
@@ -123,19 +123,19 @@ async def show(job: Job, gateway: Gateway, reader: Reader) -> TrainJob:
 )
 async def cancel(job: Job, gateway: Gateway, trainer: Trainer) -> TrainJob:
     tenant = await gateway.tenants.of(trainer.namespace)
-    found = await tenant.trains.job(job)
+    found = await tenant.training_jobs.job(job)
     if found.state not in TRAIN_ENDED:
         await _log(tenant, trainer, "train_cancelled", found)
-        async with gateway.wakes.woken(notification_name(job)) as wake:
-            await tenant.trains.turn(job, "cancel", detail=f"cancelled by {trainer.name}")
+        async with gateway.notifications.woken(notification_name(job)) as wake:
+            await tenant.training_jobs.turn(job, "cancel", detail=f"cancelled by {trainer.name}")
             await _look(tenant)
             until = time.monotonic() + _CANCEL_SECONDS
             while found.state not in TRAIN_ENDED and time.monotonic() < until and not gateway.state.stopping:
                 wake.clear()
-                found = await tenant.trains.job(job)
+                found = await tenant.training_jobs.job(job)
                 if found.state not in TRAIN_ENDED:
                     await is_set_within(wake, min(1.0, gateway.settings.keepalive_seconds))
-    return await tenant.trains.job(job)
+    return await tenant.training_jobs.job(job)
 
 
 @router.json(
@@ -145,16 +145,16 @@ async def cancel(job: Job, gateway: Gateway, trainer: Trainer) -> TrainJob:
 )
 async def resume(job: Job, gateway: Gateway, trainer: Trainer) -> TrainJob:
     tenant = await gateway.tenants.of(trainer.namespace)
-    found = await tenant.trains.job(job)
+    found = await tenant.training_jobs.job(job)
     if found.state == "done":
         raise BadTrainJob(f"training job {job} is done: there is nothing to go on with", hint="Begin another")
     if found.state in TRAIN_ENDED:
         await _log(tenant, trainer, "train_resumed", found)
         detail = f"resumed by {trainer.name}"
         waits = StateChanged(state="waiting", at=time.time(), detail=detail)
-        await tenant.trains.turn(job, "resume", detail=detail, turned=waits, source=trainer.source)
+        await tenant.training_jobs.turn(job, "resume", detail=detail, turned=waits, source=trainer.source)
         await _look(tenant)
-    return await tenant.trains.job(job)
+    return await tenant.training_jobs.job(job)
 
 
 @router.get(
@@ -202,7 +202,7 @@ async def _entries(
     tenant = await gateway.tenants.of(reader.namespace)
     found: list[NumberedEvent] = []
     while True:
-        part = await tenant.trains.entries(job, what, after, limit)
+        part = await tenant.training_jobs.entries(job, what, after, limit)
         found += [
             each
             for each in part
@@ -225,7 +225,7 @@ def _lines(found: Iterable[NumberedEvent]) -> bytes:
 )
 async def files(job: Job, gateway: Gateway, reader: Reader) -> TrainFilesReply:
     tenant = await gateway.tenants.of(reader.namespace)
-    return TrainFilesReply(await tenant.trains.files(job))
+    return TrainFilesReply(await tenant.training_jobs.files(job))
 
 
 @router.get(
@@ -235,7 +235,7 @@ async def files(job: Job, gateway: Gateway, reader: Reader) -> TrainFilesReply:
 )
 async def file(job: Job, name: FileName, gateway: Gateway, reader: Reader) -> Response:
     tenant = await gateway.tenants.of(reader.namespace)
-    found, data = await tenant.trains.file(job, name)
+    found, data = await tenant.training_jobs.file(job, name)
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "ETag": f'"{found.digest}"'}
     return Response(data, media_type=_BYTES, headers=headers)
 
@@ -249,9 +249,9 @@ async def file(job: Job, name: FileName, gateway: Gateway, reader: Reader) -> Re
 )
 async def put_file(job: Job, name: FileName, request: Request, gateway: Gateway, grant: Putter) -> TrainFile:
     tenant = await gateway.tenants.of(grant.namespace)
-    await tenant.trains.job(job)
-    data = await gateway.intake.read(request, gateway.settings.train_file_bytes)
-    return await tenant.trains.put_file(job, name, data)
+    await tenant.training_jobs.job(job)
+    data = await gateway.admission.read(request, gateway.settings.train_file_bytes)
+    return await tenant.training_jobs.put_file(job, name, data)
 
 
 # --- events ------------------------------------------------------------------------------------------------
@@ -277,21 +277,21 @@ async def events(
     ):
         raise MalformedRequest("Last-Event-ID is not the id of an event of this service")
     tenant = await gateway.tenants.of(reader.namespace)
-    await tenant.trains.job(job)
+    await tenant.training_jobs.job(job)
 
     async def read(after: str) -> tuple[list[ServerEvent], bool]:
-        state = (await tenant.trains.job(job)).state
-        found = await tenant.trains.events(job, int(after))
+        state = (await tenant.training_jobs.job(job)).state
+        found = await tenant.training_jobs.events(job, int(after))
         return [ServerEvent(each.name, str(each.number), each.data) for each in found], state in TRAIN_ENDED
 
-    woken = gateway.wakes.woken(notification_name(job))
+    woken = gateway.notifications.woken(notification_name(job))
     return streams.response(follow_job(woken, read, job=job, after=last_event_id or "0"))
 
 
 async def _look(tenant: TenantParts) -> None:
     """Begin at once where this gateway can; else it, or another, does so soon."""
     try:
-        await tenant.train_driver.look()
+        await tenant.training_controller.look()
     except RedisError as error:
         log.warning("trains_not_looked_at", error=str(error))
 

@@ -26,7 +26,7 @@ from ....storage.redis.streams import STREAM_START, is_stream_id
 from ...http.event_stream import ServerEvent, event_stream_responses, follow_job
 from ...http.json_body import decode_json
 from ...http.json_routes import JsonRouter
-from ...wiring.tenants import TenantParts
+from ...wiring.gateway import TenantParts
 from ..parameters import Gateway, LastEventId, Reader, Streams, Tuner
 
 log = structlog.get_logger(__name__)
@@ -47,12 +47,12 @@ Job = Annotated[str, Path(pattern=TUNE_ID, description="A batch job")]
 )
 async def begin(request: Request, gateway: Gateway, tuner: Tuner) -> TuneJob:
     tenant = await gateway.tenants.of(tuner.namespace)
-    asked = decode_json(await gateway.intake.read(request, _BODY_BYTES), TuneRequest)
-    loaded = await tenant.tune_intake.admit(asked, tuner)
+    asked = decode_json(await gateway.admission.read(request, _BODY_BYTES), TuneRequest)
+    loaded = await tenant.tuning_admission.admit(asked, tuner)
     await _log(tenant, tuner, "tune_begun", loaded.job)
-    await tenant.tunes.create(loaded)
+    await tenant.tuning_jobs.create(loaded)
     await _look(tenant)
-    return await tenant.tunes.job(loaded.job.id)
+    return await tenant.tuning_jobs.job(loaded.job.id)
 
 
 @router.json(
@@ -63,23 +63,23 @@ async def begin(request: Request, gateway: Gateway, tuner: Tuner) -> TuneJob:
 )
 async def keep_graph(request: Request, gateway: Gateway, tuner: Tuner) -> GraphStored:
     tenant = await gateway.tenants.of(tuner.namespace)
-    body = await gateway.intake.read(request)
-    ask = await gateway.intake.parse(body)
-    await tenant.kept.keep(ask.key, body)
+    body = await gateway.admission.read(request)
+    ask = await gateway.admission.parse(body)
+    await tenant.saved_requests.keep(ask.key, body)
     return GraphStored(ask.key)
 
 
 @router.json("GET", "/v1/tunes", "Batch jobs, the newest first")
 async def jobs(gateway: Gateway, reader: Reader) -> TunesReply:
     tenant = await gateway.tenants.of(reader.namespace)
-    return TunesReply(await tenant.tunes.jobs())
+    return TunesReply(await tenant.tuning_jobs.jobs())
 
 
 @router.json("GET", "/v1/tunes/{job}", "A batch job and how far each of its items is")
 async def show(job: Job, gateway: Gateway, reader: Reader) -> TuneReply:
     tenant = await gateway.tenants.of(reader.namespace)
-    found = await tenant.tunes.job(job)
-    return TuneReply(found, await tenant.tunes.progress(job))
+    found = await tenant.tuning_jobs.job(job)
+    return TuneReply(found, await tenant.tuning_jobs.progress(job))
 
 
 @router.json(
@@ -96,7 +96,7 @@ async def results(
     ] = "",
 ) -> TuneResultsReply:
     tenant = await gateway.tenants.of(reader.namespace)
-    found, following = await tenant.tunes.results(job, int(cursor or 0))
+    found, following = await tenant.tuning_jobs.results(job, int(cursor or 0))
     return TuneResultsReply(found, str(following) if following else "")
 
 
@@ -119,16 +119,16 @@ async def _turn(
     gateway: Gateway, tuner: Grant, job: str, what: JobTransition, action: AuditAction
 ) -> TuneJob:
     tenant = await gateway.tenants.of(tuner.namespace)
-    found = await tenant.tunes.job(job)
+    found = await tenant.tuning_jobs.job(job)
     if what == "resume" and found.sources and not tuner.source:
         raise SourceForbidden(
             f"the token of {tuner.name!r} may not have source compiled: the user-written Triton kernel "
             f"{found.sources[0]!r} of this job"
         )
     await _log(tenant, tuner, action, found)
-    await tenant.tunes.turn(job, what, detail=f"{what} by {tuner.name}" if what == "cancel" else "")
+    await tenant.tuning_jobs.turn(job, what, detail=f"{what} by {tuner.name}" if what == "cancel" else "")
     await _look(tenant)
-    return await tenant.tunes.job(job)
+    return await tenant.tuning_jobs.job(job)
 
 
 @router.get(
@@ -148,21 +148,21 @@ async def events(
     if last_event_id and not is_stream_id(last_event_id):
         raise MalformedRequest("Last-Event-ID is not the id of an event of this service")
     tenant = await gateway.tenants.of(reader.namespace)
-    await tenant.tunes.job(job)
+    await tenant.tuning_jobs.job(job)
 
     async def read(after: str) -> tuple[list[ServerEvent], bool]:
-        state = (await tenant.tunes.job(job)).state
-        found = await tenant.tunes.events(job, after)
+        state = (await tenant.tuning_jobs.job(job)).state
+        found = await tenant.tuning_jobs.events(job, after)
         return [ServerEvent(each.name, each.id, each.data) for each in found], state in ("done", "cancelled")
 
-    woken = gateway.wakes.woken(notification_name(job))
+    woken = gateway.notifications.woken(notification_name(job))
     return streams.response(follow_job(woken, read, job=job, after=last_event_id or STREAM_START))
 
 
 async def _look(tenant: TenantParts) -> None:
     """Begin at once where this gateway can; else it, or another, does so soon."""
     try:
-        await tenant.driver.look()
+        await tenant.tuning_controller.look()
     except RedisError as error:
         log.warning("tunes_not_looked_at", error=str(error))
 

@@ -46,7 +46,7 @@ async def take_in(
     tuner: Tuner,
 ) -> TuningsImported:
     tenant = await gateway.tenants.of(tuner.namespace)
-    asked = decode_json(await gateway.intake.read(request, _BODY_BYTES), TuningsRequest)
+    asked = decode_json(await gateway.admission.read(request, _BODY_BYTES), TuningsRequest)
     # Logged before: no winner changes without an entry, whatever fails after it.
     detail = f"{len(asked.entries)} entries{', replacing others' if asked.replace else ''}"
     await tenant.audit.append(

@@ -1,0 +1,24 @@
+"""The Ray workers that the gateway's settings describe."""
+
+from __future__ import annotations
+
+from ....workers.pool import PoolSettings, WorkerPool
+from ...settings import ServiceSettings
+
+
+def worker_pool(settings: ServiceSettings) -> WorkerPool:
+    return WorkerPool(
+        PoolSettings(
+            ray_address=settings.ray_address,
+            ray_token=settings.ray_token.get_secret_value() if settings.ray_token else None,
+            temp_dir=settings.ray_temp_dir,
+            cpu_slots=settings.cpu_slots,
+            gpu_slots_per_gpu=settings.gpu_slots_per_gpu,
+            queue_limit=settings.max_queued,
+            memory_limit_bytes=settings.worker_memory_limit_bytes,
+            request_limits=settings.limits,
+            kernels_dir=settings.kernels_location,
+            kernels_bytes=settings.kernels_limit_bytes,
+            isolation=settings.isolation,
+        )
+    )

@@ -1,0 +1,37 @@
+"""What the service's settings say of the workers reaches the pool, in the one place where pools are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchrelay.service.gateway.wiring.worker_pool import worker_pool
+from torchrelay.service.settings import ServiceSettings
+from torchrelay.workers.pool import PoolSettings, WorkerPool
+
+NO_SETTING = {"object_store_bytes", "engine"}
+
+
+def test_every_field_that_has_a_setting_reaches_the_pool(monkeypatch) -> None:
+    made: list[PoolSettings] = []
+    monkeypatch.setattr(WorkerPool, "__init__", lambda self, settings: made.append(settings))
+    settings = ServiceSettings(
+        ray_address="head:6379",
+        ray_token="t" * 32,
+        ray_temp_dir="/r",
+        cpu_slots=3,
+        gpu_slots_per_gpu=2,
+        max_queued=7,
+        worker_memory_limit_bytes=1 << 20,
+        body_bytes=1 << 10,
+        kernels_dir=Path("/k"),
+        kernels_limit_bytes=5,
+        isolation="required",
+    )
+    worker_pool(settings)
+    given, default = made[0], PoolSettings()
+    assert {
+        name for name in PoolSettings.__struct_fields__ if getattr(given, name) == getattr(default, name)
+    } == NO_SETTING
+    assert (given.isolation, given.queue_limit, given.temp_dir) == ("required", 7, "/r")
+    assert given.ray_token == "t" * 32
+    assert given.request_limits == settings.limits
