@@ -8,91 +8,25 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-SCRIPTS = {
-    "lease": (
-        "acquire",
-        "renew",
-        "progress",
-        "fail",
-        "release",
-    ),
-    "cache": (
-        "lookup",
-        "publish",
-        "quarantine",
-        "evict",
-        "pin",
-        "remove",
-        "record_miss",
-        "record_script_use",
-        "agree",
-    ),
-    "access": (
-        "authenticate",
-        "charge",
-    ),
-    "admission": ("save_request",),
-    "search": (
-        "find_tunings",
-        "store_tunings",
-    ),
-    "tuning_jobs": (
-        "create_tuning_job",
-        "lease_tuning_job",
-        "record_tuning_item",
-        "change_tuning_job",
-    ),
-    "training_jobs": (
-        "create_training_job",
-        "lease_training_job",
-        "record_training_events",
-        "change_training_job",
-        "add_training_file",
-        "archive_training_events",
-    ),
-}
-"""By folder of lua/. A script's name is its file's and that of its attribute below."""
-
-
 Script = Callable[..., Awaitable[Any]]
 
 
 class Scripts:
-    """The Lua scripts, bound to a client; each is loaded again by itself when Redis has forgotten it."""
+    """The Lua scripts, bound to a client: `scripts.publish(keys=[...], args=[...])` runs lua/cache/publish.lua.
 
-    acquire: Script
-    renew: Script
-    progress: Script
-    fail: Script
-    release: Script
-    lookup: Script
-    publish: Script
-    quarantine: Script
-    evict: Script
-    pin: Script
-    remove: Script
-    record_miss: Script
-    record_script_use: Script
-    agree: Script
-    authenticate: Script
-    charge: Script
-    save_request: Script
-    find_tunings: Script
-    store_tunings: Script
-    create_tuning_job: Script
-    lease_tuning_job: Script
-    record_tuning_item: Script
-    change_tuning_job: Script
-    create_training_job: Script
-    lease_training_job: Script
-    record_training_events: Script
-    change_training_job: Script
-    add_training_file: Script
-    archive_training_events: Script
+    Each is loaded again by itself when Redis has forgotten it.
+    """
 
     def __init__(self, redis: Redis) -> None:
-        folder = resources.files(__package__) / "lua"
-        for group, names in SCRIPTS.items():
-            for name in names:
-                source = (folder / group / f"{name}.lua").read_text("utf-8")
-                setattr(self, name, redis.register_script(source))
+        groups = (resources.files(__package__) / "lua").iterdir()
+        self._scripts: dict[str, Script] = {
+            file.name.removesuffix(".lua"): redis.register_script(file.read_text("utf-8"))
+            for group in groups
+            for file in group.iterdir()
+        }
+
+    def __getattr__(self, name: str) -> Script:
+        try:
+            return self._scripts[name]
+        except KeyError:
+            raise AttributeError(f"there is no {name}.lua") from None
