@@ -250,7 +250,7 @@ class PlayedLanes:
         self._toolchain = toolchain
         self._busy = dict.fromkeys(benches, False)
 
-    def lanes(self, toolchain: schema.Toolchain, target: schema.Target) -> list[SearchDevice]:
+    def search_devices(self, toolchain: schema.Toolchain, target: schema.Target) -> list[SearchDevice]:
         if toolchain != self._toolchain:
             raise NoWorker("no worker for that toolchain")
         return [SearchDevice(name, busy, False) for name, busy in self._busy.items()]
@@ -285,9 +285,9 @@ class OutsideTunings(TuningDatabase):
         with self._loop.outside():
             return await super().known(place, problems)
 
-    async def keep(self, entries: Sequence[TuningEntry]) -> list[Any]:
+    async def store(self, entries: Sequence[TuningEntry]) -> list[Any]:
         with self._loop.outside():
-            return list(await super().keep(entries))
+            return list(await super().store(entries))
 
 
 def asker(loop: PlayedLoop, answer: Callable[[bytes], Awaitable[bytes]]) -> queries.SendQuery:
@@ -346,14 +346,14 @@ def play(recording: Recording, gpus: int, args: argparse.Namespace) -> Play:
 
         async def whole() -> Play:
             metrics = GatewayMetrics()
-            crew = SearchScheduler(PlayedLanes(loop, benches, toolchain), metrics)
-            farm = SearchQueue("default", tunings, crew, metrics)
-            farm.expect(SearchTarget(toolchain, target))
-            search._ask = asker(loop, CompileQueries(tunings, farm, ask).answer)
+            scheduler = SearchScheduler(PlayedLanes(loop, benches, toolchain), metrics)
+            queue = SearchQueue("default", tunings, scheduler, metrics)
+            queue.expect(SearchTarget(toolchain, target))
+            search._ask = asker(loop, CompileQueries(tunings, queue, ask).answer)
             search._scouts_left = 1
             try:
                 await loop.play(lambda: compiled(loop, search, recording))
-                known = {entry.problem for entry in await farm.known(place, list(recorded))}
+                known = {entry.problem for entry in await queue.known(place, list(recorded))}
                 assert known == set(recorded), "some problem is not known in the end"
                 return Play(
                     clock.waited,
@@ -362,8 +362,8 @@ def play(recording: Recording, gpus: int, args: argparse.Namespace) -> Play:
                     processors.used / loop.now,
                 )
             finally:
-                await farm.close()
-                await crew.close()
+                await queue.close()
+                await scheduler.close()
                 await redis.aclose()
 
         return loop.run_until_complete(whole())

@@ -157,7 +157,7 @@ class WorkerPool:
             self._end(slot, job_id, running)
             raise
 
-    def lanes(self, toolchain: schema.Toolchain, target: schema.Target) -> list[SearchDevice]:
+    def search_devices(self, toolchain: schema.Toolchain, target: schema.Target) -> list[SearchDevice]:
         """Where searches for `toolchain` and `target` can run, one for each device. Raises NoWorker where there is no
         such worker, nor one to come."""
         return self._slots.lanes(toolchain, target)

@@ -1,10 +1,10 @@
-"""What a running compile asks of its team's tuning database: a question's bytes in; Known's bytes out, or none.
+"""Answers what a running compile asks of its team's tuning database.
 
-The process that asks runs a tenant's graph, and may have been taken over by it. Its bytes are decoded within limits
-against closed structs. What it reports is kept only of the device and versions that it was given to compile for. A
-compile of user-written source can claim anything, and its claim would choose others' kernels (docs/decisions/0015): it
-is believed of calls of its only source, and of nothing else (0021). It may ask: the entries are its own team's. It may
-want problems searched: the service's own code does that elsewhere (service/compile/search/queue.py).
+The process that asks runs a tenant's graph, and the graph may control it. Its bytes are decoded within limits against
+closed structs. Its results are stored only for the device and versions that it was given to compile for. A compile of
+user-written source can claim anything, and its claim would choose others' kernels (docs/decisions/0015): it is believed
+for calls of its only source, and for nothing else (0021). It may look up entries: they are its own team's. It may ask
+for searches: the service's own code runs them elsewhere (service/compile/search/queue.py).
 """
 
 from __future__ import annotations
@@ -30,58 +30,62 @@ log = structlog.get_logger(__name__)
 
 
 _SECONDS = 8.0
-"""For one answer: the compile waits for ten (workers/fork_server/queries.py)."""
+"""The limit of one answer: the compile waits ten (workers/fork_server/queries.py)."""
 
 
 OnQuery = Callable[[queries.TuningQuery, Sequence[TuningEntry]], None]
-"""Hears, in the event loop, what a compile asked and which entries it was answered."""
+"""Called in the event loop with what a compile asked and the entries of the answer."""
 
 
 class CompileQueries:
-    """The questions of one compile. `ask`: what it was given to compile. hear: who else wants to know of them."""
+    """The queries of one compile. `request`: what it compiles. `on_query`: called with each query and its answer."""
 
     def __init__(
-        self, tunings: TuningDatabase, farm: SearchQueue, ask: CompileRequest, hear: OnQuery | None = None
+        self,
+        tunings: TuningDatabase,
+        queue: SearchQueue,
+        request: CompileRequest,
+        on_query: OnQuery | None = None,
     ) -> None:
         self._tunings = tunings
-        self._farm = farm
-        self._ask = ask
-        self._hear = hear
-        self._complained = False
+        self._queue = queue
+        self._request = request
+        self._on_query = on_query
+        self._warned = False
 
-    async def answer(self, question: bytes) -> bytes:
-        """Raises nothing: b'' where there is no answer, and the first time a line in the log."""
+    async def answer(self, data: bytes) -> bytes:
+        """Raises nothing: b'' if there is no answer, and a line in the log the first time."""
         try:
             async with asyncio.timeout(_SECONDS):
-                asked = decode_query(question)
-                known = await self._known(asked)
+                query = decode_query(data)
+                known = await self._known(query)
         except (RelayError, RedisError, TimeoutError) as error:
-            if not self._complained:
-                self._complained = True
+            if not self._warned:
+                self._warned = True
                 log.warning(
-                    "tuning_unanswered", key=self._ask.key, error=f"{type(error).__name__}: {error}"[:500]
+                    "tuning_unanswered", key=self._request.key, error=f"{type(error).__name__}: {error}"[:500]
                 )
             return b""
-        if self._hear is not None:
-            self._hear(asked, known.entries)
+        if self._on_query is not None:
+            self._on_query(query, known.entries)
         return msgspec.msgpack.encode(known)
 
-    async def _known(self, question: queries.TuningQuery) -> KnownEntries:
-        match question:
+    async def _known(self, query: queries.TuningQuery) -> KnownEntries:
+        match query:
             case EntryLookup(place, problems):
                 return KnownEntries(await self._tunings.known(place, problems))
             case SearchRequest(place, problems, patience):
-                return await self._farm.want(place, problems, self._ask, patience=patience)
+                return await self._queue.want(place, problems, self._request, wait_seconds=patience)
             case SearchResult(entry) if self._believes(entry):
-                return KnownEntries([kept.entry for kept in await self._tunings.keep([entry])])
+                return KnownEntries([stored.entry for stored in await self._tunings.store([entry])])
             case SearchResult(entry):
                 return KnownEntries(await self._tunings.known(entry.place, [entry.problem]))
             case _:
-                raise MalformedRequest(f"no compile asks {type(question).__name__}")
+                raise MalformedRequest(f"no compile asks {type(query).__name__}")
 
     def _believes(self, entry: TuningEntry) -> bool:
-        if not is_measurable(entry.place, self._ask.toolchain, self._ask.target):
+        if not is_measurable(entry.place, self._request.toolchain, self._request.target):
             return False
         if kernels.is_of_source(entry.problem):
-            return [kernels.source_of(entry.problem)] == self._ask.sources
-        return not self._ask.sources
+            return [kernels.source_of(entry.problem)] == self._request.sources
+        return not self._request.sources

@@ -1,8 +1,8 @@
-"""A team's tuning database: problems and the place they are for in; the entries that stand for them, out.
+"""The tuning database of a team: the winner of each problem in each place, in Redis.
 
 Each namespace has its own. The first entry for a problem in a place stands, however often it is measured again, until
-somebody replaces it by name; so everyone gets one kernel. A namespace keeps `limit` entries; past it those go that have
-not been asked for the longest. It lies in Redis beside the cache, and outlives gateways as that does.
+it is replaced explicitly; so every compile gets the same kernel. A namespace stores `limit` entries; past it the least
+recently asked for go.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ...storage.redis.scripts import Scripts
 log = structlog.get_logger(__name__)
 
 _BATCH = 100
-"""Entries of one call: Redis does nothing else meanwhile."""
+"""Entries of one call, during which Redis does nothing else."""
 
 
 class StoredEntry(Struct, frozen=True):
-    """What became of an entry. `entry`: the one that stands now; `exists`: it stood already, and was left."""
+    """What became of an entry. `entry`: the one that stands now. `exists`: there was one already, and it stays."""
 
     entry: TuningEntry
     outcome: Literal["new", "exists", "replaced"]
@@ -54,25 +54,25 @@ class TuningDatabase:
         entries = (_of(data, place, problem) for problem, data in zip(problems, found, strict=True))
         return [entry for entry in entries if entry is not None]
 
-    async def keep(self, entries: Sequence[TuningEntry], *, replace: bool = False) -> list[StoredEntry]:
-        """Keep `entries`, in order; what stands already stays unless `replace`, or unless it cannot be read.
+    async def store(self, entries: Sequence[TuningEntry], *, replace: bool = False) -> list[StoredEntry]:
+        """Stores `entries`, in order. An entry that is there stays unless `replace`, or unless it cannot be read.
 
-        Raises LimitExceeded for an entry of more than queries.ENTRY_LIMIT bytes, before any is kept.
+        Raises LimitExceeded for an entry of more than queries.ENTRY_LIMIT bytes, before any is stored.
         """
         encoded = [_encoded(entry) for entry in entries]
-        kept: list[StoredEntry] = []
+        stored: list[StoredEntry] = []
         for start in range(0, len(entries), _BATCH):
             batch = entries[start : start + _BATCH]
-            outcomes = await self._keep(batch, encoded[start : start + _BATCH], replace=replace)
+            outcomes = await self._store(batch, encoded[start : start + _BATCH], replace=replace)
             for entry, (outcome, standing) in zip(batch, outcomes, strict=True):
                 stands = _of(standing, entry.place, entry.problem) if outcome == b"exists" else entry
                 if stands is None:
-                    await self._keep([entry], [_encoded(entry)], replace=True)
+                    await self._store([entry], [_encoded(entry)], replace=True)
                     stands, outcome = entry, b"replaced"
-                kept.append(StoredEntry(stands, outcome.decode()))
-        return kept
+                stored.append(StoredEntry(stands, outcome.decode()))
+        return stored
 
-    async def _keep(
+    async def _store(
         self, entries: Sequence[TuningEntry], encoded: Sequence[bytes], *, replace: bool
     ) -> list[tuple[bytes, bytes]]:
         args: list[str | bytes | int] = [self._limit, "replace" if replace else ""]
@@ -84,9 +84,9 @@ class TuningDatabase:
         return outcomes
 
     async def page(self, cursor: int, count: int) -> tuple[list[TuningEntry], int]:
-        """Some of all entries, about `count`, and where to go on; begin with 0, and 0 ends.
+        """About `count` entries, and the cursor of the next page. Begin with 0; 0 ends.
 
-        What is there from the first page to the last is on one of them, some of it perhaps twice (HSCAN's promise).
+        What is there from the first page to the last is on one of them, perhaps twice (HSCAN's guarantee).
         """
         following, found = await self._redis.hscan(self._keys.tunings, cursor, count=count)
         return [entry for data in found.values() if (entry := _decoded(data)) is not None], int(following)
@@ -107,7 +107,7 @@ def _encoded(entry: TuningEntry) -> bytes:
 
 
 def _of(data: bytes | None, place: DeviceEnvironment, problem: Problem) -> TuningEntry | None:
-    """What lies in the field of `problem` in `place`, if it is of them."""
+    """The stored entry, if it is of this problem and place."""
     entry = _decoded(data)
     return entry if entry is not None and (entry.place, entry.problem) == (place, problem) else None
 

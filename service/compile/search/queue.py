@@ -1,8 +1,8 @@
-"""The farm of a namespace: problems in, from compiles that wait and from batch jobs; what searchers found, out.
+"""The search queue of a namespace: problems to search, from compiles that wait and from tuning jobs.
 
-A searcher is a job on a worker's search lane. It takes tasks one by one, whole problems each: only samples that were
-interleaved on one device can be compared, so one problem's candidates never go to two. All this lies in memory: a
-compile asks again after a gateway's death, a batch job is kept by whoever submitted it, and what was found is in Redis.
+A search session is a job on a worker's device. It takes tasks one by one, whole problems each: only samples that were
+interleaved on one device can be compared, so one problem's candidates never go to two sessions. The queue lies in
+memory: a compile asks again after a gateway's death, a tuning job is stored elsewhere, and results are in Redis.
 """
 
 from __future__ import annotations
@@ -34,30 +34,31 @@ from .task import OnChange, SearchTarget, SearchTask
 log = structlog.get_logger(__name__)
 
 MOST_WANTED = 4096
-"""Problems that a namespace's compiles may have searched at once; past it they do it themselves."""
+"""Problems that a namespace's compiles may have searched at once; past it they search themselves."""
 FORGET_SECONDS = 300.0
-"""A problem that no compile has asked for so long is not searched for it, and what became of it is forgotten: the
-compile has ended. One that lives asks every few seconds where it waits, or after half a minute's rest
-(workers/fork_server/queries.py); while it traces a large graph again it asks nothing."""
+"""A problem that no compile has asked for in this time is dropped, with its result: the compile has ended. A live
+compile asks every few seconds while it waits, or after a pause of half a minute (workers/fork_server/queries.py). While
+it traces a large graph again it asks nothing."""
 STALL_SECONDS = 180.0
-"""A compile does not wait longer for a searcher to say anything: one that has to import torch first on a busy machine
-needs a minute."""
+"""A compile waits at most so long for any message of a session. One that must import torch on a busy machine needs a
+minute."""
 EXPECT_SECONDS = 60.0
-"""From a compile's beginning to its first wish, at most: a large graph is lowered once before."""
-VAIN_STARTS = 2
+"""The most from a compile's beginning to its first problem: a large graph is lowered once before."""
+UNUSED_STARTS = 2
+"""After so many compiles in a row that wanted nothing, no session is started ahead for the next one."""
 _MOST_EXPECTED = 64
 _REDIS_SECONDS = 5.0
-_KEEP_AGAIN_SECONDS = (1.0, 30.0, 900.0)
-"""First and longest pause, and when to give up, while Redis does not take an entry."""
-_MOST_UNKEPT = 1000
+_STORE_AGAIN_SECONDS = (1.0, 30.0, 900.0)
+"""First and longest pause, and when to give up, while Redis does not store an entry."""
+_MOST_UNSTORED = 1000
 
 
 class _Expected(Struct):
-    """Compiles of an aim that may soon want something. vain: how many in a row have wanted nothing so far."""
+    """Compiles for a target that may soon want something. unused: how many in a row have wanted nothing so far."""
 
-    aim: SearchTarget
+    target: SearchTarget
     until: float = 0.0
-    vain: int = 0
+    unused: int = 0
 
 
 class QueueScheduler(Protocol):
@@ -65,96 +66,96 @@ class QueueScheduler(Protocol):
 
     def join(self, queue: SearchQueue, /) -> None: ...
     async def leave(self, queue: SearchQueue, /) -> None: ...
-    def stir(self) -> None:
-        """Something has changed: look at once."""
+    def notify(self) -> None:
+        """Something has changed: schedule at once."""
 
-    def lanes(self, aim: SearchTarget, /) -> Sequence[object]:
-        """Raises NoWorker where there is none for `aim`, nor one to come."""
+    def search_devices(self, target: SearchTarget, /) -> Sequence[object]:
+        """Raises NoWorker if there is none for `target` and none will come."""
 
 
 class SearchQueue:
     """The tasks of one namespace."""
 
     def __init__(
-        self, namespace: str, tunings: TuningDatabase, crew: QueueScheduler, metrics: GatewayMetrics
+        self, namespace: str, tunings: TuningDatabase, scheduler: QueueScheduler, metrics: GatewayMetrics
     ) -> None:
         self.namespace = namespace
         self._tunings = tunings
-        self._crew = crew
+        self._scheduler = scheduler
         self._metrics = metrics
         self._numbers = itertools.count(1)
         self._wants: dict[tuple[DeviceEnvironment, Problem], SearchTask] = {}
         self._open: dict[str, SearchTask] = {}
-        """Of batch jobs, by the task's id."""
+        """Tasks of tuning jobs, by id."""
         self._urgent: dict[str, SearchTask] = {}
         self._batch: dict[str, SearchTask] = {}
-        """Both: what is queued, in its order, by the task's id."""
+        """Both: what is queued, in order, by the task's id."""
         self._turns: dict[str, int] = {}
-        """When compiles first wanted something, in numbers, by their keys."""
-        self._heard: dict[tuple[bytes, DeviceEnvironment], float] = {}
-        """When a searcher of an aim in a place last said something."""
+        """In which order compiles first wanted something, by their keys."""
+        self._alive_at: dict[tuple[bytes, DeviceEnvironment], float] = {}
+        """When a session for a target in a place last sent a message."""
         self._expected: dict[bytes, _Expected] = {}
-        self._keeping: set[asyncio.Task[Any]] = set()
-        crew.join(self)
+        self._storing: set[asyncio.Task[Any]] = set()
+        scheduler.join(self)
 
-    # --- for compiles and batch jobs -------------------------------------------------------------------
+    # --- for compiles and tuning jobs ------------------------------------------------------------------
 
-    def expect(self, aim: SearchTarget) -> None:
-        """A compile begins that tunes: have searchers warm by the time it knows what it wants. After some in a row that
-        wanted nothing, since all was known, none is warmed for the next."""
-        name = aim.name()
+    def expect(self, target: SearchTarget) -> None:
+        """A compile that tunes begins: starts sessions, so that they are warm when it knows what it wants. After some
+        compiles in a row that wanted nothing, since all was known, none is started."""
+        name = target.name()
         if name not in self._expected and len(self._expected) >= _MOST_EXPECTED:
             self._expected.clear()
-        expected = self._expected.setdefault(name, _Expected(aim))
-        if expected.vain < VAIN_STARTS:
-            expected.vain += 1
+        expected = self._expected.setdefault(name, _Expected(target))
+        if expected.unused < UNUSED_STARTS:
+            expected.unused += 1
             expected.until = time.monotonic() + EXPECT_SECONDS
-            self._crew.stir()
+            self._scheduler.notify()
 
     def expects(self) -> list[SearchTarget]:
-        """Searchers for these are to be kept warm just now."""
+        """Targets for which sessions should be warm now."""
         now = time.monotonic()
-        return [expected.aim for expected in self._expected.values() if now < expected.until]
+        return [expected.target for expected in self._expected.values() if now < expected.until]
 
     async def want(
         self,
         place: DeviceEnvironment,
         problems: Sequence[Problem],
-        ask: CompileRequest,
+        request: CompileRequest,
         *,
-        patience: float = 0.0,
+        wait_seconds: float = 0.0,
     ) -> KnownEntries:
-        """For a compile that asks again: what is known of `problems` in `place`. The rest is searched before any batch
-        job's tasks, once for all compiles that want it. patience: seconds to wait until anything is known or given up.
-        What Redis does not tell counts as unknown."""
-        known = await self._want(place, problems, ask)
-        if known.open == len(set(problems)) and patience:
-            tickets = [self._wants[place, problem] for problem in set(problems)]
+        """What is known of `problems` in `place`, for a compile that asks again. The rest is searched before the tasks
+        of tuning jobs, once for all compiles that want it. wait_seconds: how long to wait until anything is known or
+        given up. If Redis does not answer, all counts as unknown."""
+        known = await self._want(place, problems, request)
+        if known.open == len(set(problems)) and wait_seconds:
+            searches = [self._wants[place, problem] for problem in set(problems)]
             await asyncio.wait(
-                [ticket.settled for ticket in tickets],
-                timeout=patience,
+                [search.settled for search in searches],
+                timeout=wait_seconds,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            known = await self._want(place, problems, ask)
+            known = await self._want(place, problems, request)
         return known
 
     async def _want(
-        self, place: DeviceEnvironment, problems: Sequence[Problem], ask: CompileRequest
+        self, place: DeviceEnvironment, problems: Sequence[Problem], request: CompileRequest
     ) -> KnownEntries:
         entries = {entry.problem: entry for entry in await self.known(place, problems)}
-        aim = SearchTarget(ask.toolchain, ask.target, place.threads)
-        fits = place.threads <= MOST_THREADS and is_measurable(place, ask.toolchain, ask.target)
+        target = SearchTarget(request.toolchain, request.target, place.threads)
+        fits = place.threads <= MOST_THREADS and is_measurable(place, request.toolchain, request.target)
         still_open, given_up = 0, []
-        turn = self._turns.setdefault(ask.key, next(self._numbers))
+        turn = self._turns.setdefault(request.key, next(self._numbers))
         waiting = len(self._urgent)
         for problem in dict.fromkeys(problems):
             if problem in entries:
                 continue
-            ticket = self._wanted(place, problem, aim, turn) if fits else None
-            found = ticket.found() if ticket is not None else None
+            search = self._wanted(place, problem, target, turn) if fits else None
+            found = search.found() if search is not None else None
             if found is not None:
                 entries[problem] = found.entry
-            elif ticket is not None and ticket.open:
+            elif search is not None and search.open:
                 still_open += 1
             else:
                 given_up.append(problem)
@@ -164,58 +165,60 @@ class SearchQueue:
         return KnownEntries(told, still_open, given_up)
 
     def found(self, place: DeviceEnvironment, problem: Problem) -> SearchResult | None:
-        """What was found for compiles that have asked for it lately, with all timings."""
-        ticket = self._wants.get((place, problem))
-        return None if ticket is None else ticket.found()
+        """The result for compiles that have asked for it lately, with all timings."""
+        search = self._wants.get((place, problem))
+        return None if search is None else search.found()
 
     def _wanted(
-        self, place: DeviceEnvironment, problem: Problem, aim: SearchTarget, turn: int
+        self, place: DeviceEnvironment, problem: Problem, target: SearchTarget, turn: int
     ) -> SearchTask | None:
-        """The ticket of a problem that a compile has asked for just now; None: there are too many."""
-        ticket = self._wants.get((place, problem))
-        if ticket is None:
+        """The search of a problem that a compile has asked for just now; None: there are too many."""
+        search = self._wants.get((place, problem))
+        if search is None:
             if len(self._wants) >= MOST_WANTED:
                 return None
             task = TuningTask(id=f"compile-{next(self._numbers)}", problem=problem)
-            ticket = self._wants[place, problem] = SearchTask(task, aim, place=place, turn=turn)
+            search = self._wants[place, problem] = SearchTask(task, target, place=place, turn=turn)
             log.debug("search_wanted", task=task.id, problem=problem.text()[:300])
-            if ticket.aim_name in self._expected:
-                self._expected[ticket.aim_name].vain = 0
-            self._enqueue(ticket)
-        ticket.wanted = time.monotonic()
-        return ticket
+            if search.target_name in self._expected:
+                self._expected[search.target_name].unused = 0
+            self._enqueue(search)
+        search.wanted = time.monotonic()
+        return search
 
-    def check(self, aim: SearchTarget) -> None:
-        """Raises NoWorker if no worker searches for `aim`, nor is one to come."""
-        with contextlib.suppress(DevicesHeld):  # a job can wait for training to end
-            self._crew.lanes(aim)
+    def check(self, target: SearchTarget) -> None:
+        """Raises NoWorker if no worker searches for `target` and none will come."""
+        with contextlib.suppress(DevicesHeld):  # a tuning job can wait for training to end
+            self._scheduler.search_devices(target)
 
-    def submit(self, task: TuningTask, aim: SearchTarget, *, on_change: OnChange | None = None) -> SearchTask:
-        """Have `task` searched when compiles leave room. Its `id` is the caller's.
+    def submit(
+        self, task: TuningTask, target: SearchTarget, *, on_change: OnChange | None = None
+    ) -> SearchTask:
+        """Searches `task` when compiles leave room. The caller chooses its `id`.
 
-        Any number of tasks wait, in memory. Raises ValueError for an id that is open already.
+        Any number of tasks can wait, in memory. Raises ValueError for an id that is open already.
         """
         if task.id in self._urgent or (task.id in self._open and self._open[task.id].open):
             raise ValueError(f"the task {task.id} is open already")
-        ticket = self._open[task.id] = SearchTask(task, aim, on_change=on_change)
-        self._enqueue(ticket)
-        return ticket
+        search = self._open[task.id] = SearchTask(task, target, on_change=on_change)
+        self._enqueue(search)
+        return search
 
     async def close(self) -> None:
-        """Stop this farm's searchers; the outcome of what is open is then "the gateway stops"."""
-        await self._crew.leave(self)
-        for ticket in [*self._open.values(), *self._wants.values()]:
-            ticket.fail("the gateway stops")
-        await end(*self._keeping)
+        """Stops this queue's sessions; open tasks then fail with "the gateway stops"."""
+        await self._scheduler.leave(self)
+        for search in [*self._open.values(), *self._wants.values()]:
+            search.fail("the gateway stops")
+        await end(*self._storing)
 
-    def _enqueue(self, ticket: SearchTask) -> None:
-        (self._urgent if ticket.urgent else self._batch)[ticket.task.id] = ticket
-        self._crew.stir()
+    def _enqueue(self, search: SearchTask) -> None:
+        (self._urgent if search.urgent else self._batch)[search.task.id] = search
+        self._scheduler.notify()
 
-    # --- for the crew and its searchers ----------------------------------------------------------------
+    # --- for the scheduler and its sessions-------------------------------------------------------------
 
     async def known(self, place: DeviceEnvironment, problems: Sequence[Problem]) -> list[TuningEntry]:
-        """The entries that Redis tells."""
+        """The entries that Redis has; none if it does not answer."""
         try:
             async with asyncio.timeout(_REDIS_SECONDS):
                 return await self._tunings.known(place, problems)
@@ -224,139 +227,139 @@ class SearchQueue:
             return []
 
     def queued(self, *, urgent: bool) -> Iterator[SearchTask]:
-        """What waits to be searched, in its order."""
+        """What waits to be searched, in order."""
         book = self._urgent if urgent else self._batch
-        for task_id, ticket in list(book.items()):
-            if ticket.state == "queued":
-                yield ticket
+        for task_id, search in list(book.items()):
+            if search.state == "queued":
+                yield search
             else:  # it was cancelled
                 book.pop(task_id, None)
-                self._forget(ticket)
+                self._forget(search)
 
     def busy(self) -> bool:
-        """Whether there is anything to look after."""
+        """Whether the scheduler has anything to do for this queue."""
         return bool(self._urgent or self._batch or self._wants or self.expects())
 
-    def lost(self, ticket: SearchTask) -> None:
-        """It has failed, or was cancelled, while a searcher had it."""
-        self._metrics.searches.labels("lost" if ticket.state == "failed" else "cancelled").inc()
-        self._forget(ticket)
+    def lost(self, search: SearchTask) -> None:
+        """It has failed, or was cancelled, while a session had it."""
+        self._metrics.searches.labels("lost" if search.state == "failed" else "cancelled").inc()
+        self._forget(search)
 
     def count(self, *, urgent: bool) -> int:
         return len(self._urgent if urgent else self._batch)
 
-    def give_out(self, ticket: SearchTask, worker: str) -> None:
-        (self._urgent if ticket.urgent else self._batch).pop(ticket.task.id, None)
-        ticket.become("searching", worker)
-        log.debug("search_given_out", task=ticket.task.id, worker=worker)
+    def assign(self, search: SearchTask, worker: str) -> None:
+        (self._urgent if search.urgent else self._batch).pop(search.task.id, None)
+        search.become("searching", worker)
+        log.debug("search_given_out", task=search.task.id, worker=worker)
 
-    def take_back(self, ticket: SearchTask) -> None:
-        """Queue it again, before all others."""
-        if not ticket.open:
-            self._forget(ticket)
+    def requeue(self, search: SearchTask) -> None:
+        """Queues it again, before all others."""
+        if not search.open:
+            self._forget(search)
             return
-        ticket.become("queued", "")
-        if ticket.urgent:
-            self._urgent = {ticket.task.id: ticket, **self._urgent}
+        search.become("queued", "")
+        if search.urgent:
+            self._urgent = {search.task.id: search, **self._urgent}
         else:
-            self._batch = {ticket.task.id: ticket, **self._batch}
-        self._crew.stir()
+            self._batch = {search.task.id: search, **self._batch}
+        self._scheduler.notify()
 
-    async def finish(self, ticket: SearchTask, found: SearchResult) -> TuningEntry:
-        """What stands for the problem now that a searcher has found this. Goes on to its end though the caller is
-        cancelled: a searcher's last word counts."""
-        task = asyncio.create_task(self._finish(ticket, found), name="finish a search")
-        self._keeping.add(task)
-        task.add_done_callback(self._keeping.discard)
+    async def finish(self, search: SearchTask, found: SearchResult) -> TuningEntry:
+        """Stores what a session found, and returns the entry that stands for the problem now. Continues even if the
+        caller is cancelled: a session's last result counts."""
+        task = asyncio.create_task(self._finish(search, found), name="finish a search")
+        self._storing.add(task)
+        task.add_done_callback(self._storing.discard)
         return await asyncio.shield(task)
 
-    async def _finish(self, ticket: SearchTask, found: SearchResult) -> TuningEntry:
-        standing = await self.keep(found.entry)
+    async def _finish(self, search: SearchTask, found: SearchResult) -> TuningEntry:
+        standing = await self.store(found.entry)
         known = not found.timings and found.entry.winner == standing.winner
         self._metrics.searches.labels("known" if known else "found").inc()
-        ticket.finish(msgspec.structs.replace(found, entry=standing), known=known)
-        log.debug("search_found", task=ticket.task.id)
-        self._forget(ticket)
+        search.finish(msgspec.structs.replace(found, entry=standing), known=known)
+        log.debug("search_found", task=search.task.id)
+        self._forget(search)
         return standing
 
-    def finish_known(self, ticket: SearchTask, entry: TuningEntry) -> None:
-        """It became known before it was given out."""
+    def finish_known(self, search: SearchTask, entry: TuningEntry) -> None:
+        """It became known before it was assigned."""
         self._metrics.searches.labels("known").inc()
-        ticket.finish(SearchResult(entry, ticket.task.id), known=True)
-        self._forget(ticket)
+        search.finish(SearchResult(entry, search.task.id), known=True)
+        self._forget(search)
 
-    def fail(self, ticket: SearchTask, why: str, outcome: str) -> None:
-        """Nobody will search it. outcome: as the metrics name it."""
-        if ticket.open:
+    def fail(self, search: SearchTask, why: str, outcome: str) -> None:
+        """It will not be searched. outcome: as the metrics name it."""
+        if search.open:
             self._metrics.searches.labels(outcome).inc()
-            log.warning("search_given_up", problem=ticket.task.problem.text()[:300], why=why)
-        ticket.fail(why)
-        self._forget(ticket)
+            log.warning("search_given_up", problem=search.task.problem.text()[:300], why=why)
+        search.fail(why)
+        self._forget(search)
 
-    def _forget(self, ticket: SearchTask) -> None:
-        """A compile's stays until it has asked what became of it."""
-        book = self._urgent if ticket.urgent else self._batch
-        if book.get(ticket.task.id) is ticket:  # a cancelled task may have been submitted again
-            del book[ticket.task.id]
-        if self._open.get(ticket.task.id) is ticket:
-            del self._open[ticket.task.id]
+    def _forget(self, search: SearchTask) -> None:
+        """A compile's search stays until the compile has asked for its result."""
+        book = self._urgent if search.urgent else self._batch
+        if book.get(search.task.id) is search:  # a cancelled task may have been submitted again
+            del book[search.task.id]
+        if self._open.get(search.task.id) is search:
+            del self._open[search.task.id]
 
-    async def keep(self, entry: TuningEntry) -> TuningEntry:
-        """Keep it, now or once Redis is back; what stands."""
+    async def store(self, entry: TuningEntry) -> TuningEntry:
+        """Stores an entry, now or once Redis is back, and returns the one that stands."""
         try:
-            return await self._keep(entry)
+            return await self._store(entry)
         except LimitExceeded as error:
             log.warning("tuning_not_kept", error=error.message)
         except (RedisError, TimeoutError) as error:
             log.warning("tuning_not_kept_yet", error=f"{type(error).__name__}: {error}"[:300])
-            if len(self._keeping) < _MOST_UNKEPT:
-                task = asyncio.create_task(self._keep_later(entry), name="keep a tuning")
-                self._keeping.add(task)
-                task.add_done_callback(self._keeping.discard)
+            if len(self._storing) < _MOST_UNSTORED:
+                task = asyncio.create_task(self._store_later(entry), name="store a tuning")
+                self._storing.add(task)
+                task.add_done_callback(self._storing.discard)
         return entry
 
-    async def _keep(self, entry: TuningEntry) -> TuningEntry:
+    async def _store(self, entry: TuningEntry) -> TuningEntry:
         async with asyncio.timeout(_REDIS_SECONDS):
-            (kept,) = await self._tunings.keep([entry])
-        return kept.entry
+            (stored,) = await self._tunings.store([entry])
+        return stored.entry
 
-    async def _keep_later(self, entry: TuningEntry) -> None:
-        pause, longest, most = _KEEP_AGAIN_SECONDS
+    async def _store_later(self, entry: TuningEntry) -> None:
+        pause, longest, most = _STORE_AGAIN_SECONDS
         until = time.monotonic() + most
         while time.monotonic() < until:
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
             try:
-                await self._keep(entry)
+                await self._store(entry)
                 return
             except (RedisError, TimeoutError):
                 continue
         log.error("tuning_lost", problem=entry.problem.text()[:300])
 
-    def heard(self, aim_name: bytes, place: DeviceEnvironment) -> None:
-        """A searcher lives."""
-        self._heard[aim_name, place] = time.monotonic()
+    def note_alive(self, target_name: bytes, place: DeviceEnvironment) -> None:
+        """A session has sent a message."""
+        self._alive_at[target_name, place] = time.monotonic()
 
-    def tidy(self) -> None:
-        """Forget what no compile asks for any more, and give up what does not move."""
+    def expire(self) -> None:
+        """Drops what no compile asks for any more, and gives up what makes no progress."""
         now = time.monotonic()
-        for key, ticket in list(self._wants.items()):
-            if ticket.state != "searching" and now - ticket.wanted > FORGET_SECONDS:
-                ticket.cancel()
-                self._forget(ticket)
+        for key, search in list(self._wants.items()):
+            if search.state != "searching" and now - search.wanted > FORGET_SECONDS:
+                search.cancel()
+                self._forget(search)
                 del self._wants[key]
-            elif ticket.state == "queued":
-                heard = self._heard.get((ticket.aim_name, key[0]), 0.0)
-                if now - max(ticket.since, heard) > STALL_SECONDS:
-                    self.fail(ticket, f"no searcher has said anything for {STALL_SECONDS:g} s", "stalled")
+            elif search.state == "queued":
+                alive_at = self._alive_at.get((search.target_name, key[0]), 0.0)
+                if now - max(search.since, alive_at) > STALL_SECONDS:
+                    self.fail(search, f"no searcher has said anything for {STALL_SECONDS:g} s", "stalled")
         if not self._wants:
             self._turns.clear()
             if not self._open:
-                self._heard.clear()
+                self._alive_at.clear()
 
-    def no_searcher(self, aim_name: bytes, why: str) -> None:
-        """None can be had for an aim: its compiles go on without, and batch jobs wait for one."""
-        for ticket in [each for each in self.queued(urgent=True) if each.aim_name == aim_name]:
-            self.fail(ticket, why, "no_searcher")
-        for ticket in [each for each in self.queued(urgent=False) if each.aim_name == aim_name]:
-            ticket.become("queued", why)
+    def no_worker(self, target_name: bytes, why: str) -> None:
+        """No worker can search for a target: its compiles go on without, and tuning jobs wait for one."""
+        for search in [each for each in self.queued(urgent=True) if each.target_name == target_name]:
+            self.fail(search, why, "no_searcher")
+        for search in [each for each in self.queued(urgent=False) if each.target_name == target_name]:
+            search.become("queued", why)

@@ -1,8 +1,8 @@
-"""Which lanes search for whom: the farms' tasks and the pool's lanes in; searchers out, as many as there is work for.
+"""Decides which device searches for which namespace, and starts as many search sessions as there is work for.
 
-One crew a gateway. Compiles' tasks come first, from whatever namespace; batch jobs get lanes whose workers compile
-nothing, while nobody waits for one. Among equals the farm with fewer searchers comes first, and who has had a lane for
-a while yields it to who has none.
+Each gateway has one scheduler. Tasks of compiles come first, from all namespaces; tuning jobs get devices whose workers
+compile nothing, while no compile waits for a slot. Among equals the queue with fewer sessions comes first, and a queue
+that has had a device for a while gives it to one that has none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import Struct
 from ....compiler.errors import NoWorker
 from ....compiler.tuning.records import DeviceEnvironment
 from ....workers.pool import SearchDevice
-from ...base.async_tasks import end
+from ...base.async_tasks import end, is_set_within
 from ...base.metrics import GatewayMetrics
 from ...base.worker_pools import SearchPool
 from .queue import SearchQueue
@@ -27,342 +27,344 @@ from .task import SearchTarget, SearchTask
 log = structlog.get_logger(__name__)
 
 
-_LOOK_SECONDS = 0.5
-"""Between two looks at lanes and tasks, while there is anything to do."""
+_POLL_SECONDS = 0.5
+"""Time between two schedules, while there is anything to do and nothing changes."""
 
 
 _BACKOFF_SECONDS = (1.0, 60.0)
-"""First and longest rest of a lane whose searchers do not start."""
+"""First and longest pause of a device whose sessions do not start."""
 
 
 _FAILED_STARTS = 3
-"""In a row, with no searcher alive: then compiles are told not to wait for one."""
+"""After so many in a row, with no session alive, compiles do not wait for one."""
 
 
 _TURN_SECONDS = 30.0
-"""A searcher keeps its lane at least so long, where those who want it have no better right."""
+"""A session has its device at least so long, unless a task of a compile needs it."""
 
 
 _MOST_PRESTARTED = 8
-"""Searchers that are started before there is work for them."""
+"""Sessions that are started before there is work for them."""
 
 
-_MOST_LOOKED_AT = 64
-"""Tasks of one kind, in one look: more lanes than that are not free at once."""
+_MOST_CONSIDERED = 64
+"""Tasks of one kind in one schedule: more devices are not free at once."""
 
 
 class _Backoff(Struct):
-    """A lane whose searchers do not start."""
+    """A device whose sessions do not start."""
 
     until: float
     seconds: float
 
 
 class _Demand(Struct):
-    """What a farm has queued for one aim."""
+    """What a queue has waiting for one target."""
 
-    farm: SearchQueue
-    aim: SearchTarget
+    queue: SearchQueue
+    target: SearchTarget
     urgent: bool
-    tickets: list[SearchTask]
+    searches: list[SearchTask]
 
 
 class SearchScheduler:
-    """The searchers of all namespaces."""
+    """The search sessions of all namespaces."""
 
     def __init__(self, pool: SearchPool, metrics: GatewayMetrics) -> None:
         self.pool = pool
         self._metrics = metrics
-        self._farms: list[SearchQueue] = []
-        self._searchers: list[SearchSession] = []
+        self._queues: list[SearchQueue] = []
+        self._sessions: list[SearchSession] = []
         self._places: dict[tuple[str, bytes], DeviceEnvironment] = {}
-        """Where a worker measures for an aim."""
-        self._resting: dict[str, _Backoff] = {}
+        """Where a worker measures for a target."""
+        self._backoffs: dict[str, _Backoff] = {}
         self._failed: dict[bytes, int] = {}
-        """Failed starts in a row, by aim."""
+        """Failed starts in a row, by target."""
         self._served: dict[str, int] = {}
-        """When each namespace was last given a lane, in lanes given."""
+        """When each namespace was last given a device, in devices given."""
         self._given = 0
-        self._news = asyncio.Event()
-        self._foreman: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._runner: asyncio.Task[None] | None = None
 
-    def join(self, farm: SearchQueue) -> None:
-        self._farms.append(farm)
+    def join(self, queue: SearchQueue) -> None:
+        self._queues.append(queue)
 
-    async def leave(self, farm: SearchQueue) -> None:
-        """End the farm's searchers."""
-        if farm in self._farms:
-            self._farms.remove(farm)
-        await end(*(searcher.task for searcher in self._searchers if searcher.farm is farm))
+    async def leave(self, queue: SearchQueue) -> None:
+        """Ends the queue's sessions."""
+        if queue in self._queues:
+            self._queues.remove(queue)
+        await end(*(session.task for session in self._sessions if session.queue is queue))
 
     async def close(self) -> None:
-        if self._foreman is not None:
-            await end(self._foreman)
-        await end(*(searcher.task for searcher in self._searchers))
+        if self._runner is not None:
+            await end(self._runner)
+        await end(*(session.task for session in self._sessions))
 
-    def lanes(self, aim: SearchTarget) -> list[SearchDevice]:
-        """Raises NoWorker where there is none for `aim`, nor one to come."""
-        return self.pool.lanes(aim.toolchain, aim.target)
+    def search_devices(self, target: SearchTarget) -> list[SearchDevice]:
+        """Raises NoWorker if there is none for `target` and none will come."""
+        return self.pool.search_devices(target.toolchain, target.target)
 
-    def stir(self) -> None:
-        """Something has changed: look at once."""
-        self._news.set()
-        self._news = asyncio.Event()
-        if self._foreman is None or self._foreman.done():
-            self._foreman = asyncio.create_task(self._lead(), name="lead the searchers")
+    def notify(self) -> None:
+        """Something has changed: schedule at once."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+        if self._runner is None or self._runner.done():
+            self._runner = asyncio.create_task(self._run(), name="schedule searches")
 
-    async def news(self, seconds: float) -> None:
-        """Return when something changes, after `seconds` at the latest."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
-        except TimeoutError:
-            return
+    async def wait_for_change(self, seconds: float) -> None:
+        """Returns when something changes, after `seconds` at the latest."""
+        await is_set_within(self._changed, seconds)
 
-    # --- for searchers ---------------------------------------------------------------------------------
+    # --- for sessions ----------------------------------------------------------------------------------
 
-    def started(self, searcher: SearchSession) -> None:
+    def started(self, session: SearchSession) -> None:
         """It has said where it measures."""
-        seconds = round(time.monotonic() - searcher.since, 1)
-        log.info("searcher_ready", worker=searcher.worker, seconds=seconds)
-        self._failed.pop(searcher.aim_name, None)
-        self._resting.pop(searcher.worker, None)
-        if searcher.place is not None:
-            self._places[searcher.worker, searcher.aim_name] = searcher.place
+        seconds = round(time.monotonic() - session.since, 1)
+        log.info("searcher_ready", worker=session.worker, seconds=seconds)
+        self._failed.pop(session.target_name, None)
+        self._backoffs.pop(session.worker, None)
+        if session.place is not None:
+            self._places[session.worker, session.target_name] = session.place
 
-    def ended(self, searcher: SearchSession, why: str) -> None:
-        """why: it failed; ''."""
-        self._searchers.remove(searcher)
-        if why and searcher.place is None:
-            self._rest(searcher.worker)
-            self._failed[searcher.aim_name] = self._failed.get(searcher.aim_name, 0) + 1
-            alive = any(s.aim_name == searcher.aim_name and s.place is not None for s in self._searchers)
-            if self._failed[searcher.aim_name] >= _FAILED_STARTS and not alive:
-                for farm in self._farms:
-                    farm.no_searcher(searcher.aim_name, f"no searcher starts: {why}")
-        if self._farms:
-            self.stir()
+    def ended(self, session: SearchSession, why: str) -> None:
+        """why: what it failed of, or ''."""
+        self._sessions.remove(session)
+        if why and session.place is None:
+            self._back_off(session.worker)
+            self._failed[session.target_name] = self._failed.get(session.target_name, 0) + 1
+            alive = any(s.target_name == session.target_name and s.place is not None for s in self._sessions)
+            if self._failed[session.target_name] >= _FAILED_STARTS and not alive:
+                for queue in self._queues:
+                    queue.no_worker(session.target_name, f"no searcher starts: {why}")
+        if self._queues:
+            self.notify()
 
-    def _rest(self, worker: str) -> None:
+    def _back_off(self, worker: str) -> None:
         seconds, longest = _BACKOFF_SECONDS
-        if worker in self._resting:
-            seconds = min(2 * self._resting[worker].seconds, longest)
-        self._resting[worker] = _Backoff(time.monotonic() + seconds, seconds)
+        if worker in self._backoffs:
+            seconds = min(2 * self._backoffs[worker].seconds, longest)
+        self._backoffs[worker] = _Backoff(time.monotonic() + seconds, seconds)
 
-    def next_for(self, searcher: SearchSession) -> SearchTask | None:
-        """What it may take now: a compile's task, or a batch job's where compiles leave room."""
-        if searcher.yields or any(ticket.alone for ticket in searcher.held.values()):
+    def next_for(self, session: SearchSession) -> SearchTask | None:
+        """What it may take now: a compile's task, or a tuning job's where compiles leave room."""
+        if session.draining or any(search.alone for search in session.held.values()):
             return None
         spare = 0
-        if searcher.held:
-            # who has something in hand leaves the rest to those who have nothing, and takes no more than its share
-            alike = [each for each in self._searchers if self._alike(each, searcher)]
-            if len(searcher.held) >= self._share(searcher, alike):
+        if session.held:
+            # a session with tasks leaves the rest to those without, and takes no more than its share
+            alike = [each for each in self._sessions if self._alike(each, session)]
+            if len(session.held) >= self._share(session, alike):
                 return None
-            spare = sum(other.hungry() for other in alike)
+            spare = sum(other.idle() for other in alike)
         for urgent in (True, False):
-            if not urgent and not self._room_for_batch(searcher):
+            if not urgent and not self._room_for_batch(session):
                 return None
-            for ticket in searcher.farm.queued(urgent=urgent):
-                if not self._suits(ticket, searcher) or (ticket.alone and searcher.held):
+            for search in session.queue.queued(urgent=urgent):
+                if not self._suits(search, session) or (search.alone and session.held):
                     continue
                 if spare:
                     spare -= 1
                     continue
-                return ticket
+                return search
         return None
 
-    def taken_over_by(self, searcher: SearchSession) -> SearchTask | None:
-        """What a searcher that has nothing, and finds nothing queued, takes from the one to which most is left that it
-        has not begun; who has just one left keeps it, for he will have begun it sooner."""
-        if searcher.held or searcher.yields:
+    def steal_for(self, session: SearchSession) -> SearchTask | None:
+        """A task for a session that has none and finds none queued. It comes from the session with the most tasks that
+        it has not begun. The last such task stays there, for that session will begin it sooner."""
+        if session.held or session.draining:
             return None
-        others = [each for each in self._searchers if each is not searcher and self._alike(each, searcher)]
-        other = max(others, key=lambda each: len(each.waiting()), default=searcher)
-        suits = [ticket for ticket in other.waiting() if self._suits(ticket, searcher)]
-        if len(suits) < 2 or not (suits[-1].urgent or self._room_for_batch(searcher)):
+        others = [each for each in self._sessions if each is not session and self._alike(each, session)]
+        other = max(others, key=lambda each: len(each.waiting()), default=session)
+        suits = [search for search in other.waiting() if self._suits(search, session)]
+        if len(suits) < 2 or not (suits[-1].urgent or self._room_for_batch(session)):
             return None
         return other.held.pop(suits[-1].task.id)
 
-    def may_have(self, searcher: SearchSession) -> bool:
-        """Whether anything is queued that it could take, now or once compiles leave room, or is about to be."""
-        return self._expected(searcher) or self._queued_for(searcher)
+    def may_get_work(self, session: SearchSession) -> bool:
+        """Whether anything that it could take is queued or expected, now or once compiles leave room."""
+        return self._expected(session) or self._queued_for(session)
 
-    def _queued_for(self, searcher: SearchSession) -> bool:
+    def _queued_for(self, session: SearchSession) -> bool:
         return any(
-            self._suits(ticket, searcher)
+            self._suits(search, session)
             for urgent in (True, False)
-            for ticket in searcher.farm.queued(urgent=urgent)
+            for search in session.queue.queued(urgent=urgent)
         )
 
     @staticmethod
-    def _expected(searcher: SearchSession) -> bool:
-        return any(aim.name() == searcher.aim_name for aim in searcher.farm.expects())
+    def _expected(session: SearchSession) -> bool:
+        return any(target.name() == session.target_name for target in session.queue.expects())
 
     @staticmethod
-    def _suits(ticket: SearchTask, searcher: SearchSession) -> bool:
-        return ticket.aim_name == searcher.aim_name and ticket.place in (None, searcher.place)
+    def _suits(search: SearchTask, session: SearchSession) -> bool:
+        return search.target_name == session.target_name and search.place in (None, session.place)
 
     @staticmethod
     def _alike(one: SearchSession, other: SearchSession) -> bool:
-        return one.farm is other.farm and one.aim_name == other.aim_name and one.place in (None, other.place)
-
-    def _share(self, searcher: SearchSession, alike: list[SearchSession]) -> int:
-        """Tasks for each, of those that are held and those that wait; of many it does not matter how many."""
-        waiting = (
-            ticket
-            for urgent in (True, False)
-            for ticket in searcher.farm.queued(urgent=urgent)
-            if self._suits(ticket, searcher)
+        return (
+            one.queue is other.queue
+            and one.target_name == other.target_name
+            and one.place in (None, other.place)
         )
-        count = sum(1 for _ in itertools.islice(waiting, _MOST_LOOKED_AT))
+
+    def _share(self, session: SearchSession, alike: list[SearchSession]) -> int:
+        """How many tasks each session may hold, of those that are held and those that wait; exact only for few."""
+        waiting = (
+            search
+            for urgent in (True, False)
+            for search in session.queue.queued(urgent=urgent)
+            if self._suits(search, session)
+        )
+        count = sum(1 for _ in itertools.islice(waiting, _MOST_CONSIDERED))
         return -(-(count + sum(len(each.held) for each in alike)) // len(alike))
 
-    def _room_for_batch(self, searcher: SearchSession) -> bool:
+    def _room_for_batch(self, session: SearchSession) -> bool:
         if self.pool.waiting():
             return False
         try:
-            lanes = self.lanes(searcher.aim)
+            devices = self.search_devices(session.target)
         except NoWorker:
             return False
-        return any(lane.worker == searcher.worker and not lane.compiling for lane in lanes)
+        return any(device.worker == session.worker and not device.compiling for device in devices)
 
-    # --- the look at lanes and tasks -------------------------------------------------------------------
+    # --- schedules -------------------------------------------------------------------------------------
 
-    async def _lead(self) -> None:
-        """Until there is nothing to do."""
+    async def _run(self) -> None:
+        """Schedules until there is nothing to do."""
         while True:
-            news = self._news
+            changed = self._changed
             try:
-                await self._look()
+                await self._schedule()
             except Exception:
                 log.exception("searchers_not_led")
             self._count()
-            if not self._searchers and not any(farm.busy() for farm in self._farms):
-                if news is self._news:
+            if not self._sessions and not any(queue.busy() for queue in self._queues):
+                if changed is self._changed:
                     return
                 continue
-            await self.news(_LOOK_SECONDS)
+            await self.wait_for_change(_POLL_SECONDS)
 
     def _count(self) -> None:
-        self._metrics.searchers.set(len(self._searchers))
+        self._metrics.searchers.set(len(self._sessions))
         for wanted_by, urgent in (("compiles", True), ("jobs", False)):
-            queued = sum(farm.count(urgent=urgent) for farm in self._farms)
+            queued = sum(queue.count(urgent=urgent) for queue in self._queues)
             self._metrics.searches_queued.labels(wanted_by).set(queued)
 
-    async def _look(self) -> None:
-        for searcher in self._searchers:
-            if searcher.silent():
-                searcher.task.cancel()
-        for farm in self._farms:
-            farm.tidy()
-        for need in sorted(self._needs(), key=self._turn):
-            await self._meet(need)
-        for farm in self._farms:
-            for aim in farm.expects():
-                await self._warm(farm, aim)
+    async def _schedule(self) -> None:
+        for session in self._sessions:
+            if session.silent():
+                session.task.cancel()
+        for queue in self._queues:
+            queue.expire()
+        for demand in sorted(self._demands(), key=self._priority):
+            await self._serve(demand)
+        for queue in self._queues:
+            for target in queue.expects():
+                await self._prestart(queue, target)
 
-    async def _warm(self, farm: SearchQueue, aim: SearchTarget) -> None:
-        """Start searchers on idle lanes, though nothing is queued yet; nobody has to yield for that."""
-        name = aim.name()
+    async def _prestart(self, queue: SearchQueue, target: SearchTarget) -> None:
+        """Starts sessions on idle devices, though nothing is queued yet; no other session ends for that."""
+        name = target.name()
         try:
-            lanes = self.lanes(aim)
+            devices = self.search_devices(target)
         except NoWorker:
             return
-        alike = sum(searcher.farm is farm and searcher.aim_name == name for searcher in self._searchers)
-        for lane in lanes:
-            if alike < _MOST_PRESTARTED and self._free(lane, urgent=True):
-                self._start(farm, aim, lane.worker)
+        alike = sum(session.queue is queue and session.target_name == name for session in self._sessions)
+        for device in devices:
+            if alike < _MOST_PRESTARTED and self._free(device, urgent=True):
+                self._start(queue, target, device.worker)
                 alike += 1
         await asyncio.sleep(0)
 
-    def _start(self, farm: SearchQueue, aim: SearchTarget, worker: str) -> None:
+    def _start(self, queue: SearchQueue, target: SearchTarget, worker: str) -> None:
         self._given += 1
-        self._served[farm.namespace] = self._given
-        self._searchers.append(SearchSession(self, farm, aim, worker))
+        self._served[queue.namespace] = self._given
+        self._sessions.append(SearchSession(self, queue, target, worker))
 
-    def _turn(self, need: _Demand) -> tuple[bool, int, int]:
-        farm = need.farm
-        return (not need.urgent, self._has(farm), self._served.get(farm.namespace, 0))
+    def _priority(self, demand: _Demand) -> tuple[bool, int, int]:
+        queue = demand.queue
+        return (not demand.urgent, self._sessions_of(queue), self._served.get(queue.namespace, 0))
 
-    def _needs(self) -> list[_Demand]:
-        needs: dict[tuple[int, bytes, bool], _Demand] = {}
-        for number, farm in enumerate(self._farms):
+    def _demands(self) -> list[_Demand]:
+        demands: dict[tuple[int, bytes, bool], _Demand] = {}
+        for number, queue in enumerate(self._queues):
             for urgent in (True, False):
-                for ticket in farm.queued(urgent=urgent):
-                    key = (number, ticket.aim_name, urgent)
-                    need = needs.setdefault(key, _Demand(farm, ticket.aim, urgent, []))
-                    if len(need.tickets) < _MOST_LOOKED_AT:
-                        need.tickets.append(ticket)
-        return list(needs.values())
+                for search in queue.queued(urgent=urgent):
+                    key = (number, search.target_name, urgent)
+                    demand = demands.setdefault(key, _Demand(queue, search.target, urgent, []))
+                    if len(demand.searches) < _MOST_CONSIDERED:
+                        demand.searches.append(search)
+        return list(demands.values())
 
-    def _has(self, farm: SearchQueue) -> int:
-        return sum(searcher.farm is farm for searcher in self._searchers)
+    def _sessions_of(self, queue: SearchQueue) -> int:
+        return sum(session.queue is queue for session in self._sessions)
 
-    async def _meet(self, need: _Demand) -> None:
-        """Start searchers for what is queued, one for each task that nobody is about to take, while there are lanes."""
-        aim_name = need.aim.name()
+    async def _serve(self, demand: _Demand) -> None:
+        """Starts sessions while there are devices: one for each queued task that no idle session will take."""
+        target_name = demand.target.name()
         try:
-            lanes = self.lanes(need.aim)
+            devices = self.search_devices(demand.target)
         except NoWorker as error:
-            need.farm.no_searcher(aim_name, error.message)
+            demand.queue.no_worker(target_name, error.message)
             return
-        busy = set() if need.urgent else {lane.worker for lane in lanes if lane.compiling}
-        hungry = [
-            searcher
-            for searcher in self._searchers
-            if searcher.farm is need.farm and searcher.aim_name == aim_name
-            if searcher.hungry() and searcher.worker not in busy
+        busy = set() if demand.urgent else {device.worker for device in devices if device.compiling}
+        idle = [
+            session
+            for session in self._sessions
+            if session.queue is demand.queue and session.target_name == target_name
+            if session.idle() and session.worker not in busy
         ]
-        for ticket in need.tickets:
-            taker = next((s for s in hungry if ticket.place is None or s.place in (None, ticket.place)), None)
+        for search in demand.searches:
+            taker = next((s for s in idle if search.place is None or s.place in (None, search.place)), None)
             if taker is not None:
-                hungry.remove(taker)
+                idle.remove(taker)
                 continue
-            able = [lane for lane in lanes if self._can(lane, ticket)]
-            if lanes and not able and ticket.urgent:
-                need.farm.fail(ticket, "no worker measures where this compile's kernels run", "no_searcher")
+            able = [device for device in devices if self._can(device, search)]
+            if devices and not able and search.urgent:
+                demand.queue.fail(
+                    search, "no worker measures where this compile's kernels run", "no_searcher"
+                )
                 continue
-            lane = next((lane for lane in able if self._free(lane, urgent=need.urgent)), None)
-            if lane is None:
-                self._ask_to_yield(need, able)
+            device = next((device for device in able if self._free(device, urgent=demand.urgent)), None)
+            if device is None:
+                self._ask_to_yield(demand, able)
                 return
-            self._start(need.farm, need.aim, lane.worker)
-            await asyncio.sleep(0)  # its lane is taken from here on
-            lanes = self.lanes(need.aim)
+            self._start(demand.queue, demand.target, device.worker)
+            await asyncio.sleep(0)  # its device is taken from here on
+            devices = self.search_devices(demand.target)
 
-    def _can(self, lane: SearchDevice, ticket: SearchTask) -> bool:
-        place = self._places.get((lane.worker, ticket.aim_name))
-        return ticket.place is None or place is None or place == ticket.place
+    def _can(self, device: SearchDevice, search: SearchTask) -> bool:
+        place = self._places.get((device.worker, search.target_name))
+        return search.place is None or place is None or place == search.place
 
-    def _free(self, lane: SearchDevice, *, urgent: bool) -> bool:
-        rest = self._resting.get(lane.worker)
-        if lane.searching or (rest is not None and time.monotonic() < rest.until):
+    def _free(self, device: SearchDevice, *, urgent: bool) -> bool:
+        backoff = self._backoffs.get(device.worker)
+        if device.searching or (backoff is not None and time.monotonic() < backoff.until):
             return False
-        if any(searcher.worker == lane.worker for searcher in self._searchers):
+        if any(session.worker == device.worker for session in self._sessions):
             return False
-        return urgent or not (lane.compiling or self.pool.waiting())
+        return urgent or not (device.compiling or self.pool.waiting())
 
-    def _ask_to_yield(self, need: _Demand, able: list[SearchDevice]) -> None:
-        """Have one lane of those become free for a need that has none: from who has no compile's task, if one waits
-        here; else from who has more lanes, and has had this one for a while."""
-        workers = {lane.worker for lane in able}
-        rivals = [s for s in self._searchers if s.worker in workers and s.place is not None]
-        aim_name = need.aim.name()
-        if any(s.yields for s in rivals):
+    def _ask_to_yield(self, demand: _Demand, able: list[SearchDevice]) -> None:
+        """Frees one of these devices for a demand that has none. A session without a compile's task ends for one;
+        otherwise a session whose queue has more devices, if it has had this one for a while."""
+        workers = {device.worker for device in able}
+        rivals = [s for s in self._sessions if s.worker in workers and s.place is not None]
+        target_name = demand.target.name()
+        if any(s.draining for s in rivals):
             return
-        own = self._has(need.farm)
+        own = self._sessions_of(demand.queue)
         for rival in rivals:
-            if rival.farm is need.farm and rival.aim_name == aim_name:
+            if rival.queue is demand.queue and rival.target_name == target_name:
                 continue
-            queued = any(self._suits(ticket, rival) for ticket in rival.farm.queued(urgent=True))
-            serves_compiles = queued or any(ticket.urgent for ticket in rival.held.values())
-            wanted_soon = self._expected(rival) and not need.urgent
+            queued = any(self._suits(search, rival) for search in rival.queue.queued(urgent=True))
+            serves_compiles = queued or any(search.urgent for search in rival.held.values())
+            wanted_soon = self._expected(rival) and not demand.urgent
             idle = not rival.held and not self._queued_for(rival) and not wanted_soon
             fair = time.monotonic() - rival.since > _TURN_SECONDS and (
-                self._has(rival.farm) > own + 1 or own == 0 or rival.farm is need.farm
+                self._sessions_of(rival.queue) > own + 1 or own == 0 or rival.queue is demand.queue
             )
-            better = need.urgent and not serves_compiles
-            if idle or better or (fair and need.urgent == serves_compiles):
-                rival.yields = True
+            better = demand.urgent and not serves_compiles
+            if idle or better or (fair and demand.urgent == serves_compiles):
+                rival.draining = True
                 return

@@ -1,6 +1,6 @@
-"""One running searcher, seen from the gateway: its questions in; tasks, and what the farm makes of its findings, out.
+"""One search session: a search job on a worker, to which the gateway gives tasks and from which it takes results.
 
-It runs nothing of a tenant's, so it is believed: for the place it was started for, and for the tasks that it has.
+The job runs no code of a tenant, so its results are believed, for its own device and for the tasks that it was given.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from .task import SearchTarget, SearchTask
 log = structlog.get_logger(__name__)
 
 _ANSWER_SECONDS = 4.0
-"""In which Next is answered, whatever there is."""
-_LOOK_SECONDS = 0.5
-"""Between two looks whether the worker's compiles leave room by now."""
+"""A TaskRequest is answered within this time, with or without a task."""
+_POLL_SECONDS = 0.5
+"""How often to check whether the worker's compiles leave room."""
 IDLE_SECONDS = 30.0
-"""A searcher without work stays so long: the next one would have to warm up."""
+"""A session without work stays so long: the next one would have to warm up."""
 SHIFT_SECONDS = 3600.0
-"""After which a searcher is replaced by a fresh one."""
+"""After this a session is replaced by a fresh one."""
 _DEADLINE_SECONDS = 3 * SHIFT_SECONDS
-"""After which it is killed, whatever it does."""
+"""After this it is killed, whatever it does."""
 _SILENT_SECONDS = 300.0
 _SILENT_EXHAUSTIVE_SECONDS = 1800.0
-"""A searcher with tasks that says nothing for so long is killed; to build an exhaustive space takes long."""
+"""A session with tasks that sends nothing for so long is killed. To build an exhaustive space takes long."""
 
 
 class SessionScheduler(Protocol):
@@ -55,56 +55,58 @@ class SessionScheduler(Protocol):
 
     @property
     def pool(self) -> SearchPool: ...
-    def stir(self) -> None: ...
-    async def news(self, seconds: float, /) -> None: ...
+    def notify(self) -> None: ...
+    async def wait_for_change(self, seconds: float, /) -> None: ...
     def next_for(self, session: SearchSession, /) -> SearchTask | None: ...
-    def taken_over_by(self, session: SearchSession, /) -> SearchTask | None: ...
-    def may_have(self, session: SearchSession, /) -> bool: ...
+    def steal_for(self, session: SearchSession, /) -> SearchTask | None: ...
+    def may_get_work(self, session: SearchSession, /) -> bool: ...
     def started(self, session: SearchSession, /) -> None: ...
     def ended(self, session: SearchSession, why: str, /) -> None: ...
 
 
 class SearchSession:
-    """A searcher of `farm` on one lane.
+    """A search session of `queue` on one device.
 
     held: the tasks that it has. place: where it measures, once it has said so.
     """
 
-    def __init__(self, crew: SessionScheduler, farm: SearchQueue, aim: SearchTarget, worker: str) -> None:
-        self.farm = farm
-        self.aim = aim
-        self.aim_name = aim.name()
+    def __init__(
+        self, scheduler: SessionScheduler, queue: SearchQueue, target: SearchTarget, worker: str
+    ) -> None:
+        self.queue = queue
+        self.target = target
+        self.target_name = target.name()
         self.worker = worker
         self.place: DeviceEnvironment | None = None
         self.held: dict[str, SearchTask] = {}
         self.since = time.monotonic()
-        self.yields = False
-        """Others need the lane more: it ends once it has done what it has."""
+        self.draining = False
+        """Others need the device more: it ends once it has done its tasks."""
         self._begun: set[str] = set()
-        self._crew = crew
+        self._scheduler = scheduler
         self._trying: CandidateAttempt | None = None
-        self._heard = self._worked = self.since
-        self._complained = False
+        self._last_query = self._last_work = self.since
+        self._warned = False
         self._killed = self._misplaced = ""
         self.task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"search on {worker}")
 
-    def hungry(self) -> bool:
-        """Whether it takes the next task as soon as it can."""
-        return not self.held and not self.yields
+    def idle(self) -> bool:
+        """Whether it takes the next task as soon as there is one."""
+        return not self.held and not self.draining
 
     def waiting(self) -> list[SearchTask]:
-        """Those of its tasks of which it has measured nothing, last those that it has got last."""
-        held = (ticket for task, ticket in self.held.items() if task not in self._begun)
-        return [ticket for ticket in held if ticket.open and not ticket.alone]
+        """Its tasks of which it has measured nothing, in the order in which it got them."""
+        held = (search for task, search in self.held.items() if task not in self._begun)
+        return [search for search in held if search.open and not search.alone]
 
     def silent(self) -> bool:
-        """Whether it should have said something by now."""
+        """Whether it should have sent something by now."""
         if not self.held:
             return False
-        exhaustive = any(ticket.task.space == "exhaustive" for ticket in self.held.values())
+        exhaustive = any(search.task.space == "exhaustive" for search in self.held.values())
         most = _SILENT_EXHAUSTIVE_SECONDS if exhaustive else _SILENT_SECONDS
-        budget = max(ticket.task.seconds for ticket in self.held.values())
-        return time.monotonic() - self._heard > most + budget
+        budget = max(search.task.seconds for search in self.held.values())
+        return time.monotonic() - self._last_query > most + budget
 
     def kill(self, why: str) -> None:
         self._killed = why
@@ -112,15 +114,15 @@ class SearchSession:
 
     async def _run(self) -> None:
         """Never raises."""
-        order = SearchJobSpec(self.aim.toolchain, self.aim.target, self.aim.threads)
+        order = SearchJobSpec(self.target.toolchain, self.target.target, self.target.threads)
         why, certain = "it ended before its work", False
         try:
-            await self._crew.pool.search(
+            await self._scheduler.pool.search(
                 msgspec.msgpack.encode(order),
                 worker=self.worker,
-                namespace=self.farm.namespace,
-                toolchain=self.aim.toolchain,
-                target=self.aim.target,
+                namespace=self.queue.namespace,
+                toolchain=self.target.toolchain,
+                target=self.target.target,
                 on_query=self.answer,
                 deadline_seconds=_DEADLINE_SECONDS,
             )
@@ -136,45 +138,45 @@ class SearchSession:
         if failed:
             log.warning("searcher_lost", worker=self.worker, why=why, tasks=len(self.held))
         self._hand_back(why, certain=certain)
-        self._crew.ended(self, why if failed else "")
+        self._scheduler.ended(self, why if failed else "")
 
     def _hand_back(self, why: str, *, certain: bool) -> None:
-        """What it has goes to others; what it was trying when it ended has cost a searcher. Where nothing was being
-        tried, each may have."""
+        """Its tasks go to other sessions. The task that it was trying when it ended counts a loss; if it was trying
+        none, each of its tasks does."""
         trying = self._trying
-        for ticket in self.held.values():
-            if trying is not None and trying.task == ticket.task.id:
-                ticket.lose(candidate=trying.candidate, certain=certain, why=why)
+        for search in self.held.values():
+            if trying is not None and trying.task == search.task.id:
+                search.lose(candidate=trying.candidate, certain=certain, why=why)
             elif trying is None and certain:
-                ticket.alone = True
-                ticket.lose(candidate="", certain=True, why=why)
+                search.alone = True
+                search.lose(candidate="", certain=True, why=why)
         self._return_held()
 
     def _return_held(self) -> None:
-        for ticket in reversed(self.held.values()):
-            if ticket.open:
-                self.farm.take_back(ticket)
+        for search in reversed(self.held.values()):
+            if search.open:
+                self.queue.requeue(search)
             else:
-                self.farm.lost(ticket)
+                self.queue.lost(search)
         self.held.clear()
         self._begun.clear()
 
-    # --- its questions ---------------------------------------------------------------------------------
+    # --- its queries -----------------------------------------------------------------------------------
 
     async def answer(self, question: bytes) -> bytes:
-        """b'' for what no searcher asks, and the first time a line in the log."""
-        self._heard = time.monotonic()
+        """b'' for what no session asks, and a line in the log the first time."""
+        self._last_query = time.monotonic()
         try:
             return msgspec.msgpack.encode(await self._answer(decode_query(question)))
         except RelayError as error:
-            if not self._complained:
-                self._complained = True
+            if not self._warned:
+                self._warned = True
                 log.warning("searcher_unanswered", worker=self.worker, error=error.message[:500])
             return b""
 
     async def _answer(self, question: queries.TuningQuery) -> queries.TuningReply:
         if self.place is not None:
-            self.farm.heard(self.aim_name, self.place)
+            self.queue.note_alive(self.target_name, self.place)
         match question:
             case TaskRequest(place, holding):
                 return await self._next(place, holding)
@@ -187,60 +189,60 @@ class SearchSession:
                 self._trying = question if candidate else None
                 return KnownEntries([])
             case UnsupportedTask(task, why):
-                ticket = self._done_with(task)
-                if ticket is not None:
-                    self.farm.fail(ticket, why, "unfit")
+                search = self._done_with(task)
+                if search is not None:
+                    self.queue.fail(search, why, "unfit")
                 return KnownEntries([])
             case SearchResult():
                 return KnownEntries([await self._found(question, self._done_with(question.task))])
             case EntryLookup(place, problems):
-                return KnownEntries(await self.farm.known(place, problems))
+                return KnownEntries(await self.queue.known(place, problems))
             case _:
                 raise MalformedRequest(f"no searcher asks {type(question).__name__}")
 
     def _done_with(self, task: str) -> SearchTask | None:
-        self._worked = time.monotonic()
+        self._last_work = time.monotonic()
         if self._trying is not None and self._trying.task == task:
             self._trying = None
         self._begun.discard(task)
-        ticket = self.held.pop(task, None)
-        self._crew.stir()
-        return ticket
+        search = self.held.pop(task, None)
+        self._scheduler.notify()
+        return search
 
-    async def _found(self, found: SearchResult, ticket: SearchTask | None) -> records.TuningEntry:
+    async def _found(self, found: SearchResult, search: SearchTask | None) -> records.TuningEntry:
         entry = found.entry
         if entry.place != self.place:
-            if ticket is not None:
-                self.farm.fail(ticket, "the searcher measured in another place than its own", "unfit")
+            if search is not None:
+                self.queue.fail(search, "the searcher measured in another place than its own", "unfit")
             raise MalformedRequest("a searcher reports what it did not measure here")
-        if ticket is None:  # it was taken from it, or is another's: true all the same
-            return await self.farm.keep(entry)
-        if ticket.task.exact and entry.problem != ticket.task.problem:
-            self.farm.fail(
-                ticket, f"the searcher made another problem of it: {entry.problem.text()}", "unfit"
+        if search is None:  # it was reassigned, or is another session's; the result is true all the same
+            return await self.queue.store(entry)
+        if search.task.exact and entry.problem != search.task.problem:
+            self.queue.fail(
+                search, f"the searcher made another problem of it: {entry.problem.text()}", "unfit"
             )
             return entry
-        return await self.farm.finish(ticket, found)
+        return await self.queue.finish(search, found)
 
     async def _next(self, place: DeviceEnvironment, holding: int) -> TaskBatch:
         if self.place is None:
-            if not is_measurable(place, self.aim.toolchain, self.aim.target):
-                self.yields = True
+            if not is_measurable(place, self.target.toolchain, self.target.target):
+                self.draining = True
                 self._misplaced = (
                     f"worker {self.worker} measures in another place than was asked for: {place}"
                 )
                 log.warning("searcher_misplaced", worker=self.worker, place=place)
                 return TaskBatch([], over=True)
             self.place = place
-            self._crew.started(self)
-            self.farm.heard(self.aim_name, place)
+            self._scheduler.started(self)
+            self.queue.note_alive(self.target_name, place)
         if holding:
             # one that has fewer than it was given will say so by holding none
             task = await self._take() if holding >= len(self.held) else None
             return TaskBatch([task] if task is not None else [])
         if self.held:  # an answer did not reach it
-            for ticket in self.held.values():
-                ticket.lose(candidate="", certain=False, why="the searcher dropped it")
+            for search in self.held.values():
+                search.lose(candidate="", certain=False, why="the searcher dropped it")
             self._return_held()
         return await self._next_or_over()
 
@@ -248,29 +250,29 @@ class SearchSession:
         until = time.monotonic() + _ANSWER_SECONDS
         while True:
             now = time.monotonic()
-            if self.yields or now - self.since > SHIFT_SECONDS:
+            if self.draining or now - self.since > SHIFT_SECONDS:
                 return TaskBatch([], over=True)
             task = await self._take()
             if task is not None:
                 return TaskBatch([task])
-            if not self._crew.may_have(self) and now - self._worked > IDLE_SECONDS:
-                self.yields = True
+            if not self._scheduler.may_get_work(self) and now - self._last_work > IDLE_SECONDS:
+                self.draining = True
                 return TaskBatch([], over=True)
             if now >= until:
                 return TaskBatch([])
-            await self._crew.news(min(_LOOK_SECONDS, until - now))
+            await self._scheduler.wait_for_change(min(_POLL_SECONDS, until - now))
 
     async def _take(self) -> TuningTask | None:
-        """The next task that nobody knows by now, its own from here on."""
-        while (ticket := self._crew.next_for(self) or self._crew.taken_over_by(self)) is not None:
-            self.farm.give_out(ticket, self.worker)
-            self.held[ticket.task.id] = ticket
-            if ticket.task.exact and self.place is not None:
-                known = await self.farm.known(self.place, [ticket.task.problem])
+        """The next task whose result is not known yet; it is this session's from here on."""
+        while (search := self._scheduler.next_for(self) or self._scheduler.steal_for(self)) is not None:
+            self.queue.assign(search, self.worker)
+            self.held[search.task.id] = search
+            if search.task.exact and self.place is not None:
+                known = await self.queue.known(self.place, [search.task.problem])
                 if known:
-                    self.held.pop(ticket.task.id, None)
-                    self.farm.finish_known(ticket, known[0])
+                    self.held.pop(search.task.id, None)
+                    self.queue.finish_known(search, known[0])
                     continue
-            self._worked = time.monotonic()
-            return ticket.task
+            self._last_work = time.monotonic()
+            return search.task
         return None

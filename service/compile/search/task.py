@@ -1,4 +1,4 @@
-"""A problem on its way through the farm: whose it is, where it may be searched, what it has become."""
+"""A problem to be searched: for which target, on which device, and its state."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ log = structlog.get_logger(__name__)
 
 SearchState = Literal["queued", "searching", "done", "failed", "cancelled"]
 OnChange = Callable[[SearchState, str], None]
-"""Hears, in the event loop, what a task has become and on which worker it is searched, or why it failed."""
+"""Called in the event loop with a task's new state and the worker that searches it, or why it failed."""
 
 LOSSES = 3
-"""Searchers that one task may cost, beside those of which it is known what ended them."""
+"""Sessions that one task may end, beside those of which the candidate at fault is known."""
 _AVOIDED = 16
-"""Candidates of one task that may end a searcher's process; each costs a start."""
+"""Candidates of one task that may end a session's process; each costs a start."""
 
 
 class SearchTarget(Struct, frozen=True):
@@ -36,41 +36,41 @@ class SearchTarget(Struct, frozen=True):
     threads: int = 0
 
     def name(self) -> bytes:
-        """Equal for what one searcher can do."""
+        """Equal for all that one session can search."""
         return msgspec.msgpack.encode(self)
 
 
 class SearchTask:
-    """A task that somebody wants done.
+    """A task and what has become of it.
 
-    place: where exactly; None: on any device of its aim. state, detail: as OnChange hears them. known: the entry stood
-    in the database already, and nothing was measured. losses: how many searchers it has cost.
+    place: where it must be measured; None: on any device of its target. state, detail: as OnChange gets them. known:
+    the entry was in the database already, and nothing was measured. losses: how many sessions ended over it.
     """
 
     def __init__(
         self,
         task: TuningTask,
-        aim: SearchTarget,
+        target: SearchTarget,
         *,
         place: DeviceEnvironment | None = None,
         turn: int = 0,
         on_change: OnChange | None = None,
     ) -> None:
         self.task = task
-        self.aim = aim
-        self.aim_name = aim.name()
+        self.target = target
+        self.target_name = target.name()
         self.place = place
         self.order = turn, -_elements(task.problem)
-        """Of compiles' tasks: who has asked first, and of his the largest. They take longest, and the last one should
-        not."""
+        """Order of compiles' tasks: the compile that asked first, and of its problems the largest, which take longest
+        and should not come last."""
         self.state: SearchState = "queued"
         self.detail = ""
         self.known = False
         self.losses = 0
         self.alone = False
-        """It may have ended a searcher that held others too: the next one holds nothing beside it."""
+        """It may have ended a session that held other tasks too: the next session holds no other beside it."""
         self.since = self.wanted = time.monotonic()
-        """When it came to its state; when somebody asked for it last."""
+        """When it came to its state; when a compile last asked for it."""
         self._on_change = on_change
         self._suspects: set[str] = set()
         self._unexplained = 0
@@ -87,20 +87,20 @@ class SearchTask:
 
     @property
     def settled(self) -> asyncio.Future[SearchResult | str]:
-        """What `outcome` waits for, for who waits for one of many."""
+        """What `outcome` waits for, to wait for one of many."""
         return self._outcome
 
     async def outcome(self) -> SearchResult | str:
-        """What was found, or why nothing was. Cancelling the caller leaves the task as it is."""
+        """The result, or why there is none. Cancelling the caller leaves the task as it is."""
         return await asyncio.shield(self._outcome)
 
     def found(self) -> SearchResult | None:
-        """What was found, if anything has been by now."""
+        """The result, if there is one by now."""
         result = self._outcome.result() if self._outcome.done() else None
         return result if isinstance(result, SearchResult) else None
 
     def cancel(self) -> None:
-        """Nobody wants it any more: its outcome is "cancelled"; a search that has begun may go on to its end."""
+        """It is not wanted any more: its outcome is "cancelled". A search that has begun may go on to its end."""
         if self.open:
             self._settle("cancelled", "cancelled", "")
 
@@ -109,7 +109,7 @@ class SearchTask:
             if self.state != state:
                 self.since = time.monotonic()
             self.state, self.detail = state, detail
-            self._tell()
+            self._report()
 
     def finish(self, found: SearchResult, *, known: bool) -> None:
         if self.open:
@@ -121,9 +121,9 @@ class SearchTask:
             self._settle("failed", why, why)
 
     def lose(self, *, candidate: str, certain: bool, why: str) -> None:
-        """A searcher that had it has ended. candidate: what it was trying, ''; certain: its process died of it.
+        """A session that had it has ended. candidate: what it was trying, or ''. certain: its process died of it.
 
-        A worker that was lost is hardly the candidate's doing, unless it happens twice.
+        A lost worker is hardly the candidate's fault, unless it happens twice.
         """
         self.losses += 1
         if candidate and (certain or candidate in self._suspects) and candidate not in self.task.avoid:
@@ -141,14 +141,14 @@ class SearchTask:
     def _settle(self, state: SearchState, outcome: SearchResult | str, detail: str) -> None:
         self.state, self.detail, self.since = state, detail, time.monotonic()
         self._outcome.set_result(outcome)
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._on_change is None:
             return
         try:
             self._on_change(self.state, self.detail)
-        except Exception:  # a listener's mistake is not the farm's
+        except Exception:  # an error of the listener is not the queue's
             log.exception("task_change_not_heard", task=self.task.id, state=self.state)
 
 

@@ -1,4 +1,4 @@
-"""Searches on a real Ray while its parts die: farm, crew and the pool's lanes. One cluster for all.
+"""Searches on a real Ray while its parts die: queue, scheduler and the pool. One cluster for all.
 
 The engine is that of tests/workers: each search goes as its problem's settings say.
 """
@@ -51,11 +51,11 @@ def task(size: int, **settings: str) -> TuningTask:
 @dataclass
 class Site:
     pool: WorkerPool
-    farm: SearchQueue
+    queue: SearchQueue
     tunings: TuningDatabase
 
     def submit(self, *tasks: TuningTask) -> list[Watched]:
-        return [Watched(self.farm, each) for each in tasks]
+        return [Watched(self.queue, each) for each in tasks]
 
     def lane(self, worker: str) -> list[psutil.Process]:
         """The fork server that searches for `worker`, and the actor that it belongs to."""
@@ -74,16 +74,16 @@ class Site:
 class Watched:
     """A batch task, and which workers had it."""
 
-    def __init__(self, farm: SearchQueue, task: TuningTask) -> None:
+    def __init__(self, queue: SearchQueue, task: TuningTask) -> None:
         self.workers: list[str] = []
-        self.ticket = farm.submit(task, AIM, on_change=self._hear)
+        self.search = queue.submit(task, AIM, on_change=self._hear)
 
     def _hear(self, state: str, detail: str) -> None:
         if state == "searching":
             self.workers.append(detail)
 
     async def found(self) -> SearchResult:
-        outcome = await asyncio.wait_for(self.ticket.outcome(), 90)
+        outcome = await asyncio.wait_for(self.search.outcome(), 90)
         assert isinstance(outcome, SearchResult), outcome
         return outcome
 
@@ -121,13 +121,13 @@ async def site(pool: WorkerPool, server: RedisServer) -> AsyncIterator[Site]:
     redis = Redis.from_url(server.url)
     tunings = TuningDatabase(redis, Keys("torchrelay:", "default"), Scripts(redis), limit=1000)
     metrics = GatewayMetrics()
-    crew = SearchScheduler(pool, metrics)
-    farm = SearchQueue("default", tunings, crew, metrics)
+    scheduler = SearchScheduler(pool, metrics)
+    queue = SearchQueue("default", tunings, scheduler, metrics)
     try:
-        yield Site(pool, farm, tunings)
+        yield Site(pool, queue, tunings)
     finally:
-        await farm.close()
-        await crew.close()
+        await queue.close()
+        await scheduler.close()
         await redis.aclose()
         await until(lambda: not any(worker.searching for worker in pool.workers()))
 
@@ -166,7 +166,7 @@ def test_two_compiles_want_the_same_and_it_is_searched_once(run: Callable[[Scena
         problems = [of(size, sleep="0.2") for size in range(1, 7)]
 
         async def compile_that_waits() -> queries.KnownEntries:
-            while (known := await here.farm.want(PLACE, problems, ASK)).open:
+            while (known := await here.queue.want(PLACE, problems, ASK)).open:
                 await asyncio.sleep(0.1)
             return known
 
@@ -174,7 +174,7 @@ def test_two_compiles_want_the_same_and_it_is_searched_once(run: Callable[[Scena
         assert one.given_up == other.given_up == []
         assert sorted(e.problem.text() for e in one.entries) == sorted(p.text() for p in problems)
         assert one.entries == other.entries
-        searches = here.farm._metrics.registry.get_sample_value
+        searches = here.queue._metrics.registry.get_sample_value
         assert searches("torchrelay_searches_total", {"outcome": "found"}) == 6
 
     run(scenario)
@@ -204,7 +204,7 @@ def test_a_killed_actors_task_goes_to_another_and_blames_no_candidate(
         found = await held.found()
         assert found.entry.winner.candidate == "a"
         assert len(held.workers) == 2
-        assert held.ticket.task.avoid == ()
+        assert held.search.task.avoid == ()
 
     run(scenario)
 
@@ -215,15 +215,15 @@ def test_a_lane_whose_server_is_killed_again_and_again_serves_on(run: Callable[[
 
         def busy() -> list[Watched]:
             """Those searched now; not one that has ended so many searchers that the next would be its own fault."""
-            searched = (each for each in tasks if each.ticket.state == "searching")
-            return [each for each in searched if each.ticket.losses < LOSSES - 1]
+            searched = (each for each in tasks if each.search.state == "searching")
+            return [each for each in searched if each.search.losses < LOSSES - 1]
 
         for _ in range(3):
             await until(lambda: busy() != [])
             for process in here.lane(busy()[0].workers[-1])[:1]:
                 process.kill()
             await asyncio.sleep(1.0)
-        outcomes = [await asyncio.wait_for(each.ticket.outcome(), 90) for each in tasks]
+        outcomes = [await asyncio.wait_for(each.search.outcome(), 90) for each in tasks]
         assert all(isinstance(outcome, SearchResult) for outcome in outcomes)
 
     run(scenario)
@@ -234,7 +234,7 @@ def test_a_cancelled_task_frees_its_lane_for_the_next(run: Callable[[Scenario], 
         tasks = here.submit(*(task(size, sleep="1") for size in range(1, 9)))
         await until(lambda: tasks[0].workers != [])
         for each in tasks:
-            each.ticket.cancel()
+            each.search.cancel()
         (after,) = here.submit(task(99))
         assert (await after.found()).entry.problem == of(99)
         assert sum(each.workers != [] for each in tasks) <= 6  # each of two has at most three in hand

@@ -42,7 +42,7 @@ def test_ranks_have_a_gpu_each_while_slots_keep_theirs_and_nothing_is_searched_t
         slots = list(site.pool._slots.all.values())
         assert len({slot.ready.device for slot in slots}) == gpus
         first = slots[0].ready
-        assert len(site.pool.lanes(first.toolchain, first.target)) == gpus
+        assert len(site.pool.search_devices(first.toolchain, first.target)) == gpus
 
         job = site.begin(MEET, workers=gpus, device="cuda", cpus=1.0)
         job.started(ranks=gpus)
@@ -56,7 +56,7 @@ def test_ranks_have_a_gpu_each_while_slots_keep_theirs_and_nothing_is_searched_t
             assert time.monotonic() < end
             time.sleep(0.5)
         with pytest.raises(NoWorker, match="training jobs hold all devices"):
-            site.pool.lanes(first.toolchain, first.target)
+            site.pool.search_devices(first.toolchain, first.target)
         assert [worker.state for worker in site.pool.workers()] == ["idle"] * gpus
         site.call(site.pool.train_cancel(job.order.job))
         assert job.end(60).state == "cancelled"

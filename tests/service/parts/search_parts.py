@@ -1,4 +1,4 @@
-"""A farm on a real Redis, and workers whose lanes search in this process: each search goes as its problem says."""
+"""A search queue on a real Redis, and a pool whose searches run in this process: each goes as its problem says."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ASK = CompileRequest("key", b"", TOOLCHAIN, TARGET, {}, [])
 
 
 def of(size: int, **settings: str) -> Problem:
-    """A problem; `settings` say how its search goes (Lanes)."""
+    """A problem; `settings` say how its search goes (SearchPool)."""
     return msgspec.structs.replace(problem(size), settings=tuple(sorted(settings.items())))
 
 
@@ -57,19 +57,19 @@ def task(size: int, **settings: str) -> TuningTask:
 
 
 @dataclass
-class Lanes:
-    """A pool's lanes. A searcher tries a, b and c of each problem; settings: `crash`: candidates that end its process,
+class SearchPool:
+    """A pool. A search session tries a, b and c of each problem; settings: `crash`: candidates that end its process,
     `lose`: that lose its worker, `hold`: it waits for `release` before it reports, `unfit`, `other`: it reports another
     problem than the task's, `die`: it ends before it tries anything.
     """
 
     up: dict[str, DeviceEnvironment] = field(default_factory=lambda: {"a": PLACE, "b": PLACE})
     compiling: set[str] = field(default_factory=set)
-    queue: int = 0
+    queued: int = 0
     broken: set[str] = field(default_factory=set)
-    """Workers whose searchers do not start."""
+    """Workers whose sessions do not start."""
     ahead: int = 1
-    """Tasks that a searcher has at hand."""
+    """Tasks that a session has at hand."""
 
     def __post_init__(self) -> None:
         self.searching: dict[str, asyncio.Future[None]] = {}
@@ -79,13 +79,13 @@ class Lanes:
         self.starts = 0
         self.release = asyncio.Event()
 
-    def lanes(self, toolchain: schema.Toolchain, target: schema.Target) -> list[SearchDevice]:
+    def search_devices(self, toolchain: schema.Toolchain, target: schema.Target) -> list[SearchDevice]:
         if toolchain != TOOLCHAIN:
             raise NoWorker("no worker for that toolchain")
         return [SearchDevice(name, name in self.searching, name in self.compiling) for name in self.up]
 
     def waiting(self) -> int:
-        return self.queue
+        return self.queued
 
     def lose(self, worker: str, *, gone: bool = True) -> None:
         """Its actor dies."""
@@ -178,25 +178,25 @@ class Lanes:
 
 @dataclass
 class Site:
-    """A gateway's searches. farm: of the default namespace."""
+    """A gateway's searches. queue: of the default namespace."""
 
-    lanes: Lanes
-    crew: SearchScheduler
-    farm: SearchQueue
+    pool: SearchPool
+    scheduler: SearchScheduler
+    queue: SearchQueue
     tunings: TuningDatabase
     metrics: GatewayMetrics
     redis: Redis
 
     def another(self, namespace: str) -> SearchQueue:
         tunings = TuningDatabase(self.redis, Keys("torchrelay:", namespace), Scripts(self.redis), limit=1000)
-        return SearchQueue(namespace, tunings, self.crew, self.metrics)
+        return SearchQueue(namespace, tunings, self.scheduler, self.metrics)
 
     async def wanted(
-        self, *problems: Problem, place: DeviceEnvironment = PLACE, farm: SearchQueue | None = None
+        self, *problems: Problem, place: DeviceEnvironment = PLACE, queue: SearchQueue | None = None
     ) -> queries.KnownEntries:
         """What a compile hears that asks until nothing is open."""
         for _ in range(2000):
-            known = await (farm or self.farm).want(place, problems, ASK)
+            known = await (queue or self.queue).want(place, problems, ASK)
             if not known.open:
                 return known
             await asyncio.sleep(0.01)
@@ -204,7 +204,7 @@ class Site:
 
     async def counted(self, outcome: str) -> float:
         """Once what was found is finished: it is told from Redis before it is counted."""
-        await self.until(lambda: not self.farm._keeping)
+        await self.until(lambda: not self.queue._storing)
         return (
             self.metrics.registry.get_sample_value("torchrelay_searches_total", {"outcome": outcome}) or 0.0
         )
@@ -219,18 +219,20 @@ class Site:
 
 
 @asynccontextmanager
-async def site(server: RedisServer, lanes: Lanes | None = None, **redis_options: Any) -> AsyncIterator[Site]:
-    lanes = lanes or Lanes()
+async def site(
+    server: RedisServer, pool: SearchPool | None = None, **redis_options: Any
+) -> AsyncIterator[Site]:
+    pool = pool or SearchPool()
     redis = Redis.from_url(server.url, **redis_options)
     tunings = TuningDatabase(redis, Keys("torchrelay:", "default"), Scripts(redis), limit=1000)
     metrics = GatewayMetrics()
-    crew = SearchScheduler(lanes, metrics)
-    farm = SearchQueue("default", tunings, crew, metrics)
+    scheduler = SearchScheduler(pool, metrics)
+    queue = SearchQueue("default", tunings, scheduler, metrics)
     try:
-        yield Site(lanes, crew, farm, tunings, metrics, redis)
+        yield Site(pool, scheduler, queue, tunings, metrics, redis)
     finally:
-        await farm.close()
-        await crew.close()
+        await queue.close()
+        await scheduler.close()
         await redis.aclose()
 
 
@@ -241,9 +243,11 @@ def winners(known: queries.KnownEntries) -> dict[Problem, str]:
 Scenario = Callable[[Site], Coroutine[None, None, None]]
 
 
-def run(server: RedisServer, scenario: Scenario, lanes: Callable[[], Lanes] = Lanes, **options: Any) -> None:
+def run(
+    server: RedisServer, scenario: Scenario, pool: Callable[[], SearchPool] = SearchPool, **options: Any
+) -> None:
     async def opened() -> None:
-        async with site(server, lanes(), **options) as here:
+        async with site(server, pool(), **options) as here:
             async with asyncio.timeout(60):
                 await scenario(here)
 

@@ -123,7 +123,9 @@ class ArtifactPool:
     def workers(self) -> list[compiles.WorkerInfo]:
         return [compiles.WorkerInfo("w0", self.toolchain, TARGET, "idle", len(self.calls))]
 
-    def lanes(self, toolchain: request_schema.Toolchain, target: request_schema.Target) -> list[SearchDevice]:
+    def search_devices(
+        self, toolchain: request_schema.Toolchain, target: request_schema.Target
+    ) -> list[SearchDevice]:
         raise NoWorker("no worker searches here")
 
     def waiting(self) -> int:

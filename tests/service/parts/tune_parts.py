@@ -126,8 +126,8 @@ class SearchingPool(ArtifactPool):
         ]
         return told + [compiles.WorkerInfo(n, UNKNOWN, self.starts, "starting", 0) for n in self.starting]
 
-    def lanes(self, toolchain: schema.Toolchain, target: schema.Target) -> list[Any]:
-        return self.searchers.lanes(toolchain, target)
+    def search_devices(self, toolchain: schema.Toolchain, target: schema.Target) -> list[Any]:
+        return self.searchers.search_devices(toolchain, target)
 
     def waiting(self) -> int:
         return self.searchers.queue

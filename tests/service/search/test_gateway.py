@@ -10,7 +10,7 @@ import httpx2
 import msgspec
 import pytest
 from conftest import StartGateway
-from search_parts import Lanes, of
+from search_parts import SearchPool, of
 from service_parts import ArtifactPool, compiled, graph, post, wait_until
 from torchrelay.compiler import decoding
 from torchrelay.compiler.request import codec, schema
@@ -24,15 +24,15 @@ class SearchingPool(ArtifactPool):
 
     def __init__(self, *problems: records.Problem) -> None:
         super().__init__()
-        self.on_lanes = Lanes()
+        self.devices = SearchPool()
         self.wanted = list(problems)
         self.told: list[KnownEntries] = []
 
-    def lanes(self, *place: Any) -> Any:
-        return self.on_lanes.lanes(*place)
+    def search_devices(self, *place: Any) -> Any:
+        return self.devices.search_devices(*place)
 
     async def search(self, order: bytes, **rest: Any) -> None:
-        await self.on_lanes.search(order, **rest)
+        await self.devices.search(order, **rest)
 
     async def compile(self, request_bytes: bytes, **order: Any) -> bytes:
         on_query: Callable[[bytes], Awaitable[bytes]] = order["on_query"]
@@ -62,10 +62,10 @@ def test_a_compiles_problems_are_searched_and_the_next_ones_are_known(start_gate
         assert (first.entries, first.open) == ([], 3)
         assert sorted(entry.problem.text() for entry in last.entries) == [of(1).text(), of(2).text()]
         assert last.given_up == [of(3, unfit="nobody can")]
-        pool.told, began = [], len(pool.on_lanes.began)
+        pool.told, began = [], len(pool.devices.began)
         compiled(http, tuning_graph(2))
         assert len(pool.told) == 1
-        assert len(pool.on_lanes.began) == began
+        assert len(pool.devices.began) == began
         assert _sample(http, 'torchrelay_searches_total{outcome="found"}') == 2.0
         assert _sample(http, 'torchrelay_searches_total{outcome="unfit"}') == 1.0
         assert _sample(http, "torchrelay_searchers") == 2.0
@@ -81,7 +81,7 @@ def test_searchers_are_warmed_for_what_tunes(body: bytes, starts: int, start_gat
     pool.seconds = 1.0
     with start_gateway(pool).http() as http:
         compiled(http, body)
-        assert pool.on_lanes.starts == starts
+        assert pool.devices.starts == starts
 
 
 def test_a_gateway_that_stops_leaves_no_searcher(start_gateway: StartGateway) -> None:
@@ -89,9 +89,9 @@ def test_a_gateway_that_stops_leaves_no_searcher(start_gateway: StartGateway) ->
     running = start_gateway(pool)
     with running.http() as http:
         post(http, tuning_graph(1))
-        wait_until(lambda: bool(pool.on_lanes.began), seconds=20)
+        wait_until(lambda: bool(pool.devices.began), seconds=20)
     running.stop()
-    assert pool.on_lanes.searching == {}
+    assert pool.devices.searching == {}
 
 
 def _sample(http: httpx2.Client, name: str) -> float:

@@ -21,11 +21,11 @@ def test_a_candidate_that_ends_the_process_is_avoided_and_the_search_goes_on(
     redis_server: RedisServer,
 ) -> None:
     async def scenario(here: Site) -> None:
-        ticket = here.farm.submit(task(1, crash="ab"), AIM)
-        outcome = await ticket.outcome()
+        search = here.queue.submit(task(1, crash="ab"), AIM)
+        outcome = await search.outcome()
         assert isinstance(outcome, SearchResult)
         assert outcome.entry.winner.candidate == "c"
-        assert (ticket.task.avoid, ticket.losses) == (("a", "b"), 2)
+        assert (search.task.avoid, search.losses) == (("a", "b"), 2)
         assert winners(await here.wanted(of(2, crash="a"))) == {of(2, crash="a"): "b"}
 
     run(redis_server, scenario)
@@ -33,16 +33,16 @@ def test_a_candidate_that_ends_the_process_is_avoided_and_the_search_goes_on(
 
 def test_a_lost_worker_is_no_candidates_fault_unless_it_happens_again(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        held = here.farm.submit(task(1, hold="yes"), AIM)
-        await here.until(lambda: here.lanes.began != [])
+        held = here.queue.submit(task(1, hold="yes"), AIM)
+        await here.until(lambda: here.pool.began != [])
         await asyncio.sleep(0.1)
-        here.lanes.lose(here.lanes.began[0][0])
-        await here.until(lambda: len(here.lanes.began) == 2)
-        here.lanes.release.set()
+        here.pool.lose(here.pool.began[0][0])
+        await here.until(lambda: len(here.pool.began) == 2)
+        here.pool.release.set()
         assert isinstance(await held.outcome(), SearchResult)
         assert (held.task.avoid, held.losses) == ((), 1)
-        assert here.lanes.began[0][0] != here.lanes.began[1][0]
-        again = here.farm.submit(task(2, lose="a"), AIM)
+        assert here.pool.began[0][0] != here.pool.began[1][0]
+        again = here.queue.submit(task(2, lose="a"), AIM)
         assert isinstance(await again.outcome(), SearchResult)
         assert (again.task.avoid, again.losses) == (("a",), 2)
 
@@ -53,12 +53,12 @@ def test_a_task_that_ends_searchers_before_it_tries_anything_is_given_up_and_har
     redis_server: RedisServer,
 ) -> None:
     async def scenario(here: Site) -> None:
-        here.lanes.up.pop("b")
-        here.lanes.ahead = 3
-        held = [here.farm.submit(each, AIM) for each in (task(1, hold="yes"), task(2, die="yes"), task(3))]
-        await here.until(lambda: here.lanes.began != [])
-        here.lanes.release.set()
-        first, second, third = [await ticket.outcome() for ticket in held]
+        here.pool.up.pop("b")
+        here.pool.ahead = 3
+        held = [here.queue.submit(each, AIM) for each in (task(1, hold="yes"), task(2, die="yes"), task(3))]
+        await here.until(lambda: here.pool.began != [])
+        here.pool.release.set()
+        first, second, third = [await search.outcome() for search in held]
         assert isinstance(second, str)
         assert "3 searchers ended over it, at last: the search process ended with exit status 9" in second
         assert isinstance(first, SearchResult)
@@ -71,7 +71,7 @@ def test_a_task_that_ends_searchers_before_it_tries_anything_is_given_up_and_har
 
 def test_an_unfit_task_fails_with_the_searchers_words(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        assert await here.farm.submit(task(1, unfit="no such operator"), AIM).outcome() == "no such operator"
+        assert await here.queue.submit(task(1, unfit="no such operator"), AIM).outcome() == "no such operator"
         assert (await here.wanted(of(2, unfit="no"))).given_up == [of(2, unfit="no")]
         assert await here.counted("unfit") == 2
 
@@ -80,36 +80,36 @@ def test_an_unfit_task_fails_with_the_searchers_words(redis_server: RedisServer)
 
 def test_a_new_worker_takes_part_and_a_lost_ones_tasks_go_to_others(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        here.lanes.up.pop("b")
-        batch = [here.farm.submit(task(size, hold="yes"), AIM) for size in (1, 2, 3)]
-        await here.until(lambda: len(here.lanes.began) == 1)
-        here.lanes.up |= {"b": PLACE, "c": PLACE}
-        await here.until(lambda: len(here.lanes.began) == 3)
-        here.lanes.lose("a")
-        here.lanes.release.set()
-        outcomes = await asyncio.gather(*(ticket.outcome() for ticket in batch))
+        here.pool.up.pop("b")
+        batch = [here.queue.submit(task(size, hold="yes"), AIM) for size in (1, 2, 3)]
+        await here.until(lambda: len(here.pool.began) == 1)
+        here.pool.up |= {"b": PLACE, "c": PLACE}
+        await here.until(lambda: len(here.pool.began) == 3)
+        here.pool.lose("a")
+        here.pool.release.set()
+        outcomes = await asyncio.gather(*(search.outcome() for search in batch))
         assert all(isinstance(outcome, SearchResult) for outcome in outcomes)
-        assert {worker for worker, _ in here.lanes.began} == {"a", "b", "c"}
+        assert {worker for worker, _ in here.pool.began} == {"a", "b", "c"}
 
     run(redis_server, scenario)
 
 
 def test_a_searchers_last_word_counts(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(here: Site) -> None:
-        keep = here.tunings.keep
+        store = here.tunings.store
         keeping = asyncio.Event()
 
         async def slowly(entries: Sequence[TuningEntry]) -> list[StoredEntry]:
             keeping.set()
             await asyncio.sleep(0.2)
-            return await keep(entries)
+            return await store(entries)
 
-        monkeypatch.setattr(here.tunings, "keep", slowly)
-        ticket = here.farm.submit(task(1), AIM)
+        monkeypatch.setattr(here.tunings, "store", slowly)
+        search = here.queue.submit(task(1), AIM)
         await keeping.wait()
-        here.lanes.lose(ticket.detail)  # it has reported, and does not hear the answer
-        assert isinstance(await asyncio.wait_for(ticket.outcome(), 30), SearchResult)
-        assert len(here.lanes.began) == 1
+        here.pool.lose(search.detail)  # it has reported, and does not hear the answer
+        assert isinstance(await asyncio.wait_for(search.outcome(), 30), SearchResult)
+        assert len(here.pool.began) == 1
 
     run(redis_server, scenario)
 
@@ -120,14 +120,14 @@ def test_with_all_workers_gone_compiles_go_on_without_and_batch_jobs_wait(
     monkeypatch.setattr(queue, "STALL_SECONDS", 0.5)
 
     async def scenario(here: Site) -> None:
-        up = here.lanes.up
-        here.lanes.up = {}
-        ticket = here.farm.submit(task(1), AIM)
+        up = here.pool.up
+        here.pool.up = {}
+        search = here.queue.submit(task(1), AIM)
         assert (await here.wanted(of(2))).given_up == [of(2)]
         assert await here.counted("stalled") == 1
-        assert ticket.state == "queued"
-        here.lanes.up = up
-        assert isinstance(await ticket.outcome(), SearchResult)
+        assert search.state == "queued"
+        here.pool.up = up
+        assert isinstance(await search.outcome(), SearchResult)
 
     run(redis_server, scenario)
 
@@ -138,23 +138,23 @@ def test_searchers_that_do_not_start_hold_up_no_compile_and_a_lane_that_works_is
     monkeypatch.setattr(scheduler, "_BACKOFF_SECONDS", (0.05, 0.1))
 
     async def scenario(here: Site) -> None:
-        here.lanes.broken = {"a"}
+        here.pool.broken = {"a"}
         assert winners(await here.wanted(of(1), of(2), of(3))) == dict.fromkeys([of(1), of(2), of(3)], "a")
-        here.lanes.lose("b")
-        await here.until(lambda: not here.lanes.searching)
+        here.pool.lose("b")
+        await here.until(lambda: not here.pool.searching)
         known = await here.wanted(of(4))
         assert known.given_up == [of(4)]
-        ticket = here.farm.submit(task(5), AIM)
-        await here.until(lambda: ticket.detail != "")
-        assert (ticket.state, ticket.detail) == (
+        search = here.queue.submit(task(5), AIM)
+        await here.until(lambda: search.detail != "")
+        assert (search.state, search.detail) == (
             "queued",
             "no searcher starts: the worker cannot start: there is no disk",
         )
-        starts = here.lanes.starts
+        starts = here.pool.starts
         await asyncio.sleep(1.0)
-        assert here.lanes.starts - starts < 25  # it rests between two tries
-        here.lanes.broken = set()
-        assert isinstance(await ticket.outcome(), SearchResult)
+        assert here.pool.starts - starts < 25  # it rests between two tries
+        here.pool.broken = set()
+        assert isinstance(await search.outcome(), SearchResult)
 
     run(redis_server, scenario)
 
@@ -165,11 +165,11 @@ def test_a_searcher_that_falls_silent_is_killed_and_its_task_goes_on_elsewhere(
     monkeypatch.setattr(session, "_SILENT_SECONDS", 0.5)
 
     async def scenario(here: Site) -> None:
-        ticket = here.farm.submit(task(1, hold="yes"), AIM)
-        await here.until(lambda: len(here.lanes.began) == 2)
-        here.lanes.release.set()
-        assert isinstance(await ticket.outcome(), SearchResult)
-        assert ticket.losses >= 1
+        search = here.queue.submit(task(1, hold="yes"), AIM)
+        await here.until(lambda: len(here.pool.began) == 2)
+        here.pool.release.set()
+        assert isinstance(await search.outcome(), SearchResult)
+        assert search.losses >= 1
 
     run(redis_server, scenario)
 
@@ -180,14 +180,14 @@ def test_what_no_compile_asks_for_any_more_is_forgotten(
     monkeypatch.setattr(queue, "FORGET_SECONDS", 0.3)
 
     async def scenario(here: Site) -> None:
-        here.lanes.up.pop("b")
-        await here.farm.want(PLACE, [of(1, hold="yes")], ASK)
-        await here.until(lambda: here.lanes.began != [])
-        await here.farm.want(PLACE, [of(2)], ASK)
-        await here.until(lambda: len(here.farm._wants) == 1)  # what is being searched goes on
-        here.lanes.release.set()
-        await here.until(lambda: here.farm._wants == {})
-        assert [shape for _, shape in here.lanes.began] == [of(1).shape()]
+        here.pool.up.pop("b")
+        await here.queue.want(PLACE, [of(1, hold="yes")], ASK)
+        await here.until(lambda: here.pool.began != [])
+        await here.queue.want(PLACE, [of(2)], ASK)
+        await here.until(lambda: len(here.queue._wants) == 1)  # what is being searched goes on
+        here.pool.release.set()
+        await here.until(lambda: here.queue._wants == {})
+        assert [shape for _, shape in here.pool.began] == [of(1).shape()]
 
     run(redis_server, scenario)
 
@@ -198,8 +198,8 @@ def test_a_flood_of_problems_is_given_back_past_a_bound(
     monkeypatch.setattr(queue, "MOST_WANTED", 100)
 
     async def scenario(here: Site) -> None:
-        here.lanes.up = {}
-        known = await here.farm.want(PLACE, [of(size) for size in range(1, 257)], ASK)
+        here.pool.up = {}
+        known = await here.queue.want(PLACE, [of(size) for size in range(1, 257)], ASK)
         assert (known.open, len(known.given_up)) == (100, 156)
 
     run(redis_server, scenario)
@@ -211,12 +211,12 @@ def test_idle_searchers_end_after_a_while_and_others_start_when_there_is_work(
     monkeypatch.setattr(session, "IDLE_SECONDS", 0.3)
 
     async def scenario(here: Site) -> None:
-        await here.farm.submit(task(1), AIM).outcome()
-        await here.farm.submit(task(2), AIM).outcome()
-        assert here.lanes.starts == 1  # it was still there
-        await here.until(lambda: not here.lanes.searching)
-        await here.farm.submit(task(3), AIM).outcome()
-        assert here.lanes.starts == 2
+        await here.queue.submit(task(1), AIM).outcome()
+        await here.queue.submit(task(2), AIM).outcome()
+        assert here.pool.starts == 1  # it was still there
+        await here.until(lambda: not here.pool.searching)
+        await here.queue.submit(task(3), AIM).outcome()
+        assert here.pool.starts == 2
 
     run(redis_server, scenario)
 
@@ -224,20 +224,20 @@ def test_idle_searchers_end_after_a_while_and_others_start_when_there_is_work(
 def test_while_redis_is_away_searches_go_on_and_what_they_find_is_kept_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue, "_KEEP_AGAIN_SECONDS", (0.1, 0.2, 60.0))
+    monkeypatch.setattr(queue, "_STORE_AGAIN_SECONDS", (0.1, 0.2, 60.0))
     server = RedisServer(persistent=True)
     server.start()
 
     async def scenario(here: Site) -> None:
-        await here.tunings.keep([entry(50)])
+        await here.tunings.store([entry(50)])
         await asyncio.to_thread(server.stop)
-        ticket = here.farm.submit(task(1), AIM)
-        assert isinstance(await ticket.outcome(), SearchResult)
+        search = here.queue.submit(task(1), AIM)
+        assert isinstance(await search.outcome(), SearchResult)
         known = await here.wanted(of(2), of(3))
         assert winners(known) == {of(2): "a", of(3): "a"}
-        began = len(here.lanes.began)
+        began = len(here.pool.began)
         assert winners(await here.wanted(of(2))) == {of(2): "a"}  # it is remembered here
-        assert len(here.lanes.began) == began
+        assert len(here.pool.began) == began
         await asyncio.to_thread(server.start)
         for _ in range(200):
             try:
@@ -256,23 +256,23 @@ def test_while_redis_is_away_searches_go_on_and_what_they_find_is_kept_later(
 
 def test_a_gateway_that_stops_ends_its_searchers_and_tells_who_waits(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        ticket = here.farm.submit(task(1, hold="yes"), AIM)
-        await here.until(lambda: here.lanes.began != [])
-        await here.farm.close()
-        assert await ticket.outcome() == "the gateway stops"
-        assert here.lanes.searching == {}
+        search = here.queue.submit(task(1, hold="yes"), AIM)
+        await here.until(lambda: here.pool.began != [])
+        await here.queue.close()
+        assert await search.outcome() == "the gateway stops"
+        assert here.pool.searching == {}
 
     run(redis_server, scenario)
 
 
 def test_prefetched_tasks_are_left_to_who_has_nothing(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        here.lanes.ahead = 3
-        batch = [here.farm.submit(task(size, hold="yes"), AIM) for size in (1, 2)]
-        await here.until(lambda: len(here.lanes.began) == 2)
-        assert {worker for worker, _ in here.lanes.began} == {"a", "b"}
-        here.lanes.release.set()
-        await asyncio.gather(*(ticket.outcome() for ticket in batch))
+        here.pool.ahead = 3
+        batch = [here.queue.submit(task(size, hold="yes"), AIM) for size in (1, 2)]
+        await here.until(lambda: len(here.pool.began) == 2)
+        assert {worker for worker, _ in here.pool.began} == {"a", "b"}
+        here.pool.release.set()
+        await asyncio.gather(*(search.outcome() for search in batch))
 
     run(redis_server, scenario)
 
@@ -281,18 +281,18 @@ def test_who_has_nothing_takes_over_what_another_has_not_begun_and_leaves_him_on
     redis_server: RedisServer,
 ) -> None:
     async def scenario(here: Site) -> None:
-        here.lanes.ahead = 4
-        here.lanes.up.pop("b")
+        here.pool.ahead = 4
+        here.pool.up.pop("b")
         problems = [of(9, hold="yes"), of(8), of(7), of(6)]
-        await here.farm.want(PLACE, problems, ASK)
-        await here.until(lambda: here.lanes.began == [("a", of(9).shape())])
-        here.lanes.up["b"] = PLACE
-        here.farm.expect(AIM)
-        await here.until(lambda: len(here.lanes.began) == 3)
-        assert here.lanes.began[1:] == [("b", of(6).shape()), ("b", of(7).shape())]
-        here.lanes.release.set()
+        await here.queue.want(PLACE, problems, ASK)
+        await here.until(lambda: here.pool.began == [("a", of(9).shape())])
+        here.pool.up["b"] = PLACE
+        here.queue.expect(AIM)
+        await here.until(lambda: len(here.pool.began) == 3)
+        assert here.pool.began[1:] == [("b", of(6).shape()), ("b", of(7).shape())]
+        here.pool.release.set()
         assert len(winners(await here.wanted(*problems))) == 4
-        assert here.lanes.began[3:] == [("a", of(8).shape())]
+        assert here.pool.began[3:] == [("a", of(8).shape())]
         assert (await here.counted("found"), await here.counted("lost")) == (4, 0)
 
     run(redis_server, scenario)
@@ -300,38 +300,38 @@ def test_who_has_nothing_takes_over_what_another_has_not_begun_and_leaves_him_on
 
 def test_what_nobody_wants_any_more_is_taken_over_by_nobody(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        here.lanes.ahead = 4
-        here.lanes.up.pop("b")
-        tickets = [here.farm.submit(task(size, hold="yes"), AIM) for size in (9, 8, 7, 6)]
-        await here.until(lambda: len(here.lanes.began) == 1)
-        for ticket in tickets[1:3]:
-            ticket.cancel()
-        here.lanes.up["b"] = PLACE
-        here.farm.expect(AIM)
-        await here.until(lambda: "b" in here.lanes.searching)
+        here.pool.ahead = 4
+        here.pool.up.pop("b")
+        searches = [here.queue.submit(task(size, hold="yes"), AIM) for size in (9, 8, 7, 6)]
+        await here.until(lambda: len(here.pool.began) == 1)
+        for search in searches[1:3]:
+            search.cancel()
+        here.pool.up["b"] = PLACE
+        here.queue.expect(AIM)
+        await here.until(lambda: "b" in here.pool.searching)
         await asyncio.sleep(0.3)
-        assert [worker for worker, _ in here.lanes.began] == ["a"], "one that is wanted is left to him"
-        here.lanes.release.set()
-        await asyncio.gather(tickets[0].outcome(), tickets[3].outcome())
+        assert [worker for worker, _ in here.pool.began] == ["a"], "one that is wanted is left to him"
+        here.pool.release.set()
+        await asyncio.gather(searches[0].outcome(), searches[3].outcome())
 
     run(redis_server, scenario)
 
 
 def test_what_was_taken_over_goes_on_elsewhere_when_its_searcher_is_lost(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        here.lanes.ahead = 3
-        here.lanes.up.pop("b")
+        here.pool.ahead = 3
+        here.pool.up.pop("b")
         problems = [of(9, hold="yes"), of(8), of(7, hold="yes")]
-        await here.farm.want(PLACE, problems, ASK)
-        await here.until(lambda: len(here.lanes.began) == 1)
-        here.lanes.up["b"] = PLACE
-        here.farm.expect(AIM)
-        await here.until(lambda: here.lanes.began[1:] == [("b", of(7).shape())])
-        here.lanes.lose("b")
-        await here.until(lambda: "b" not in here.lanes.searching)
-        here.lanes.release.set()
+        await here.queue.want(PLACE, problems, ASK)
+        await here.until(lambda: len(here.pool.began) == 1)
+        here.pool.up["b"] = PLACE
+        here.queue.expect(AIM)
+        await here.until(lambda: here.pool.began[1:] == [("b", of(7).shape())])
+        here.pool.lose("b")
+        await here.until(lambda: "b" not in here.pool.searching)
+        here.pool.release.set()
         assert len(winners(await here.wanted(*problems))) == 3
-        assert [worker for worker, shape in here.lanes.began if shape == of(7).shape()] == ["b", "a"]
+        assert [worker for worker, shape in here.pool.began if shape == of(7).shape()] == ["b", "a"]
         assert await here.counted("found") == 3
 
     run(redis_server, scenario)
@@ -339,24 +339,24 @@ def test_what_was_taken_over_goes_on_elsewhere_when_its_searcher_is_lost(redis_s
 
 def test_ten_thousand_tasks_do_not_stall_the_gateway(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        batch = [here.farm.submit(task(size, hold="yes"), AIM) for size in range(1, 10_001)]
-        await here.until(lambda: len(here.lanes.began) == 2)
+        batch = [here.queue.submit(task(size, hold="yes"), AIM) for size in range(1, 10_001)]
+        await here.until(lambda: len(here.pool.began) == 2)
         began = time.process_time()
         for _ in range(3):
-            await here.crew._look()
+            await here.scheduler._schedule()
         assert (time.process_time() - began) / 3 < 0.5
-        for ticket in batch:
-            ticket.cancel()
+        for search in batch:
+            search.cancel()
 
     run(redis_server, scenario)
 
 
 def test_bad_luck_has_a_bound() -> None:
     async def scenario() -> None:
-        ticket = search_task.SearchTask(task(1), AIM)
+        search = search_task.SearchTask(task(1), AIM)
         for number in range(20):
-            ticket.lose(candidate=f"c{number}", certain=True, why="it died")
-        outcome = await ticket.outcome()
+            search.lose(candidate=f"c{number}", certain=True, why="it died")
+        outcome = await search.outcome()
         assert outcome == "17 of its candidates end the searcher's process"
 
     asyncio.run(scenario())

@@ -19,12 +19,12 @@ from tuning_parts import PLACE, entry
 def test_what_a_compile_wants_is_searched_by_all_lanes_and_then_known(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
         problems = [of(size) for size in range(1, 9)]
-        first = await here.farm.want(PLACE, problems, ASK)
+        first = await here.queue.want(PLACE, problems, ASK)
         assert first == KnownEntries([], open=8)
         known = await here.wanted(*problems)
         assert winners(known) == dict.fromkeys(problems, "a")
-        assert {worker for worker, _ in here.lanes.began} == {"a", "b"}
-        assert len(here.lanes.began) == 8
+        assert {worker for worker, _ in here.pool.began} == {"a", "b"}
+        assert len(here.pool.began) == 8
         assert {each.problem for each in await here.tunings.known(PLACE, problems)} == set(problems)
         assert await here.counted("found") == 8
 
@@ -33,9 +33,9 @@ def test_what_a_compile_wants_is_searched_by_all_lanes_and_then_known(redis_serv
 
 def test_the_largest_problems_are_searched_first(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        here.lanes.up.pop("b")
+        here.pool.up.pop("b")
         await here.wanted(*(of(size) for size in (3, 500, 20, 100)))
-        assert [shape for _, shape in here.lanes.began] == [of(size).shape() for size in (500, 100, 20, 3)]
+        assert [shape for _, shape in here.pool.began] == [of(size).shape() for size in (500, 100, 20, 3)]
 
     run(redis_server, scenario)
 
@@ -44,16 +44,16 @@ def test_what_a_compile_wants_later_is_put_in_its_order_and_another_compiles_beh
     redis_server: RedisServer,
 ) -> None:
     async def scenario(here: Site) -> None:
-        here.lanes.up.pop("b")
+        here.pool.up.pop("b")
         first, other = of(1, hold="yes"), msgspec.structs.replace(ASK, key="another")
-        await here.farm.want(PLACE, [first], ASK)
-        await here.until(lambda: here.lanes.began != [])
-        await here.farm.want(PLACE, [of(900)], other)
-        await here.farm.want(PLACE, [first, of(3), of(20)], ASK)
-        await here.farm.want(PLACE, [of(500)], ASK)
-        here.lanes.release.set()
+        await here.queue.want(PLACE, [first], ASK)
+        await here.until(lambda: here.pool.began != [])
+        await here.queue.want(PLACE, [of(900)], other)
+        await here.queue.want(PLACE, [first, of(3), of(20)], ASK)
+        await here.queue.want(PLACE, [of(500)], ASK)
+        here.pool.release.set()
         await here.wanted(*(of(size) for size in (3, 20, 500, 900)))
-        assert [shape for _, shape in here.lanes.began] == [of(size).shape() for size in (1, 500, 20, 3, 900)]
+        assert [shape for _, shape in here.pool.began] == [of(size).shape() for size in (1, 500, 20, 3, 900)]
 
     run(redis_server, scenario)
 
@@ -61,12 +61,12 @@ def test_what_a_compile_wants_later_is_put_in_its_order_and_another_compiles_beh
 def test_a_patient_compile_hears_of_what_was_found_when_it_is(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
         problems = [of(1, hold="yes"), of(2, hold="yes")]
-        known = await here.farm.want(PLACE, problems, ASK, patience=0.05)
+        known = await here.queue.want(PLACE, problems, ASK, wait_seconds=0.05)
         assert (known.entries, known.open) == ([], 2)
-        asked = asyncio.create_task(here.farm.want(PLACE, problems, ASK, patience=60.0))
-        await here.until(lambda: len(here.lanes.began) == 2)
+        asked = asyncio.create_task(here.queue.want(PLACE, problems, ASK, wait_seconds=60.0))
+        await here.until(lambda: len(here.pool.began) == 2)
         assert not asked.done()
-        here.lanes.release.set()
+        here.pool.release.set()
         assert (await asked).entries
 
     run(redis_server, scenario)
@@ -75,9 +75,9 @@ def test_a_patient_compile_hears_of_what_was_found_when_it_is(redis_server: Redi
 def test_a_patient_compile_hears_at_once_that_something_is_given_up(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
         problems = [of(1, hold="yes"), of(2, unfit="it is another")]
-        known = await here.farm.want(PLACE, problems, ASK, patience=60.0)
+        known = await here.queue.want(PLACE, problems, ASK, wait_seconds=60.0)
         assert (known.given_up, known.open) == ([problems[1]], 1)
-        here.lanes.release.set()
+        here.pool.release.set()
 
     run(redis_server, scenario)
 
@@ -86,21 +86,21 @@ def test_compiles_that_want_the_same_cause_one_search(redis_server: RedisServer)
     async def scenario(here: Site) -> None:
         told = await asyncio.gather(*(here.wanted(of(1, hold="yes"), of(2)) for _ in range(5)), release(here))
         assert all(winners(known) == {of(1, hold="yes"): "a", of(2): "a"} for known in told[:5])
-        assert len(here.lanes.began) == 2
+        assert len(here.pool.began) == 2
 
     async def release(here: Site) -> None:
-        await here.until(lambda: len(here.lanes.began) == 2)
-        here.lanes.release.set()
+        await here.until(lambda: len(here.pool.began) == 2)
+        here.pool.release.set()
 
     run(redis_server, scenario)
 
 
 def test_what_is_known_is_told_at_once_and_searched_by_nobody(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        await here.tunings.keep([entry(1), entry(2)])
-        known = await here.farm.want(PLACE, [of(1), of(2)], ASK)
+        await here.tunings.store([entry(1), entry(2)])
+        known = await here.queue.want(PLACE, [of(1), of(2)], ASK)
         assert (known.open, known.given_up, len(known.entries)) == (0, [], 2)
-        assert here.lanes.starts == 0
+        assert here.pool.starts == 0
 
     run(redis_server, scenario)
 
@@ -111,8 +111,8 @@ def test_entries_are_told_in_the_order_asked_for_wherever_they_are_known_from(
     async def scenario(here: Site) -> None:
         await here.wanted(of(1), of(3))
         await here.redis.flushdb()  # what was found for a compile is remembered in the gateway
-        await here.tunings.keep([entry(2)])
-        known = await here.farm.want(PLACE, [of(1), of(2), of(3)], ASK)
+        await here.tunings.store([entry(2)])
+        known = await here.queue.want(PLACE, [of(1), of(2), of(3)], ASK)
         assert [each.problem for each in known.entries] == [of(1), of(2), of(3)]
 
     run(redis_server, scenario)
@@ -124,8 +124,8 @@ def test_a_place_that_the_compile_could_not_measure_in_is_not_searched_for_it(
     async def scenario(here: Site) -> None:
         for changed in ({"torch": "1.0"}, {"threads": 1 << 20}, {"capability": "avx512"}):
             place = msgspec.structs.replace(PLACE, **changed)  # type: ignore[arg-type]
-            assert (await here.farm.want(place, [of(1)], ASK)).given_up == [of(1)]
-        assert here.lanes.starts == 0
+            assert (await here.queue.want(place, [of(1)], ASK)).given_up == [of(1)]
+        assert here.pool.starts == 0
 
     run(redis_server, scenario)
 
@@ -137,10 +137,10 @@ def test_a_compile_on_another_model_of_processor_is_told_that_nobody_searches_th
         elsewhere = msgspec.structs.replace(PLACE, device="another CPU")
         known = await here.wanted(of(1), place=elsewhere)
         assert known.given_up == [of(1)]
-        assert here.lanes.began == []
-        here.lanes.up["c"] = elsewhere
+        assert here.pool.began == []
+        here.pool.up["c"] = elsewhere
         assert winners(await here.wanted(of(2), place=elsewhere)) == {of(2): "a"}
-        assert here.lanes.began == [("c", of(2).shape())]
+        assert here.pool.began == [("c", of(2).shape())]
 
     run(redis_server, scenario)
 
@@ -149,11 +149,11 @@ def test_without_a_worker_nothing_is_open(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
         other = msgspec.structs.replace(TOOLCHAIN, python="cp399")
         with pytest.raises(NoWorker, match="toolchain"):
-            here.farm.check(SearchTarget(other, AIM.target, 1))
+            here.queue.check(SearchTarget(other, AIM.target, 1))
         ask = msgspec.structs.replace(ASK, toolchain=other)
-        await here.farm.want(PLACE, [of(1)], ask)
-        await here.until(lambda: here.farm.count(urgent=True) == 0)
-        assert (await here.farm.want(PLACE, [of(1)], ask)).given_up == [of(1)]
+        await here.queue.want(PLACE, [of(1)], ask)
+        await here.until(lambda: here.queue.count(urgent=True) == 0)
+        assert (await here.queue.want(PLACE, [of(1)], ask)).given_up == [of(1)]
         assert await here.counted("no_searcher") == 1
 
     run(redis_server, scenario)
@@ -165,35 +165,35 @@ def test_without_a_worker_nothing_is_open(redis_server: RedisServer) -> None:
 def test_a_batch_task_is_searched_and_its_owner_hears_all_of_it(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
         heard: list[tuple[str, str]] = []
-        ticket = here.farm.submit(task(1), AIM, on_change=lambda *change: heard.append(change))
-        outcome = await ticket.outcome()
+        search = here.queue.submit(task(1), AIM, on_change=lambda *change: heard.append(change))
+        outcome = await search.outcome()
         assert isinstance(outcome, SearchResult)
         assert [timing.candidate for timing in outcome.timings] == ["a", "b", "c"]
         assert outcome.entry == (await here.tunings.known(PLACE, [of(1)]))[0]
-        worker = here.lanes.began[0][0]
+        worker = here.pool.began[0][0]
         assert heard == [("searching", worker), ("done", worker)]
-        assert not ticket.known
+        assert not search.known
 
     run(redis_server, scenario)
 
 
 def test_a_batch_task_that_is_known_is_not_searched(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        await here.tunings.keep([entry(1, "theirs")])
-        ticket = here.farm.submit(task(1), AIM)
-        outcome = await ticket.outcome()
+        await here.tunings.store([entry(1, "theirs")])
+        search = here.queue.submit(task(1), AIM)
+        outcome = await search.outcome()
         assert isinstance(outcome, SearchResult)
-        assert (outcome.entry.winner.candidate, ticket.known) == ("theirs", True)
-        assert here.lanes.began == []
+        assert (outcome.entry.winner.candidate, search.known) == ("theirs", True)
+        assert here.pool.began == []
 
     run(redis_server, scenario)
 
 
 def test_two_open_tasks_have_two_names(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        here.farm.submit(task(1, hold="yes"), AIM)
+        here.queue.submit(task(1, hold="yes"), AIM)
         with pytest.raises(ValueError, match="t1 is open"):
-            here.farm.submit(task(1), AIM)
+            here.queue.submit(task(1), AIM)
 
     run(redis_server, scenario)
 
@@ -203,10 +203,10 @@ def test_a_task_of_any_settings_takes_the_problem_that_the_searcher_made_of_it(
 ) -> None:
     async def scenario(here: Site) -> None:
         loose = msgspec.structs.replace(task(1, other="yes"), exact=False)
-        outcome = await here.farm.submit(loose, AIM).outcome()
+        outcome = await here.queue.submit(loose, AIM).outcome()
         assert isinstance(outcome, SearchResult)
         assert outcome.entry.problem == of(99)
-        exact = await here.farm.submit(task(2, other="yes"), AIM).outcome()
+        exact = await here.queue.submit(task(2, other="yes"), AIM).outcome()
         assert isinstance(exact, str)
         assert "another problem" in exact
 
@@ -215,31 +215,31 @@ def test_a_task_of_any_settings_takes_the_problem_that_the_searcher_made_of_it(
 
 def test_compiles_come_before_batch_jobs(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        tickets = [here.farm.submit(task(size), AIM) for size in range(1, 21)]
-        await here.until(lambda: len(here.lanes.began) >= 2)
+        searches = [here.queue.submit(task(size), AIM) for size in range(1, 21)]
+        await here.until(lambda: len(here.pool.began) >= 2)
         await here.wanted(of(100), of(101))
-        done = sum(ticket.state == "done" for ticket in tickets)
+        done = sum(search.state == "done" for search in searches)
         assert done < 20
-        order = [shape for _, shape in here.lanes.began]
+        order = [shape for _, shape in here.pool.began]
         assert max(order.index(of(size).shape()) for size in (100, 101)) <= done + 3
-        await asyncio.gather(*(ticket.outcome() for ticket in tickets))
+        await asyncio.gather(*(search.outcome() for search in searches))
 
     run(redis_server, scenario)
 
 
 def test_batch_tasks_leave_workers_to_compiles(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        here.lanes.compiling = {"a", "b"}
-        ticket = here.farm.submit(task(1), AIM)
+        here.pool.compiling = {"a", "b"}
+        search = here.queue.submit(task(1), AIM)
         assert winners(await here.wanted(of(2))) == {of(2): "a"}  # a compile's, beside it
-        assert ticket.state == "queued"
-        here.lanes.compiling = {"a"}
-        here.lanes.queue = 1
+        assert search.state == "queued"
+        here.pool.compiling = {"a"}
+        here.pool.queued = 1
         await asyncio.sleep(1.2)
-        assert ticket.state == "queued"
-        here.lanes.queue = 0
-        await ticket.outcome()
-        assert here.lanes.began[-1][0] == "b"
+        assert search.state == "queued"
+        here.pool.queued = 0
+        await search.outcome()
+        assert here.pool.began[-1][0] == "b"
 
     run(redis_server, scenario)
 
@@ -248,18 +248,18 @@ def test_a_cancelled_task_is_not_searched_and_one_under_way_is_kept_all_the_same
     redis_server: RedisServer,
 ) -> None:
     async def scenario(here: Site) -> None:
-        here.lanes.up.pop("b")
-        first, second = here.farm.submit(task(1, hold="yes"), AIM), here.farm.submit(task(2), AIM)
-        await here.until(lambda: here.lanes.began != [])
+        here.pool.up.pop("b")
+        first, second = here.queue.submit(task(1, hold="yes"), AIM), here.queue.submit(task(2), AIM)
+        await here.until(lambda: here.pool.began != [])
         first.cancel()
         second.cancel()
         assert [await each.outcome() for each in (first, second)] == ["cancelled", "cancelled"]
-        here.lanes.release.set()
-        third = here.farm.submit(task(3), AIM)
+        here.pool.release.set()
+        third = here.queue.submit(task(3), AIM)
         await third.outcome()
-        assert [shape for _, shape in here.lanes.began] == [of(1).shape(), of(3).shape()]
+        assert [shape for _, shape in here.pool.began] == [of(1).shape(), of(3).shape()]
         assert len(await here.tunings.known(PLACE, [of(1, hold="yes")])) == 1
-        again = here.farm.submit(task(2), AIM)  # its name is free
+        again = here.queue.submit(task(2), AIM)  # its name is free
         await again.outcome()
 
     run(redis_server, scenario)
@@ -269,32 +269,32 @@ def test_a_task_is_searched_that_is_submitted_again_while_the_cancelled_one_is_u
     redis_server: RedisServer,
 ) -> None:
     async def scenario(here: Site) -> None:
-        here.lanes.up.pop("b")
-        first = here.farm.submit(task(1, hold="yes"), AIM)
-        await here.until(lambda: here.lanes.began != [])
+        here.pool.up.pop("b")
+        first = here.queue.submit(task(1, hold="yes"), AIM)
+        await here.until(lambda: here.pool.began != [])
         first.cancel()
-        again = here.farm.submit(task(1, hold="yes"), AIM)
-        here.lanes.release.set()
+        again = here.queue.submit(task(1, hold="yes"), AIM)
+        here.pool.release.set()
         outcome = await asyncio.wait_for(again.outcome(), 20)
         assert not isinstance(outcome, str)
 
     run(redis_server, scenario)
 
 
-def test_namespaces_share_the_lanes(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_namespaces_share_the_devices(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "_TURN_SECONDS", 0.2)
 
     async def scenario(here: Site) -> None:
-        here.lanes.up.pop("b")
+        here.pool.up.pop("b")
         other = here.another("red")
-        slow = [here.farm.submit(task(size), AIM) for size in range(1, 200)]
-        await here.until(lambda: here.lanes.began != [])
+        slow = [here.queue.submit(task(size), AIM) for size in range(1, 200)]
+        await here.until(lambda: here.pool.began != [])
         theirs = other.submit(task(1), AIM)
         await theirs.outcome()  # long before all of the first farm's
-        assert sum(ticket.state == "done" for ticket in slow) < 199
-        assert here.lanes.namespaces[:2] == ["default", "red"]
-        await here.wanted(of(300), farm=other)
-        assert sum(ticket.state == "done" for ticket in slow) < 199
+        assert sum(search.state == "done" for search in slow) < 199
+        assert here.pool.namespaces[:2] == ["default", "red"]
+        await here.wanted(of(300), queue=other)
+        assert sum(search.state == "done" for search in slow) < 199
         await other.close()
 
     run(redis_server, scenario)
@@ -305,11 +305,11 @@ def test_namespaces_share_the_lanes(redis_server: RedisServer, monkeypatch: pyte
 
 def test_searchers_are_warm_when_a_compile_that_tunes_wants_something(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        here.farm.expect(AIM)
-        await here.until(lambda: len(here.lanes.searching) == 2)
-        assert here.lanes.began == []
+        here.queue.expect(AIM)
+        await here.until(lambda: len(here.pool.searching) == 2)
+        assert here.pool.began == []
         assert len(winners(await here.wanted(of(1), of(2)))) == 2
-        assert here.lanes.starts == 2
+        assert here.pool.starts == 2
 
     run(redis_server, scenario)
 
@@ -321,15 +321,15 @@ def test_after_compiles_that_wanted_nothing_no_searcher_is_warmed_until_one_want
     monkeypatch.setattr(session, "IDLE_SECONDS", 0.1)
 
     async def expected(here: Site) -> int:
-        before = here.lanes.starts
-        here.farm.expect(AIM)
-        await here.until(lambda: not here.farm.expects() and not here.lanes.searching)
-        return here.lanes.starts - before
+        before = here.pool.starts
+        here.queue.expect(AIM)
+        await here.until(lambda: not here.queue.expects() and not here.pool.searching)
+        return here.pool.starts - before
 
     async def scenario(here: Site) -> None:
         assert [await expected(here) for _ in range(4)] == [2, 2, 0, 0]
         await here.wanted(of(1))
-        await here.until(lambda: not here.lanes.searching)
+        await here.until(lambda: not here.pool.searching)
         assert await expected(here) == 2
 
     run(redis_server, scenario)
@@ -337,16 +337,16 @@ def test_after_compiles_that_wanted_nothing_no_searcher_is_warmed_until_one_want
 
 def test_who_expects_takes_no_lane_from_who_has_work(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        here.lanes.up.pop("b")
+        here.pool.up.pop("b")
         other = here.another("red")
-        ticket = here.farm.submit(task(1, hold="yes"), AIM)
-        await here.until(lambda: here.lanes.began != [])
+        search = here.queue.submit(task(1, hold="yes"), AIM)
+        await here.until(lambda: here.pool.began != [])
         other.expect(AIM)
         await asyncio.sleep(0.7)
-        assert here.lanes.namespaces == ["default"]
-        here.lanes.release.set()
-        await ticket.outcome()
-        second = here.farm.submit(task(2), AIM)
+        assert here.pool.namespaces == ["default"]
+        here.pool.release.set()
+        await search.outcome()
+        second = here.queue.submit(task(2), AIM)
         await second.outcome()
         await other.close()
 
@@ -355,10 +355,10 @@ def test_who_expects_takes_no_lane_from_who_has_work(redis_server: RedisServer) 
 
 def test_an_expecting_searcher_yields_to_a_compile_at_once(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        here.lanes.up.pop("b")
+        here.pool.up.pop("b")
         other = here.another("red")
         other.expect(AIM)
-        await here.until(lambda: here.lanes.namespaces == ["red"])
+        await here.until(lambda: here.pool.namespaces == ["red"])
         await asyncio.sleep(0.1)
         began = time.monotonic()
         assert winners(await here.wanted(of(1))) == {of(1): "a"}
@@ -374,11 +374,11 @@ def test_an_expecting_searcher_yields_to_a_batch_job_once_nothing_is_expected(
     monkeypatch.setattr(queue, "EXPECT_SECONDS", 3.0)
 
     async def scenario(here: Site) -> None:
-        here.lanes.up.pop("b")
+        here.pool.up.pop("b")
         other = here.another("red")
         other.expect(AIM)
-        await here.until(lambda: here.lanes.namespaces == ["red"])
-        batch = here.farm.submit(task(3), AIM)
+        await here.until(lambda: here.pool.namespaces == ["red"])
+        batch = here.queue.submit(task(3), AIM)
         await asyncio.sleep(0.3)
         assert batch.state == "queued"
         assert isinstance(await batch.outcome(), SearchResult)

@@ -63,7 +63,7 @@ class Service:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def lanes(self):
-        return self.pool.lanes(engine.TOOLCHAIN, engine.TARGET)
+        return self.pool.search_devices(engine.TOOLCHAIN, engine.TARGET)
 
     def search(self, tasks, worker=None, seconds=60.0):
         return self.submit(
@@ -168,10 +168,10 @@ def test_a_device_is_searched_by_one_at_a_time(service):
 
 def test_what_no_worker_searches_is_refused_and_names_what_there_is(service):
     with pytest.raises(NoWorker, match=r"no worker for NVIDIA H200.*there is: CPU"):
-        service.pool.lanes(engine.TOOLCHAIN, GPU)
+        service.pool.search_devices(engine.TOOLCHAIN, GPU)
     wider = msgspec.structs.replace(engine.TARGET, cpu=["avx2", "avx512"])
     with pytest.raises(NoWorker):
-        service.pool.lanes(engine.TOOLCHAIN, wider)
+        service.pool.search_devices(engine.TOOLCHAIN, wider)
     with pytest.raises(NoWorker, match="worker nobody is not there"):
         service.search(Tasks(), "nobody").result(30)
 

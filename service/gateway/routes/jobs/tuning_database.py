@@ -52,5 +52,5 @@ async def take_in(
     await tenant.audit.append(
         AuditEvent(action="tunings_imported", name=tuner.name, token=tuner.id, detail=detail)
     )
-    kept = await tenant.tunings.keep(asked.entries, replace=asked.replace)
+    kept = await tenant.tunings.store(asked.entries, replace=asked.replace)
     return TuningsImported(**Counter(each.outcome for each in kept))
