@@ -154,7 +154,7 @@ class Tokens:
             expires=None if lifetime_seconds is None else now + lifetime_seconds,
             allow_source=allow_source,
         )
-        await self._keep(digest(secret), record, "token_created", by)
+        await self._store(digest(secret), record, "token_created", by)
         await self._forget(now - _REMEMBERED_SECONDS)
         return IssuedToken(secret, record)
 
@@ -174,11 +174,11 @@ class Tokens:
             if record.id == token_id and _administers(by, record):
                 if record.revoked is None:
                     record = msgspec.structs.replace(record, revoked=int(time.time()))
-                    await self._keep(field.decode(), record, "token_revoked", by)
+                    await self._store(field.decode(), record, "token_revoked", by)
                 return record
         return None
 
-    async def _keep(
+    async def _store(
         self, field: str, record: TokenRecord, action: Literal["token_created", "token_revoked"], by: Grant
     ) -> None:
         roles = ", ".join([*sorted(record.roles), *(["source"] if record.allow_source else [])])

@@ -19,29 +19,17 @@ from ..storage.digests import sha256
 from .compile_request import CompileRequest, ParseInput, decode_result, parse
 
 _INLINE_BYTES = 32 << 10
-
-
 _THREAD_BYTES = 1 << 20
-
-
 _REMEMBERED = 4096
-
-
 _CHILDREN = 2
-
-
 _CHILD_SECONDS = 60.0
-
-
 _DRAIN_SECONDS = 2.0
-
-
 _SLOWEST = 256 << 10
-"""Bytes a second of a large body that is still waited for."""
+"""Bytes a second: a large body that arrives more slowly is refused."""
 
 
 class Admission:
-    """Bodies in, Asks out; remembers which bytes had which key, so that known bodies are not parsed again."""
+    """Reads and parses bodies, and remembers which bytes had which key, so that a known body is not parsed again."""
 
     def __init__(self, limits: codec.Limits, *, body_timeout_seconds: float) -> None:
         self._limits = limits
@@ -50,7 +38,7 @@ class Admission:
         self._children = asyncio.Semaphore(_CHILDREN)
 
     async def read(self, request: Request, limit_bytes: int | None = None) -> bytes:
-        """The body, never more than the limit (a graph's if None) in memory. One that says that it is large has longer.
+        """The body; never more than the limit (a graph's if None) is in memory. A large declared size gets more time.
 
         Raises LimitExceeded, MalformedRequest.
         """
@@ -77,8 +65,8 @@ class Admission:
         return b"".join(parts)
 
     async def key_of(self, body: bytes, *, namespace: str) -> tuple[str, CompileRequest | None]:
-        """The body's key; with the Ask, unless these very bytes were parsed before, for this namespace: how long the
-        answer takes shall not tell one tenant what another has asked."""
+        """The body's key, and the request unless these bytes were parsed before for this namespace. What another
+        tenant has asked must not show in how long the answer takes."""
         name = f"{namespace} {await sha256(body)}"
         known = self._known.get(name)
         if known is not None:
@@ -91,7 +79,7 @@ class Admission:
         return ask.key, ask
 
     async def parse(self, body: bytes) -> CompileRequest:
-        """`parse`, off the event loop where that matters. Raises RequestError's children, Unavailable."""
+        """`parse`, off the event loop for large bodies. Raises subclasses of RequestError, Unavailable."""
         size = await asyncio.to_thread(codec.unpacked_size, body, self._limits.request_bytes)
         if size <= _INLINE_BYTES:
             return parse(body, self._limits)
@@ -125,7 +113,7 @@ async def _parse_in_child(body: bytes, limits: codec.Limits) -> CompileRequest:
 
 
 async def _drain(request: Request, limit: int) -> None:
-    """Read on for a little and throw it away: a client that is still sending would miss the answer."""
+    """Reads on for a little and drops it: a client that still sends would miss the answer."""
     size = 0
     try:
         async with asyncio.timeout(_DRAIN_SECONDS):

@@ -25,7 +25,7 @@ class CompileRequest(Struct, frozen=True):
     sources: list[str] = []
     """Digests of these sources (kernels.source_digest)."""
     threads: int | None = None
-    """That what it may want searched runs in, 0 on a GPU; None: it tunes nothing, or takes all from a strict lock."""
+    """Threads in which kernels are measured, 0 on a GPU; None: it tunes nothing, or takes all from a strict lock."""
 
 
 class ParseInput(Struct, frozen=True):
@@ -34,7 +34,7 @@ class ParseInput(Struct, frozen=True):
 
 
 def parse(body: bytes, limits: codec.Limits) -> CompileRequest:
-    """Decode, check and name a request. Raises RequestError's children, nothing else."""
+    """Decode, check and name a request. Raises only subclasses of RequestError."""
     request = codec.unpack_request(body, limits)
     validate.check_request(request, limits)
     canonical = codec.encode_request(request)
@@ -58,7 +58,7 @@ def _search_threads(request: schema.GraphRequest) -> int | None:
 
 
 def encode_result(result: CompileRequest | RelayError) -> bytes:
-    """What the child writes: a flag and the Ask, or a flag and the error."""
+    """What the child writes: a flag and the request, or a flag and the error."""
     if isinstance(result, RelayError):
         return b"e" + msgspec.msgpack.encode(compiles.ErrorBody(result.code, result.message, result.advice))
     return b"a" + msgspec.msgpack.encode(result)

@@ -1,9 +1,8 @@
 """Stage 5: the cache. A key in; a published artifact's bytes out, or None. Index in Redis, bytes in storage/blobs.py.
 
-The blob is written before the index offers it, and leaves after the index has forgotten it, so that whoever
-finds an entry normally finds its bytes; where they are lost or damaged all the same, or signed by nobody we
-trust, the entry is quarantined and the key is a miss again. Publishing is one Lua script: the first artifact of a
-key wins.
+The blob is written before the index offers it, and deleted after the index has forgotten it, so that an entry that
+is found normally has its bytes. If they are lost or damaged all the same, or not signed by a trusted key, the entry is
+quarantined and the key is a miss again. Publishing is one Lua script: the first artifact of a key wins.
 """
 
 from __future__ import annotations
@@ -115,8 +114,8 @@ class ArtifactCache:
         return None
 
     async def _quarantine(self, key: str, digest: str, use: LookupUse, refusal: str) -> None:
-        """Offer the entry no longer; whoever asks next has it compiled again. Its bytes stay for an hour or more,
-        to be looked at: Redis lets them expire, and the store's are swept."""
+        """Removes the entry from the index, so that the next request compiles it again. Its bytes stay for an hour or
+        more, for inspection: Redis lets them expire, and the store's are swept."""
         keys = self._keys
         log.error("artifact_quarantined", key=key, digest=digest, reason=refusal)
         self._metrics.damaged_blobs.inc()
@@ -136,8 +135,8 @@ class ArtifactCache:
         )
 
     async def _refusal(self, key: str, digest: str, data: bytes) -> str:
-        """Why these bytes are not to be served for `key`, or '': Redis and the store are not believed. What was
-        verified once is not read again; whether its signer still counts is asked each time."""
+        """Why these bytes must not be served for `key`, or ''. Redis and the store are not trusted. What was verified
+        once is not read again; whether its signer is still trusted is checked each time."""
         trust = self._keyring.trust(self._keys.namespace)
         known, statement = self._verified.get(digest, ("", None))
         try:
@@ -158,12 +157,11 @@ class ArtifactCache:
             return error.message
         return ""
 
-    async def adopt(self, data: bytes, *, by: Grant) -> tuple[str, Literal["imported", "exists"]]:
-        """Offer an artifact that somebody signed elsewhere; its key, and whether it is the one offered now.
+    async def import_artifact(self, data: bytes, *, by: Grant) -> tuple[str, Literal["imported", "exists"]]:
+        """Publishes an artifact that was signed elsewhere; returns its key, and whether it was new.
 
-        It gets this installation's own signature, which names the one that was believed as its origin, and is
-        all that clients look at. Raises MalformedRequest unless a key that this service trusts signed it;
-        Unavailable, RedisError.
+        It gets this installation's own signature, which names the accepted one as its origin and is all that clients
+        check. Raises MalformedRequest unless a key that this service trusts signed it; Unavailable, RedisError.
         """
         try:
             data, manifest = await asyncio.to_thread(self._countersigned, data)
@@ -201,13 +199,13 @@ class ArtifactCache:
         if not _KEY.fullmatch(key):
             raise ArtifactError("the artifact's key is none")
         opened = container.verify(data, self._keyring.import_trust(), key=key)
-        believed, namespace = opened.statement, self._keys.namespace
-        if believed.key_id not in self._keyring.trust(namespace).keys or believed.namespace != namespace:
-            data = self._keyring.sign(data, key=key, namespace=namespace, origin=believed.key_id)
+        accepted, namespace = opened.statement, self._keys.namespace
+        if accepted.key_id not in self._keyring.trust(namespace).keys or accepted.namespace != namespace:
+            data = self._keyring.sign(data, key=key, namespace=namespace, origin=accepted.key_id)
         return data, opened.manifest
 
     async def publish(self, lease: Lease, offer: Offer) -> bool:
-        """Offer an artifact under a lease; true once the index holds exactly this one.
+        """Publishes an artifact under a lease; true once the index holds exactly this one.
 
         False: the lease is not ours any more, or another artifact was first; ours is deleted again.
         Raises StoreDown, Unavailable (blob store) and RedisError; all leave nothing half-published.
@@ -267,8 +265,8 @@ class ArtifactCache:
         return outcome
 
     async def trim(self) -> int:
-        """Evict the namespace's least recently used artifacts until it keeps to its quota, then those of whichever
-        namespace holds the most until the whole cache keeps to its limit; returns how many went."""
+        """Evicts the namespace's least recently used artifacts until it is within its quota. Then evicts those of the
+        largest namespace until the whole cache is within its limit. Returns how many."""
         gone = await self._evict(self._keys.namespace, self._quota_bytes)
         return gone + await self._evict("", self._limit_bytes)
 

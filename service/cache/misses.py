@@ -1,8 +1,8 @@
-"""Why a request missed: a key in; the nearest entry that the cache had then, and what differs, out.
+"""Why a request missed: the nearest entry that the cache had then, and what differs.
 
-What a request is made of stays for a week after its miss, of the latest REQUESTS misses: at most 16 KiB each,
-about 3 KiB for a transformer of 12 layers. Compared are the latest entries of the same graph and the entries used most
-recently, not the whole cache; entries younger than the miss do not explain it and are left out.
+The components of a request are stored for a week after its miss, for the latest REQUESTS misses: at most 16 KiB each,
+about 3 KiB for a transformer of 12 layers. They are compared with the latest entries of the same graph and the entries
+used most recently, not with the whole cache. Entries younger than the miss do not explain it and are left out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 
 class _IndexEntry(Struct, frozen=True):
-    """A published artifact, as the index tells of it. `created`: ms since 1970; `components`: JSON."""
+    """A published artifact in the index. `created`: ms since 1970; `components`: JSON."""
 
     key: str
     created: int
@@ -56,50 +56,50 @@ class Misses:
         self._scripts = scripts
         self._comparing = asyncio.Semaphore(_THREADS)
 
-    async def again(self, key: str) -> bool:
-        """Note that `key` missed now; false if nothing is known of it yet, and `remember` is due.
+    async def note_again(self, key: str) -> bool:
+        """Notes that `key` missed now; false if nothing is known of it yet, and `record` is due.
 
         True also when Redis fails: a miss without an explanation must not become an error.
         """
         try:
             async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.pexpire(self._keys.asked(key), _TTL_SECONDS * 1000)
+                pipe.pexpire(self._keys.miss(key), _TTL_SECONDS * 1000)
                 pipe.time()
                 known, (seconds, micros) = await pipe.execute()
             if known:
-                await self._redis.zadd(self._keys.asks, {key: seconds * 1000 + micros // 1000}, xx=True)
+                await self._redis.zadd(self._keys.misses, {key: seconds * 1000 + micros // 1000}, xx=True)
         except RedisError as error:
             log.warning("miss_not_noted", key=key, error=str(error))
             return True
         return bool(known)
 
-    async def remember(self, ask: CompileRequest) -> None:
-        """Keep what a request that missed is made of. A failure of Redis is logged, no more."""
-        graph, keys = ask.components["graph"], self._keys
+    async def record(self, request: CompileRequest) -> None:
+        """Stores the components of a request that missed. A failure of Redis is only logged."""
+        graph, keys = request.components["graph"], self._keys
         try:
             await self._scripts.record_miss(
-                keys=[keys.asked(ask.key), keys.asks, keys.graphs, keys.alike(graph)],
+                keys=[keys.miss(request.key), keys.misses, keys.graphs, keys.same_graph(graph)],
                 args=[
-                    ask.key,
+                    request.key,
                     graph,
-                    _packed(ask.components),
+                    _packed(request.components),
                     _TTL_SECONDS * 1000,
                     REQUESTS,
                     GRAPHS,
                     SAME_GRAPH,
-                    keys.asked_prefix,
-                    keys.alike_prefix,
+                    keys.miss_prefix,
+                    keys.same_graph_prefix,
                 ],
             )
         except RedisError as error:
-            log.warning("miss_not_remembered", key=ask.key, error=str(error))
+            log.warning("miss_not_remembered", key=request.key, error=str(error))
 
     async def explain(self, key: str) -> MissExplanation:
         """The entry nearest to a request. Raises NotFound for a key that is neither offered nor missed lately."""
         keys = self._keys
         async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.get(keys.asked(key))
-            pipe.zscore(keys.asks, key)
+            pipe.get(keys.miss(key))
+            pipe.zscore(keys.misses, key)
             pipe.hmget(keys.index(key), "created", "seconds", "components")
             pipe.zrevrange(keys.lru, 0, RECENT - 1)
             pipe.zrevrange(keys.pinned, 0, RECENT - 1)
@@ -111,8 +111,8 @@ class Misses:
                 f"nothing is known of request {key}",
                 hint="Of requests that missed, the latest are kept, for a week",
             )
-        alike = await self._redis.zrevrange(keys.alike(components["graph"]), 0, SAME_GRAPH - 1)
-        near = [part.decode() for part in [*alike, *used, *pinned]]
+        same_graph = await self._redis.zrevrange(keys.same_graph(components["graph"]), 0, SAME_GRAPH - 1)
+        near = [part.decode() for part in [*same_graph, *used, *pinned]]
         names = [name for name in dict.fromkeys(near) if name != key]
         async with self._redis.pipeline(transaction=False) as pipe:
             for name in names:

@@ -1,4 +1,4 @@
-"""Jobs whose processes share a name but no store: a key and a verdict in; the verdict that was first out."""
+"""Agreement of the processes of a job that share a name but no store: for each key, the first verdict counts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What scripts used: a script's name (hashed on the client) and keys in; at its next start, what is still there out.
+"""Which artifacts scripts used, so that a client can fetch them ahead at a script's next start.
 
-A script is forgotten a month after its last run; the latest SCRIPTS of a namespace are kept, and KEYS of each.
+Clients hash a script's name. A script is forgotten a month after its last run. The latest SCRIPTS of a namespace are
+stored, and KEYS of each.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SCRIPTS = 10_000
 KEYS = 256
 _TTL_SECONDS = 30 * 24 * 3600
 _BATCH = 1000
-"""record_script_use.lua writes milliseconds times this, plus the place within what one call told."""
+"""record_script_use.lua writes milliseconds times this, plus the position within one call."""
 
 
 class ScriptHistory:
@@ -28,14 +29,14 @@ class ScriptHistory:
         self._keys = keys
         self._scripts = scripts
 
-    async def remember(self, script: str, used: Sequence[str]) -> None:
+    async def record(self, script: str, used: Sequence[str]) -> None:
         await self._scripts.record_script_use(
             keys=[self._keys.script(script), self._keys.scripts],
             args=[script, _TTL_SECONDS * 1000, KEYS, SCRIPTS, self._keys.script_prefix, *used],
         )
 
     async def count(self, prefetched: Sequence[str]) -> None:
-        """Count as hits what was not asked for when it was needed, because it had been fetched before."""
+        """Counts artifacts as hits that were fetched ahead, and therefore not asked for when they were needed."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for key in prefetched:
                 pipe.hget(self._keys.index(key), "seconds")
@@ -46,7 +47,7 @@ class ScriptHistory:
             pipe.hincrbyfloat(self._keys.stats, "seconds_saved", sum(found))
             await pipe.execute()
 
-    async def recall(self, script: str) -> compiles.ScriptArtifacts:
+    async def used_by(self, script: str) -> compiles.ScriptArtifacts:
         """What it used and the cache still offers: the latest run's first, in order of use."""
         name = self._keys.script(script)
         found = await self._redis.zrange(name, 0, KEYS - 1, withscores=True)

@@ -1,8 +1,8 @@
 """Stage 6: miss -> worker. A key and its request in; a signed, published artifact (or a failed compile) out.
 
-One flight for each lease this gateway holds. A flight runs in two tasks: one keeps the lease, the other
-compiles, signs and publishes. Whichever ends first ends the other. Clients never wait on a flight: they wait
-on its events in Redis, which any gateway can serve.
+There is one flight for each lease that this gateway holds. A flight runs two tasks: one renews the lease, the other
+compiles, signs and publishes. The first to end ends the other. Clients never wait for a flight: they wait for its
+events in Redis, which any gateway can serve.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ..settings import ServiceSettings
 from ..signing.keyring import Keyring
 from ..storage.blobs import BlobStoreDown
 from ..storage.digests import sha256
-from ..storage.redis.retry import REDIS_OUTAGES
+from ..storage.redis.retry import REDIS_OUTAGES, retry_while_down
 from .search.compile_queries import CompileQueries, OnQuery
 from .search.database import TuningDatabase
 from .search.queue import SearchQueue
@@ -56,11 +56,11 @@ log = structlog.get_logger(__name__)
 
 
 ATTEMPTS = 2
-"""A worker that dies (its node went away, say) gets one more try, on another worker if there is one."""
+"""A compile whose worker dies (its node went away, for example) is tried once more, on another worker if possible."""
 
 
 REPEATABLE = (CompileFailed, VerifyFailed, Unsupported, ForbiddenTarget, BadOption)
-"""Errors that the same request would meet again, so they are remembered for a while."""
+"""Errors that the same request would meet again. They are remembered for a while."""
 
 
 _POOL_GRACE_SECONDS = 30.0
@@ -83,11 +83,11 @@ class Flight:
         self.finish = finish
         self.began = time.monotonic()
         self.working: float | None = None
-        """Since when a worker has been at it."""
+        """Since when a worker compiles it."""
         self.worked = 0.0
         """Seconds that a worker spent on it."""
         self.made = False
-        """The artifact is there and only has to be published: worth it though nobody waits."""
+        """The artifact is there and only has to be published, even if no client waits."""
 
 
 class Dispatcher:
@@ -100,8 +100,8 @@ class Dispatcher:
         leases: Leases,
         cache: ArtifactCache,
         tunings: TuningDatabase,
-        farm: SearchQueue,
-        intake: Admission,
+        searches: SearchQueue,
+        admission: Admission,
         pool: CompilePool,
         keyring: Keyring,
         metrics: GatewayMetrics,
@@ -111,8 +111,8 @@ class Dispatcher:
         self._leases = leases
         self._cache = cache
         self._tunings = tunings
-        self._farm = farm
-        self._intake = intake
+        self._searches = searches
+        self._admission = admission
         self._pool = pool
         self._keyring = keyring
         self._metrics = metrics
@@ -120,26 +120,27 @@ class Dispatcher:
         self._listeners: dict[str, OnQuery] = {}
 
     @contextmanager
-    def listening(self, key: str, hear: OnQuery) -> Iterator[None]:
-        """Meanwhile, `hear` what compiles of `key` here ask of the tuning database. The last one to listen does."""
-        self._listeners[key] = hear
+    def listening(self, key: str, on_query: OnQuery) -> Iterator[None]:
+        """Meanwhile, calls `on_query` with what compiles of `key` here ask of the tuning database. Of several listeners
+        to a key, only the last is called."""
+        self._listeners[key] = on_query
         try:
             yield
         finally:
-            if self._listeners.get(key) is hear:
+            if self._listeners.get(key) is on_query:
                 del self._listeners[key]
 
-    def _heard(self, key: str, question: TuningQuery, entries: Sequence[TuningEntry]) -> None:
-        if (hear := self._listeners.get(key)) is not None:
-            hear(question, entries)
+    def _pass_on(self, key: str, query: TuningQuery, entries: Sequence[TuningEntry]) -> None:
+        if (on_query := self._listeners.get(key)) is not None:
+            on_query(query, entries)
 
     async def ask(self, ask: CompileRequest, body: bytes, *, finish: bool) -> Literal["hit", "wait", "start"]:
-        """Make sure that somebody compiles this. "hit": it was published a moment ago. "start": nobody did.
+        """Makes sure that this is compiled. "hit": it was published a moment ago. "start": its compile starts here.
 
         Raises Overloaded, the remembered error of a compile that just failed, RedisError.
         """
         for flight in self._flights_of(ask.key):
-            # Redis may have lost our lease a moment ago: have it back before someone is given a new one.
+            # Redis may have lost our lease a moment ago: take it back before another gateway gets a new one.
             _, flight.granted = await self._leases.renew(flight.granted, finish=flight.finish)
         answer = await self._leases.ask(ask.key, body, finish=finish)
         if not isinstance(answer, LeaseGrant):
@@ -148,9 +149,9 @@ class Dispatcher:
         return "start"
 
     async def take_over(self, key: str) -> bool:
-        """Go on with a compile whose holder died; false if it lives, is over, or is not known."""
+        """Goes on with a compile whose holder died; false if it lives, is over, or is not known."""
         if self._flights_of(key):
-            return False  # its keeper takes the lease again by itself
+            return False  # the task that renews its lease takes it again
         granted = await self._leases.take_over(key)
         if granted is None:
             return False
@@ -186,23 +187,23 @@ class Dispatcher:
 
     async def _fly(self, flight: Flight) -> None:
         key = flight.granted.lease.key
-        keeper = asyncio.create_task(self._keep_lease(flight))
+        renewer = asyncio.create_task(self._renew_lease(flight))
         worker = asyncio.create_task(self._compile(flight))
         try:
-            await asyncio.wait({keeper, worker}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({renewer, worker}, return_when=asyncio.FIRST_COMPLETED)
             if not worker.done():
                 await end(worker)
-                verdict = keeper.result()
+                verdict = renewer.result()
                 log.info("compile_stopped", key=key, verdict=verdict)
                 if verdict == "abandoned":
                     error = CompileKilled("nobody waits for this compile any more", hint="Ask again")
                     await self._leases.fail(flight.granted.lease, error, remember_seconds=0)
                 return
-            await end(keeper)
-            await self._land(flight, worker)
+            await end(renewer)
+            await self._report_failure(flight, worker)
         except asyncio.CancelledError:
             await end(worker)
-            await end(keeper)
+            await end(renewer)
             try:
                 await self._leases.release(flight.granted.lease)
             except RedisError as error:
@@ -212,7 +213,7 @@ class Dispatcher:
             await self._charge(flight)
 
     async def _charge(self, flight: Flight) -> None:
-        """What a worker spent counts, whatever came of it."""
+        """Counts what a worker spent, whatever the result."""
         if not flight.worked:
             return
         try:
@@ -220,8 +221,8 @@ class Dispatcher:
         except RedisError as error:
             log.warning("spending_not_noted", seconds=round(flight.worked, 3), error=str(error))
 
-    async def _keep_lease(self, flight: Flight) -> Literal["lost", "published", "abandoned"]:
-        """Renew until somebody else has the lease, or nobody wants the compile; wait out outages of Redis."""
+    async def _renew_lease(self, flight: Flight) -> Literal["lost", "published", "abandoned"]:
+        """Renews until another holder has the lease, or no client waits for the compile. Waits while Redis is down."""
         while True:
             await asyncio.sleep(self._settings.lease_seconds / 3)
             try:
@@ -238,9 +239,9 @@ class Dispatcher:
                     log.warning("lease_retaken", key=flight.granted.lease.key)
 
     async def _compile(self, flight: Flight) -> None:
-        ask = flight.ask or await self._intake.parse(flight.granted.body)
+        ask = flight.ask or await self._admission.parse(flight.granted.body)
         data = await self._run(flight, ask)
-        await self._tell(flight, "publish", "")
+        await self._report_progress(flight, "publish", "")
         signed, manifest = await asyncio.to_thread(self._sign, data, ask.key)
         offer = Offer(
             key=ask.key,
@@ -279,7 +280,7 @@ class Dispatcher:
         try:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
-                    return await self._ask_pool(ask, on_progress)
+                    return await self._compile_on_worker(ask, on_progress)
                 except CompileKilled as error:
                     if attempt == ATTEMPTS:
                         raise
@@ -292,13 +293,15 @@ class Dispatcher:
             loop.call_soon(steps.put_nowait, None)  # after what on_progress has scheduled
             await reporter
 
-    async def _ask_pool(
+    async def _compile_on_worker(
         self, ask: CompileRequest, on_progress: Callable[[compiles.Stage, str], None]
     ) -> bytes:
         deadline = self._settings.compile_deadline_seconds
         if ask.threads is not None:
-            self._farm.expect(SearchTarget(ask.toolchain, ask.target, ask.threads))
-        questions = CompileQueries(self._tunings, self._farm, ask, functools.partial(self._heard, ask.key))
+            self._searches.expect(SearchTarget(ask.toolchain, ask.target, ask.threads))
+        queries = CompileQueries(
+            self._tunings, self._searches, ask, functools.partial(self._pass_on, ask.key)
+        )
         try:
             async with asyncio.timeout(deadline + _POOL_GRACE_SECONDS):
                 return await self._pool.compile(
@@ -309,17 +312,17 @@ class Dispatcher:
                     target=ask.target,
                     deadline_seconds=deadline,
                     on_progress=on_progress,
-                    on_query=questions.answer,
+                    on_query=queries.answer,
                 )
         except TimeoutError:
             raise CompileTimeout(f"the compile took longer than {deadline:g} s") from None
 
     async def _report(self, flight: Flight, steps: asyncio.Queue[tuple[compiles.Stage, str] | None]) -> None:
         while (step := await steps.get()) is not None:
-            await self._tell(flight, *step)
+            await self._report_progress(flight, *step)
 
-    async def _tell(self, flight: Flight, stage: compiles.Stage, detail: str) -> None:
-        """Progress is for people: an event that Redis did not take is logged, and the compile goes on."""
+    async def _report_progress(self, flight: Flight, stage: compiles.Stage, detail: str) -> None:
+        """Progress is for people: if Redis does not take an event, that is logged and the compile goes on."""
         try:
             await self._leases.progress(flight.granted.lease, stage, detail)
         except RedisError as error:
@@ -330,10 +333,10 @@ class Dispatcher:
         return signed, container.read_manifest(signed)
 
     async def _publish(self, flight: Flight, offer: Offer) -> bool:
-        """Publish, waiting out a restart of Redis and an outage of the blob store, with longer and longer pauses;
-        the lease is kept meanwhile. False: somebody else's artifact or lease stands.
+        """Publishes, and tries again with longer and longer pauses while Redis or the blob store is down; the lease is
+        renewed meanwhile. False: another artifact or lease stands.
 
-        Raises what the last try met, once `publish_retry_seconds` are over; clients then get a failed event.
+        Raises the error of the last try after `publish_retry_seconds`; clients then get a failed event.
         """
         until = time.monotonic() + self._settings.publish_retry_seconds
         pause, flight.made = _RETRY_SECONDS, True
@@ -351,12 +354,12 @@ class Dispatcher:
                     raise
                 log.warning("publish_delayed", key=offer.key, error=str(error))
                 if isinstance(error, BlobStoreDown):
-                    await self._tell(flight, "publish", f"for {left:.0f} s more: {error.message}")
+                    await self._report_progress(flight, "publish", f"for {left:.0f} s more: {error.message}")
             await asyncio.sleep(max(_RETRY_SECONDS, min(pause, until - time.monotonic())))
             pause = min(2 * pause, _RETRY_MOST_SECONDS)
 
-    async def _land(self, flight: Flight, worker: asyncio.Task[None]) -> None:
-        """Turn a failed compile into its failed event; a published one needs nothing more."""
+    async def _report_failure(self, flight: Flight, worker: asyncio.Task[None]) -> None:
+        """Sends the failed event of a failed compile; a published one needs nothing more."""
         failure = worker.exception()
         if failure is None:
             return
@@ -365,16 +368,10 @@ class Dispatcher:
         log.error("compile_failed", key=key, code=error.code, error=error.message, exc_info=failure)
         self._metrics.compile_errors.labels(error.code).inc()
         remember = self._settings.negative_ttl_seconds if isinstance(error, REPEATABLE) else 0.0
-        until = time.monotonic() + self._settings.publish_retry_seconds
-        while True:
-            try:
-                await self._leases.fail(flight.granted.lease, error, remember_seconds=remember)
-                return
-            except REDIS_OUTAGES as outage:
-                if time.monotonic() > until:
-                    raise
-                log.warning("failure_not_told", key=key, error=str(outage))
-                await asyncio.sleep(_RETRY_SECONDS)
+        await retry_while_down(
+            lambda: self._leases.fail(flight.granted.lease, error, remember_seconds=remember),
+            seconds=self._settings.publish_retry_seconds,
+        )
 
 
 def _as_relay_error(failure: BaseException) -> RelayError:

@@ -1,8 +1,8 @@
-"""What waits on a compile: its events out of Redis, by any gateway, from any event on.
+"""The events of compiles, in Redis. Any gateway can read them, from any event on.
 
-An event's id is its Redis stream id, which rises over restarts and takeovers, so `Last-Event-ID` works
-against every gateway. Publish/subscribe only wakes who waits; a waiter also reads by itself every few
-seconds, so a lost wake-up costs seconds and never an event.
+An event's id is its Redis stream id, which rises over restarts and takeovers, so `Last-Event-ID` works with every
+gateway. Publish/subscribe only wakes waiters; a waiter also reads every few seconds, so a lost notification costs
+seconds and never an event.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CompileEvents:
         self._redis = redis
         self._keys = keys
 
-    async def glance(self, key: str, after: str = STREAM_START) -> CompileSnapshot:
+    async def snapshot(self, key: str, after: str = STREAM_START) -> CompileSnapshot:
         """Everything after event `after`, in one round trip."""
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.xrange(self._keys.events(key), min=f"({after}")
@@ -52,8 +52,8 @@ class CompileEvents:
             entries, leased, cached = await pipe.execute()
         return CompileSnapshot([_event(*entry) for entry in entries], bool(leased), bool(cached))
 
-    async def wait_here(self, key: str, waiter: str, seconds: float) -> None:
-        """Say that `waiter` waits for `key`, for `seconds` from now."""
+    async def announce_waiter(self, key: str, waiter: str, seconds: float) -> None:
+        """Announces that `waiter` waits for `key`, for `seconds` from now."""
         time = await self._redis.time()
         until = time[0] * 1000 + time[1] // 1000 + int(seconds * 1000)
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -61,7 +61,7 @@ class CompileEvents:
             pipe.pexpire(self._keys.waiters(key), int(seconds * 1000))
             await pipe.execute()
 
-    async def leave(self, key: str, waiter: str) -> None:
+    async def remove_waiter(self, key: str, waiter: str) -> None:
         await self._redis.zrem(self._keys.waiters(key), waiter)
 
 

@@ -52,7 +52,7 @@ class RedisServer:
         self._log_file = log_file
         self._lock = lock
         self._process: subprocess.Popen[bytes] | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._supervisor: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -61,12 +61,12 @@ class RedisServer:
     async def start(self) -> None:
         """Return once it answers. Call from the main thread. Raises Unavailable."""
         await self._launch()
-        self._keeper = asyncio.create_task(self._keep(), name="keep redis-server")
+        self._supervisor = asyncio.create_task(self._supervise(), name="keep redis-server")
 
     async def stop(self) -> None:
         """Have it write what it holds, and end."""
-        if self._keeper is not None:
-            self._keeper.cancel()
+        if self._supervisor is not None:
+            self._supervisor.cancel()
         process, self._process = self._process, None
         if process is None:
             return
@@ -96,9 +96,9 @@ class RedisServer:
                 start_new_session=True,  # Ctrl-C is for us; redis ends last, when nothing needs it any more
                 preexec_fn=functools.partial(die_with_parent, os.getpid(), signal.SIGTERM),
             )
-        await self._answers(self._process)
+        await self._wait_for_answer(self._process)
 
-    async def _answers(self, process: subprocess.Popen[bytes]) -> None:
+    async def _wait_for_answer(self, process: subprocess.Popen[bytes]) -> None:
         client = Redis.from_url(self.url)
         until = time.monotonic() + _START_SECONDS
         try:
@@ -121,7 +121,7 @@ class RedisServer:
         finally:
             await client.aclose()
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         while True:
             await asyncio.sleep(0.5)
             if self._process is None or self._process.poll() is None:

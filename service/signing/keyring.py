@@ -2,8 +2,8 @@
 
 One Ed25519 key signs; those before it are trusted until their overlap ends or they are revoked. ring.json says which
 is which, and carries revocations, the epoch and a serial that grows with every change. All files have mode 0600. The
-gateways of one installation share the folder and see each other's changes within a second; Redis never holds a
-private key, and whoever writes to Redis changes nothing here.
+gateways of one installation share the folder and see each other's changes within a second. Redis never holds a
+private key, and a writer to Redis changes nothing here.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _RING = "ring.json"
 _LOCK = ".lock"
 
 
-_LOOK_SECONDS = 1.0
-"""How long another gateway's change may go unseen."""
+_CHECK_SECONDS = 1.0
+"""How often to check for another gateway's changes."""
 
 
 log = structlog.get_logger(__name__)
@@ -84,8 +84,8 @@ class Keyring:
         with self._locked():
             if not (folder / _RING).exists():
                 self._write(Ring(serial=1, epoch=0, changed=int(clock()), keys=[self._new_key()], revoked=[]))
-        self._held = self._take(self._load())
-        self._look_again = time.monotonic() + _LOOK_SECONDS
+        self._loaded = self._open(self._load())
+        self._next_check = time.monotonic() + _CHECK_SECONDS
 
     @property
     def current(self) -> str:
@@ -100,27 +100,27 @@ class Keyring:
     @property
     def ring(self) -> Ring:
         """As it is on disk, or was up to a second ago."""
-        return self._now().ring
+        return self._current().ring
 
     def sign(self, data: bytes, *, key: str, namespace: str, origin: str = "") -> bytes:
         """An artifact with this installation's signature added. Raises ArtifactError if it is damaged."""
-        held = self._now()
+        loaded = self._current()
         return container.sign(
             data,
-            held.signers[held.ring.keys[-1].id],
+            loaded.signers[loaded.ring.keys[-1].id],
             key=key,
             namespace=namespace,
-            epoch=held.ring.epoch,
+            epoch=loaded.ring.epoch,
             signed_at=int(self._clock()),
             origin=origin,
         )
 
     def trust(self, namespace: str) -> Trust:
         """What may be served in `namespace`: signed by this installation."""
-        held, now = self._now(), self._clock()
-        ring, revoked = held.ring, frozenset(held.ring.revoked)
+        loaded, now = self._current(), self._clock()
+        ring, revoked = loaded.ring, frozenset(loaded.ring.revoked)
         counting = [k.id for k in ring.keys if k.id not in revoked and (k.until is None or now < k.until)]
-        keys = {name: held.public[name] for name in counting}
+        keys = {name: loaded.public[name] for name in counting}
         return Trust(keys=keys, namespace=namespace, epoch=ring.epoch, revoked=revoked)
 
     def import_trust(self) -> Trust:
@@ -129,12 +129,12 @@ class Keyring:
 
     def vouches_for(self, origin: str) -> bool:
         """Whether what was taken in because `origin` had signed it may still be served."""
-        held = self._now()
-        return origin not in held.ring.revoked and (origin in self._sites or origin in held.public)
+        loaded = self._current()
+        return origin not in loaded.ring.revoked and (origin in self._sites or origin in loaded.public)
 
     def document(self) -> SignedDocument:
-        """What clients are told."""
-        return self._now().document
+        """What clients get."""
+        return self._current().document
 
     def rotate(self, overlap_seconds: int | None) -> Ring:
         """A new key signs from now on. What the last one signed counts for `overlap_seconds` more; None: for good."""
@@ -176,30 +176,30 @@ class Keyring:
     def _change(self, ring: Ring, **changes: Any) -> None:
         ring = msgspec.structs.replace(ring, serial=ring.serial + 1, changed=int(self._clock()), **changes)
         self._write(ring)
-        self._held = self._take(ring)
+        self._loaded = self._open(ring)
 
     def _write(self, ring: Ring) -> None:
         write_private(self.folder / _RING, msgspec.json.format(msgspec.json.encode(ring)) + b"\n")
 
-    def _now(self) -> _LoadedRing:
-        """What is held, after a look at the folder if the last one was a while ago."""
-        if time.monotonic() >= self._look_again:
-            self._look_again = time.monotonic() + _LOOK_SECONDS
+    def _current(self) -> _LoadedRing:
+        """The loaded ring, after a check of the folder if the last one was a while ago."""
+        if time.monotonic() >= self._next_check:
+            self._next_check = time.monotonic() + _CHECK_SECONDS
             try:
                 ring = self._load()
-                if ring.serial > self._held.ring.serial:
-                    self._held = self._take(ring)
+                if ring.serial > self._loaded.ring.serial:
+                    self._loaded = self._open(ring)
             except (SettingsError, OSError) as error:  # it goes on with what it has
                 log.error("keys_not_read", folder=str(self.folder), error=str(error))
-        return self._held
+        return self._loaded
 
-    def _take(self, ring: Ring) -> _LoadedRing:
+    def _open(self, ring: Ring) -> _LoadedRing:
         signers = {listed.id: read_private(self.folder / f"{listed.id}.pem") for listed in ring.keys}
-        told = TrustDocument(
+        document = TrustDocument(
             serial=ring.serial, epoch=ring.epoch, issued=ring.changed, keys=ring.keys, revoked=ring.revoked
         )
         public = {name: signer.public_key() for name, signer in signers.items()}
-        return _LoadedRing(ring, signers, public, sign_document(told, signers.values()))
+        return _LoadedRing(ring, signers, public, sign_document(document, signers.values()))
 
     def _load(self) -> Ring:
         path = self.folder / _RING

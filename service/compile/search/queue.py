@@ -351,7 +351,9 @@ class SearchQueue:
             elif search.state == "queued":
                 alive_at = self._alive_at.get((search.target_name, key[0]), 0.0)
                 if now - max(search.since, alive_at) > STALL_SECONDS:
-                    self.fail(search, f"no searcher has said anything for {STALL_SECONDS:g} s", "stalled")
+                    self.fail(
+                        search, f"no search session has sent anything for {STALL_SECONDS:g} s", "stalled"
+                    )
         if not self._wants:
             self._turns.clear()
             if not self._open:

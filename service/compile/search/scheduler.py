@@ -135,7 +135,7 @@ class SearchScheduler:
             alive = any(s.target_name == session.target_name and s.place is not None for s in self._sessions)
             if self._failed[session.target_name] >= _FAILED_STARTS and not alive:
                 for queue in self._queues:
-                    queue.no_worker(session.target_name, f"no searcher starts: {why}")
+                    queue.no_worker(session.target_name, f"no search session starts: {why}")
         if self._queues:
             self.notify()
 

@@ -198,7 +198,7 @@ class SearchSession:
             case EntryLookup(place, problems):
                 return KnownEntries(await self.queue.known(place, problems))
             case _:
-                raise MalformedRequest(f"no searcher asks {type(question).__name__}")
+                raise MalformedRequest(f"no search session asks {type(question).__name__}")
 
     def _done_with(self, task: str) -> SearchTask | None:
         self._last_work = time.monotonic()
@@ -213,13 +213,13 @@ class SearchSession:
         entry = found.entry
         if entry.place != self.place:
             if search is not None:
-                self.queue.fail(search, "the searcher measured in another place than its own", "unfit")
-            raise MalformedRequest("a searcher reports what it did not measure here")
+                self.queue.fail(search, "the session measured in another place than its own", "unfit")
+            raise MalformedRequest("a session reports what it did not measure here")
         if search is None:  # it was reassigned, or is another session's; the result is true all the same
             return await self.queue.store(entry)
         if search.task.exact and entry.problem != search.task.problem:
             self.queue.fail(
-                search, f"the searcher made another problem of it: {entry.problem.text()}", "unfit"
+                search, f"the session made another problem of it: {entry.problem.text()}", "unfit"
             )
             return entry
         return await self.queue.finish(search, found)
@@ -242,7 +242,7 @@ class SearchSession:
             return TaskBatch([task] if task is not None else [])
         if self.held:  # an answer did not reach it
             for search in self.held.values():
-                search.lose(candidate="", certain=False, why="the searcher dropped it")
+                search.lose(candidate="", certain=False, why="the session dropped it")
             self._return_held()
         return await self._next_or_over()
 

@@ -129,14 +129,14 @@ class SearchTask:
         if candidate and (certain or candidate in self._suspects) and candidate not in self.task.avoid:
             avoid = (*self.task.avoid, candidate)
             if len(avoid) > _AVOIDED:
-                self.fail(f"{len(avoid)} of its candidates end the searcher's process")
+                self.fail(f"{len(avoid)} of its candidates end the search process")
             self.task = msgspec.structs.replace(self.task, avoid=avoid)
             return
         if candidate:
             self._suspects.add(candidate)
         self._unexplained += 1
         if self._unexplained >= LOSSES:
-            self.fail(f"{self._unexplained} searchers ended over it, at last: {why}")
+            self.fail(f"{self._unexplained} search sessions ended over it, at last: {why}")
 
     def _settle(self, state: SearchState, outcome: SearchResult | str, detail: str) -> None:
         self.state, self.detail, self.since = state, detail, time.monotonic()

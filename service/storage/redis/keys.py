@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 DEFAULT_NAMESPACE = "default"
-"""The namespace of whoever belongs to no other."""
+"""The namespace of everything that belongs to no other."""
 
 
 class Keys:
@@ -46,12 +46,12 @@ class Keys:
         """Milliseconds of compiles in this period, expires with it."""
         self.audit = f"{prefix}audit"
         """Stream: what access/audit.py's AuditEvent holds."""
-        self.asks = f"{prefix}asks"
+        self.misses = f"{prefix}asks"
         """Sorted set: cache key by its latest miss, ms."""
         self.graphs = f"{prefix}graphs"
         """Sorted set: digest of a graph by its latest miss, ms."""
-        self.asked_prefix = f"{prefix}asked:"
-        self.alike_prefix = f"{prefix}alike:"
+        self.miss_prefix = f"{prefix}asked:"
+        self.same_graph_prefix = f"{prefix}alike:"
         self.jobs = f"{prefix}jobs"
         """Sorted set: job by its last decision, ms."""
         self.scripts = f"{prefix}scripts"
@@ -70,13 +70,13 @@ class Keys:
         self.trains_open = f"{prefix}trains_open"
         """Sorted set, as trains: those that have not ended."""
         self.train_prefix = f"{prefix}train:"
-        self.kept = f"{prefix}kept"
-        """Sorted set: cache key whose request is kept by when, ms."""
-        self.kept_sizes = f"{prefix}kept_sizes"
+        self.saved = f"{prefix}kept"
+        """Sorted set: cache key of a saved request by when it was saved, ms."""
+        self.saved_sizes = f"{prefix}kept_sizes"
         """Hash: cache key to bytes of its request."""
-        self.kept_total = f"{prefix}kept_total"
-        """Sum of kept_sizes."""
-        self.kept_prefix = f"{prefix}kept:"
+        self.saved_total = f"{prefix}kept_total"
+        """Sum of saved_sizes."""
+        self.saved_prefix = f"{prefix}kept:"
         self.job_prefix = f"{prefix}job:"
         self.script_prefix = f"{prefix}script:"
         self.index_prefix = f"{prefix}index:"
@@ -97,13 +97,13 @@ class Keys:
     def blob(self, digest: str) -> str:
         return self.blob_prefix + digest
 
-    def asked(self, key: str) -> str:
+    def miss(self, key: str) -> str:
         """Components of a request that missed: JSON, zstd."""
-        return self.asked_prefix + key
+        return self.miss_prefix + key
 
-    def alike(self, graph: str) -> str:
+    def same_graph(self, graph: str) -> str:
         """Sorted set: cache keys of one graph by their miss, ms."""
-        return self.alike_prefix + graph
+        return self.same_graph_prefix + graph
 
     def job(self, job: str) -> str:
         """Hash: cache key to the job's verdict, JSON."""
@@ -166,9 +166,9 @@ class Keys:
         """Which gateway drives the job; expires with its lease."""
         return f"{self.train_prefix}{job}:lease"
 
-    def kept_request(self, key: str) -> str:
-        """The body of a request, for batch jobs that name it by key."""
-        return self.kept_prefix + key
+    def saved_request(self, key: str) -> str:
+        """The body of a request, for tuning jobs that name it by key."""
+        return self.saved_prefix + key
 
     def lease(self, key: str) -> str:
         """`owner:fence`, expires with the lease."""
@@ -183,7 +183,7 @@ class Keys:
         return f"{self.prefix}events:{key}"
 
     def request(self, key: str) -> str:
-        """The body of a compile in progress, for whoever takes it over."""
+        """The body of a compile in progress, for a gateway that takes it over."""
         return f"{self.prefix}request:{key}"
 
     def run(self, key: str) -> str:
@@ -191,5 +191,5 @@ class Keys:
         return f"{self.prefix}run:{key}"
 
     def waiters(self, key: str) -> str:
-        """Sorted set: who waits, by when they are taken for gone, ms."""
+        """Sorted set: waiters by when they expire, ms."""
         return f"{self.prefix}waiters:{key}"

@@ -1,6 +1,6 @@
-"""Redis' notification channel: names of what changed in; whoever in this process waits for one of them is woken.
+"""Redis' notification channel: it carries names of what changed, and wakes what waits for them in this process.
 
-A notification that is lost costs seconds and never an event: whoever waits also reads by itself now and then."""
+A lost notification costs seconds and never an event: every waiter also reads by itself now and then."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RECONNECT_SECONDS = 0.5
 
 
 class Notifications:
-    """Redis' wake channel, heard once for all namespaces: whom it wakes in vain looks, and finds nothing new."""
+    """The wake channel, subscribed to once for all namespaces. A needless notification does no harm."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
@@ -30,7 +30,7 @@ class Notifications:
 
     @asynccontextmanager
     async def woken(self, key: str) -> AsyncIterator[asyncio.Event]:
-        """An asyncio event that is set whenever something happened to `key`; clear it before looking."""
+        """An asyncio event that is set whenever `key` has changed. Clear it before you read."""
         wake = asyncio.Event()
         waiters = self._waiting.setdefault(key, set())
         waiters.add(wake)
@@ -42,12 +42,12 @@ class Notifications:
                 self._waiting.pop(key, None)
 
     async def listen(self) -> None:
-        """Pass wake-ups from Redis to whoever waits in this process; runs until cancelled."""
+        """Passes notifications from Redis to the waiters of this process; runs until cancelled."""
         while True:
             try:
                 async with self._redis.pubsub() as channel:
                     await channel.subscribe(self._keys.wake)
-                    self.wake_all()  # what happened before we listened
+                    self.wake_all()  # for what happened before the subscription
                     async for message in channel.listen():
                         if message["type"] == "message":
                             for wake in self._waiting.get(message["data"].decode(), ()):

@@ -1,8 +1,10 @@
-"""A Redis that is away for a while: a call in; its answer, once there is one, out. For work that can wait."""
+"""Calls of Redis that are repeated while it is down, for work that can wait."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -16,15 +18,18 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 REDIS_OUTAGES = (RedisConnectionError, RedisTimeoutError, ReadOnlyError)
-"""What a Redis that restarts or fails over answers: worth waiting for. Any other answer stays the same."""
+"""Errors of a Redis that restarts or fails over, which pass. Any other error would stay the same."""
 _RETRY_SECONDS = 0.5
 
 
-async def retry_while_down(call: Callable[[], Awaitable[T]]) -> T:
-    """What `call` returns, once Redis is back if it is away."""
+async def retry_while_down(call: Callable[[], Awaitable[T]], *, seconds: float = math.inf) -> T:
+    """What `call` returns, once Redis is back if it is down. Raises its error after `seconds`."""
+    until = time.monotonic() + seconds
     while True:
         try:
             return await call()
         except REDIS_OUTAGES as error:
+            if time.monotonic() > until:
+                raise
             log.warning("redis_waited_for", error=str(error))
             await asyncio.sleep(_RETRY_SECONDS)

@@ -60,7 +60,9 @@ def test_a_task_that_ends_searchers_before_it_tries_anything_is_given_up_and_har
         here.pool.release.set()
         first, second, third = [await search.outcome() for search in held]
         assert isinstance(second, str)
-        assert "3 searchers ended over it, at last: the search process ended with exit status 9" in second
+        assert (
+            "3 search sessions ended over it, at last: the search process ended with exit status 9" in second
+        )
         assert isinstance(first, SearchResult)
         assert isinstance(third, SearchResult)
         assert held[2].losses <= 1
@@ -148,7 +150,7 @@ def test_searchers_that_do_not_start_hold_up_no_compile_and_a_lane_that_works_is
         await here.until(lambda: search.detail != "")
         assert (search.state, search.detail) == (
             "queued",
-            "no searcher starts: the worker cannot start: there is no disk",
+            "no search session starts: the worker cannot start: there is no disk",
         )
         starts = here.pool.starts
         await asyncio.sleep(1.0)
@@ -357,6 +359,6 @@ def test_bad_luck_has_a_bound() -> None:
         for number in range(20):
             search.lose(candidate=f"c{number}", certain=True, why="it died")
         outcome = await search.outcome()
-        assert outcome == "17 of its candidates end the searcher's process"
+        assert outcome == "17 of its candidates end the search process"
 
     asyncio.run(scenario())

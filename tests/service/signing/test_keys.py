@@ -84,7 +84,7 @@ def test_a_change_reaches_the_other_gateways_keyrings(tmp_path: Path) -> None:
 def test_a_keyring_goes_on_with_what_it_has_when_its_folder_is_sick(tmp_path: Path) -> None:
     keyring = Keyring(tmp_path, {})
     (tmp_path / "ring.json").write_text("{")
-    keyring._look_again = 0.0
+    keyring._next_check = 0.0
     assert keyring.current
     with pytest.raises(SettingsError, match=r"ring\.json cannot be read"):
         Keyring(tmp_path, {})
@@ -98,7 +98,7 @@ def test_an_older_folder_that_is_put_back_is_not_taken_over(tmp_path: Path) -> N
     first = keyring.current
     keyring.revoke(first)
     (tmp_path / "ring.json").write_bytes(before)
-    keyring._look_again = 0.0
+    keyring._next_check = 0.0
     assert first in keyring.ring.revoked
 
 

@@ -64,7 +64,7 @@ async def remove(key: CacheKey, gateway: Gateway, admin: Admin) -> CacheEntry:
 async def take_in(request: Request, gateway: Gateway, admin: Admin) -> ImportReply:
     tenant = await gateway.tenants.of(admin.namespace)
     data = await gateway.admission.read(request, gateway.settings.import_bytes)
-    key, outcome = await tenant.cache.adopt(data, by=admin)
+    key, outcome = await tenant.cache.import_artifact(data, by=admin)
     if outcome == "imported":
         await tenant.cache.trim()
     return ImportReply(key, outcome)

@@ -25,7 +25,7 @@ async def remember(request: Request, gateway: Gateway, grant: Compiler) -> None:
     used = await read_json(request, ScriptUse, limit=_BODY_BYTES)
     tenant = await gateway.tenants.of(grant.namespace)
     for script in used.scripts:
-        await tenant.script_history.remember(script, used.keys)
+        await tenant.script_history.record(script, used.keys)
     if used.prefetched:
         await tenant.script_history.count(used.prefetched)
 
@@ -33,4 +33,4 @@ async def remember(request: Request, gateway: Gateway, grant: Compiler) -> None:
 @router.json("GET", "/v1/prefetch/{script}", "What a script used and the cache still offers")
 async def recall(script: Script, gateway: Gateway, grant: Reader) -> ScriptArtifacts:
     tenant = await gateway.tenants.of(grant.namespace)
-    return await tenant.script_history.recall(script)
+    return await tenant.script_history.used_by(script)

@@ -21,10 +21,10 @@ router = JsonRouter("compile")
 
 async def status_of(tenant: TenantParts, key: str) -> compiles.CompileStatus:
     """The compile's state and history. Raises NotFound for a key that was not asked for lately."""
-    glance = await tenant.events.glance(key)
-    history = [event.progress for event in glance.events]
+    snapshot = await tenant.events.snapshot(key)
+    history = [event.progress for event in snapshot.events]
     if not history:
-        if not glance.cached:
+        if not snapshot.cached:
             raise NotFound(f"there is no compile {key}")
         history = [compiles.CompileProgress("done", 0.0, "from the cache")]
     return compiles.CompileStatus(
@@ -33,7 +33,7 @@ async def status_of(tenant: TenantParts, key: str) -> compiles.CompileStatus:
         seconds=history[-1].seconds,
         events=f"/v1/compiles/{key}/events",
         artifact=f"/v1/artifacts/{key}",
-        error=glance.events[-1].error if glance.events else None,
+        error=snapshot.events[-1].error if snapshot.events else None,
         history=history,
     )
 
@@ -60,7 +60,7 @@ async def compile_events(
     if last_event_id and not is_stream_id(last_event_id):
         raise MalformedRequest("Last-Event-ID is not the id of an event of this service")
     tenant = await gateway.tenants.of(grant.namespace)
-    first = await tenant.events.glance(key)
+    first = await tenant.events.snapshot(key)
     if not (first.events or first.cached or first.leased or tenant.dispatcher.holds(key)):
         raise NotFound(f"there is no compile {key}")
     return streams.response(_batches(tenant, key, last_event_id or STREAM_START))
@@ -71,7 +71,7 @@ async def _batches(tenant: TenantParts, key: str, after: str) -> AsyncGenerator[
     async with tenant.followers.watch(key) as watch:
         while True:
             changed, ending, found = watch.changed, watch.ending, watch.after(after)
-            if ending == "told" and not found:
+            if ending == "finished" and not found:
                 found = watch.events[-1:]
             events = [_event(each.id, each.progress, each.error) for each in found]
             if events:

@@ -65,7 +65,7 @@ async def keep_graph(request: Request, gateway: Gateway, tuner: Tuner) -> GraphS
     tenant = await gateway.tenants.of(tuner.namespace)
     body = await gateway.admission.read(request)
     ask = await gateway.admission.parse(body)
-    await tenant.saved_requests.keep(ask.key, body)
+    await tenant.saved_requests.save(ask.key, body)
     return GraphStored(ask.key)
 
 
