@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import httpx2
 import msgspec
-from search_parts import Lanes
+from search_parts import SearchPool
 from service_parts import (
     TARGET,
     TOOLCHAIN,
@@ -44,7 +44,7 @@ CEILINGS = 2
 """Items that a job of one dtype has beside its own: a copy and a large product."""
 
 
-class Searchers(Lanes):
+class Searchers(SearchPool):
     """Searches that look their problem up first, as a worker's do, and take `seconds` each.
 
     unfit: sizes of problems that cannot be searched. file: gets a line for each problem that is measured.
@@ -130,7 +130,7 @@ class SearchingPool(ArtifactPool):
         return self.searchers.search_devices(toolchain, target)
 
     def waiting(self) -> int:
-        return self.searchers.queue
+        return self.searchers.queued
 
     async def search(self, order: bytes, *, worker: str, **rest: Any) -> None:
         await self.searchers.search(order, worker=worker, **rest)
