@@ -1,4 +1,4 @@
-"""Every setting of the service: environment `TORCHRELAY_SERVICE_*` in, one frozen object out.
+"""Every setting of the service, read from the environment `TORCHRELAY_SERVICE_*` into one frozen object.
 
 Times are in seconds and sizes in bytes, as the names say. Nothing else in service/ reads the environment.
 """

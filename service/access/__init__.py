@@ -1,4 +1,4 @@
 """Who may do what: bearer tokens with their rate limits, namespaces, quotas, the audit log.
-A token in; a Grant out.
+Takes a token; returns a Grant.
 May import storage/, base/ and settings.
 """

@@ -1,7 +1,7 @@
-"""The audit log: who did what and when, in; a Redis stream that is only ever appended to, out.
+"""The audit log: who did what and when, in a Redis stream that is only ever appended to.
 
-Entries name tokens by name and public id, never by their secret. What changes Redis in one step takes its entry
-along in that step (MULTI, or the same Lua script), so that neither stands without the other.
+Entries name tokens by name and public id, never by their secret. A change of Redis and its entry are made in one
+step (MULTI, or the same Lua script), so that there is never one without the other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Teams: a namespace's name in; whether it exists, out. What lies in Redis for each: storage/redis/keys.py.
+"""The namespaces of teams, and which of them exist. storage/redis/keys.py lists what Redis stores for each.
 
 A tenant's tokens, artifacts, compiles, counters and audit log are those of its namespace. `default` is always
 there. Others come with the first token that is issued for them, or when an administrator of all sets their quota.

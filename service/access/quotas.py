@@ -1,7 +1,7 @@
-"""What a namespace may use and does: its name in; its own quota, the one in force, and what it uses now, out.
+"""The quotas of namespaces: each one's own, the one in force, and what it uses now.
 
-The settings give every namespace the same quota; an administrator of all may give one another. Nothing is enforced
-here: acquire.lua and evict.lua read what this file writes.
+The settings give every namespace the same quota; an administrator of all can give one another quota. Quotas
+are stored here; acquire.lua and evict.lua enforce them.
 """
 
 from __future__ import annotations

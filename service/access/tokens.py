@@ -28,24 +28,12 @@ from .audit import AuditEvent, AuditLog
 from .namespaces import EVERY, Namespaces
 
 OWNER_ID = "owner"
-
-
 _DOMAIN = b"torchrelay token v1\0"
-
-
 _TOKEN_LIMIT = 512
-
-
 _ID_BYTES = 6
-
-
 _REMEMBERED_SECONDS = 30 * 86400
 """A token that expired or was revoked is still listed, and still told so, for this long."""
-
-
 _RENEW = "Ask an administrator for a new token, then run `torchrelay login`"
-
-
 _ELSEWHERE = "Ask an administrator of that namespace for a token"
 
 

@@ -1,4 +1,4 @@
 """What may be compiled: limits on a body's bytes and time, decoding, checks, the cache key.
-An HTTP body in; a CompileRequest out.
+Takes an HTTP body; returns a CompileRequest.
 May import storage/, base/ and settings.
 """

@@ -1,4 +1,4 @@
 """Published artifacts by key: lookup, publication, eviction, administration, and why a request missed.
-A key in; a verified artifact's bytes, or None, out.
+Takes a key; returns a verified artifact's bytes, or None.
 May import access/, admission/, signing/, storage/ and base/.
 """

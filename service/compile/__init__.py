@@ -1,4 +1,4 @@
 """A miss becomes an artifact: single flight by a lease, dispatch to a worker, signing, publication, events.
-A CompileRequest in; a published artifact, or an error for everyone who waits, out.
+Takes a CompileRequest; publishes an artifact, or an error for every waiter.
 May import cache/ and all below it.
 """

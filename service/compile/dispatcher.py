@@ -57,19 +57,11 @@ log = structlog.get_logger(__name__)
 
 ATTEMPTS = 2
 """A compile whose worker dies (its node went away, for example) is tried once more, on another worker if possible."""
-
-
 REPEATABLE = (CompileFailed, VerifyFailed, Unsupported, ForbiddenTarget, BadOption)
 """Errors that the same request would meet again. They are remembered for a while."""
-
-
 _POOL_GRACE_SECONDS = 30.0
 """The pool enforces the deadline; past this much more, the flight stops waiting for it."""
-
-
 _RETRY_SECONDS = 0.5
-
-
 _RETRY_MOST_SECONDS = 8.0
 """The pause between two tries to publish doubles up to this."""
 

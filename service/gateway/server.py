@@ -17,8 +17,6 @@ from .wiring.gateway import GatewayParts
 
 SHUTDOWN_SECONDS = 5
 """How long answers in progress may take once the gateway is told to stop."""
-
-
 _IDLE_SECONDS = 75
 """A connection without a request is closed after so long: later than by clients (httpx: 5 s) and balancers (60 s), who
 would lose a request to one that is closed just then."""

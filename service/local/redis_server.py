@@ -1,4 +1,4 @@
-"""A redis-server of one's own: a data folder in, a Unix socket out. For `up` on one machine."""
+"""A redis-server of this service's own, on a Unix socket. For `up` on one machine."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def find_server() -> str:
 class RedisServer:
     """Redis with an append-only file, on a socket that only this user can reach; restarted if it dies.
 
-    It holds `lock` (a file descriptor) open, so that nobody takes the state folder before it has ended, and
-    it is told to end when this process does, however that happens.
+    It holds `lock` (a file descriptor) open, so that no other service takes the state folder before it has ended. It
+    gets SIGTERM when this process ends, however that happens.
     """
 
     def __init__(self, data: Path, socket: Path, log_file: Path, lock: int) -> None:
@@ -59,12 +59,12 @@ class RedisServer:
         return f"unix://{self._socket}?db=0"
 
     async def start(self) -> None:
-        """Return once it answers. Call from the main thread. Raises Unavailable."""
+        """Returns once it answers. Call from the main thread. Raises Unavailable."""
         await self._launch()
         self._supervisor = asyncio.create_task(self._supervise(), name="keep redis-server")
 
     async def stop(self) -> None:
-        """Have it write what it holds, and end."""
+        """Ends it after it has written its data."""
         if self._supervisor is not None:
             self._supervisor.cancel()
         process, self._process = self._process, None

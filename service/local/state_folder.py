@@ -1,4 +1,4 @@
-"""What one installation keeps in its state folder: its lock and token; and the client's credentials file.
+"""What one installation has in its state folder: its lock and token; and the client's credentials file.
 
 lock           held by the running service and its redis-server
 token          the owner's bearer token
@@ -6,7 +6,7 @@ keys/          the artifacts' signing keys (signing/keyring.py)
 redis/         the append-only file
 blobs/         large artifacts
 kernels/       C++ libraries that compiles built, for later compiles
-runtime        the name of the running service's folder of sockets, for whoever must clean up after it
+runtime        the name of the running service's folder of sockets, for the next service to clean up
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ log = structlog.get_logger(__name__)
 
 _LOCK_SECONDS = 15.0
 """How long to wait for a service that is just shutting down."""
-
-
 RUNTIME_PREFIX = "torchrelay-"
 
 

@@ -1,7 +1,7 @@
-"""A whole service from one command: settings in; redis-server, Ray with warm workers and the gateway running.
+"""Runs a whole service from one command: redis-server, Ray with warm workers, and the gateway.
 
-Also the gateway alone, against a Redis and a Ray that run elsewhere. Either way one process owns what it
-starts and takes it along when it ends: in order on Ctrl-C or SIGTERM, by supervisor.py when it is killed.
+Also the gateway alone, with a Redis and a Ray that run elsewhere. Either way one process owns what it starts and ends
+it too: in order on Ctrl-C or SIGTERM, by supervisor.py when it is killed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def url_of(listener: socket.socket, scheme: str = "http") -> str:
 async def _start_parts(
     settings: ServiceSettings, stop: asyncio.Event, *, embedded: bool
 ) -> AsyncIterator[tuple[ServiceSettings, WorkerPool]]:
-    """What the gateway needs beside itself. Yields the settings that lead to it, and the pool."""
+    """Starts what the gateway needs. Yields the settings to reach it, and the pool."""
     async with state_folder.exclusive(settings.state_dir) as lock:
         if settings.token is None:
             settings = settings.model_copy(

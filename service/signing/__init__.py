@@ -1,4 +1,4 @@
 """The installation's Ed25519 keys: the only folder that touches private keys.
-An artifact in; the signed artifact, or whose signatures count here, out.
+Takes artifacts; returns them signed, and says which signatures are trusted.
 May import storage/private_files and compiler/.
 """

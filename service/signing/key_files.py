@@ -1,4 +1,4 @@
-"""Key files and texts in; Ed25519 keys out."""
+"""Reads Ed25519 keys from files and texts."""
 
 from __future__ import annotations
 

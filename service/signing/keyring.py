@@ -31,11 +31,7 @@ from ..storage.private_files import write_private
 from .key_files import read_private
 
 _RING = "ring.json"
-
-
 _LOCK = ".lock"
-
-
 _CHECK_SECONDS = 1.0
 """How often to check for another gateway's changes."""
 

@@ -21,23 +21,13 @@ StorageTier = Literal["redis", "store"]
 
 
 _FOLDER = "artifacts"
-
-
 _FOLDERS = "namespaces"
 """Of all namespaces but the default one."""
-
-
 _ORPHAN_AGE = timedelta(hours=1)
 """A blob that nothing published lives this long."""
-
-
 _TRANSFER = timedelta(minutes=30)
 """One request; large artifacts go up in parts, and come down in one."""
-
-
 _RETRIES = 3
-
-
 _OUTAGES = (GenericError, OSError)
 """How obstore reports a store that cannot be reached, is silent, answers 5xx or has no room."""
 

@@ -1,4 +1,4 @@
 """Kernel search on the workers' devices, for compiles that wait and for tuning jobs.
-Tuning problems in; the winners, kept in the namespace's tuning database, out.
+Takes tuning problems; stores the winners in the namespace's tuning database.
 May import admission/, storage/ and base/; neither the dispatcher nor the cache.
 """

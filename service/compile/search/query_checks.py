@@ -1,4 +1,4 @@
-"""What a worker process asks or claims: its bytes in; a closed struct, and whether it can have measured there, out."""
+"""Checks of what a worker process asks or claims: its bytes are decoded, and its place must fit its target."""
 
 from __future__ import annotations
 

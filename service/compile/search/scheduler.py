@@ -29,24 +29,14 @@ log = structlog.get_logger(__name__)
 
 _POLL_SECONDS = 0.5
 """Time between two schedules, while there is anything to do and nothing changes."""
-
-
 _BACKOFF_SECONDS = (1.0, 60.0)
 """First and longest pause of a device whose sessions do not start."""
-
-
 _FAILED_STARTS = 3
 """After so many in a row, with no session alive, compiles do not wait for one."""
-
-
 _TURN_SECONDS = 30.0
 """A session has its device at least so long, unless a task of a compile needs it."""
-
-
 _MOST_PRESTARTED = 8
 """Sessions that are started before there is work for them."""
-
-
 _MOST_CONSIDERED = 64
 """Tasks of one kind in one schedule: more devices are not free at once."""
 

@@ -14,7 +14,7 @@ from ...signing.keyring import Keyring
 
 log = structlog.get_logger(__name__)
 TRUST_HEADER = "X-Torchrelay-Trust"
-"""On every answer: the serial of /v1/trust, so that a client fetches that only when there is news."""
+"""On every answer: the serial of /v1/trust, so that a client fetches that only when it has changed."""
 _QUIET = frozenset({"/livez", "/readyz", "/metrics"})
 
 

@@ -1,4 +1,4 @@
-"""A small JSON body -> a checked struct. Never more than the limit in memory."""
+"""Decodes a small JSON body into a checked struct. Never more than the limit is in memory."""
 
 from __future__ import annotations
 

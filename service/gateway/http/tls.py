@@ -1,4 +1,4 @@
-"""The gateway's own TLS: the certificate's files in; what uvicorn is told of them, or a SettingsError, out."""
+"""The gateway's own TLS: checks the certificate's files and makes uvicorn's options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
 """The composition root: makes the parts of a gateway and of each of its namespaces, and runs background loops.
-Settings and a pool of workers in; GatewayParts and TenantParts out.
+Takes settings and a pool of workers; makes GatewayParts, with a TenantParts for each namespace.
 May import every folder below gateway/.
 """

@@ -1,4 +1,4 @@
 """Redis: names of keys, atomic Lua scripts, connections, notifications, shared counters.
-Calls in; answers of Redis out.
+Every access to Redis goes through it.
 May import base/ and settings.
 """

@@ -1,4 +1,4 @@
-"""The gateway's connections to Redis: who asks in, a free connection out, in the order in which they asked."""
+"""The gateway's connections to Redis, given out in the order in which they were asked for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _for_leases = ContextVar("_for_leases", default=False)
 
 @contextlib.contextmanager
 def reserved_for_leases() -> Iterator[None]:
-    """Inside, a connection is one of those for leases: no lease runs out because a thousand requests ask first."""
+    """Inside, a connection is one of those reserved for leases: no lease expires because a thousand requests came first."""
     token = _for_leases.set(True)
     try:
         yield
@@ -67,14 +67,8 @@ class FairConnectionPool(BlockingConnectionPool):
 
 
 _REDIS_CONNECTIONS = 64
-
-
 _LEASE_CONNECTIONS = 4
-
-
 _REDIS_RETRIES = 3
-
-
 _QUEUE_TIMES = 3
 
 

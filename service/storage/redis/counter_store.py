@@ -27,8 +27,6 @@ _SCRIPTS_COUNT = (
     "problems_searched",
     "problems_recalled",
 )
-
-
 _SCRIPTS_SUM = ("seconds_saved", "seconds_spent")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 
 STREAM_START = "0-0"
-
-
 _STREAM_ID = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
 
 

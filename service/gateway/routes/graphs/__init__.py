@@ -1,4 +1,4 @@
-"""A graph's way: compile it, follow the compile, fetch the artifact, explain a miss, prefetch.
-A GraphRequest's bytes in; the signed artifact, or where to follow its compile, out.
+"""Routes of a graph: compile it, follow the compile, fetch the artifact, explain a miss, prefetch.
+Take a GraphRequest's bytes; answer with the signed artifact, or with where to follow its compile.
 May import ../parameters, ../../http and ../../wiring.
 """

@@ -1,4 +1,4 @@
 """Tuning jobs, training jobs and the tuning database over HTTP.
-A job's description in; its state, results, files and events out.
+Take a job's description; answer with its state, results, files and events.
 May import ../../http and ../../wiring.
 """

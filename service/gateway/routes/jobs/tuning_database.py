@@ -1,4 +1,4 @@
-"""/v1/tunings: the team's tuning winners, out as they stand and in from a lock file."""
+"""/v1/tunings: the team's tuning winners, listed, and imported from a lock file."""
 
 from __future__ import annotations
 
