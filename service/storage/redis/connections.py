@@ -20,7 +20,7 @@ _for_leases = ContextVar("_for_leases", default=False)
 
 @contextlib.contextmanager
 def reserved_for_leases() -> Iterator[None]:
-    """Inside, a connection is one of those reserved for leases: no lease expires because a thousand requests came first."""
+    """Inside, a connection is one of those reserved for leases, so that no lease expires behind a thousand requests."""
     token = _for_leases.set(True)
     try:
         yield
