@@ -1,4 +1,4 @@
-"""Whom to believe: the statement that an artifact's signature makes, in; accepted, or a SignatureError, out.
+"""Stage 10: an artifact's signature is verified: the statement that it makes is accepted, or a SignatureError raised.
 
 A signature covers a Statement and the manifest's exact bytes together, so that neither can be given another: who
 signs (by key id), for which namespace, when, and in which epoch of the installation's trust. Trust is what one

@@ -1,4 +1,4 @@
-"""Before publishing: the compiled graph and its request in; agreement with eager on random inputs out, or VerifyFailed.
+"""Stage 8: the compiled graph is compared with eager on random inputs. Raises VerifyFailed where they disagree.
 
 Forward outputs, in-place changes of inputs, and gradients are compared, once, on inputs of the request's own
 shapes (symbols at their example values). The measure is the largest difference of a tensor relative to its

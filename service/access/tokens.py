@@ -1,4 +1,4 @@
-"""Who may do what: a bearer token in, a Grant out. Redis holds digests of tokens, never tokens.
+"""Stage 4: tokens and what each may do, with its rate limit. Redis holds digests of tokens, never tokens.
 
 Tokens are 256 random bits, so a plain SHA-256 cannot be searched, and finding a digest by its value tells an
 attacker nothing about a token. The token from the settings is kept as a digest in memory and works without

@@ -1,4 +1,4 @@
-"""Stage 4: an HTTP body -> a checked request with its key. Nothing from the wire gets past here unchecked.
+"""Stage 4: limits on a request's body, and its parsing. Nothing from the wire gets past here unchecked.
 
 Decoding holds the interpreter's lock, 40 ms for each MiB of nodes, so the work is done where it cannot stall
 the event loop: small bodies in place, middling ones in a thread, large ones in a child process.

@@ -1,4 +1,4 @@
-"""Stage 4, parsing: a request's bytes in; a checked CompileRequest with its key out. Pure: no HTTP, no Redis."""
+"""Stage 4: decodes and checks a request's bytes and computes its key. No HTTP and no Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage 4 for large bodies: a ParseInput on standard input, a CompileRequest or error on standard output, then exit.
+"""Stage 4: a process that parses one large body. It reads a ParseInput and writes a CompileRequest or an error.
 
 A few KiB can unpack to 100 MiB of empty lists, which take 4 GiB as objects: hence a limit on this process' memory.
 """

@@ -1,4 +1,4 @@
-"""Stage 5: the cache. A key in; a published artifact's bytes out, or None. Index in Redis, bytes in storage/blobs.py.
+"""Stages 5 and 9: the cache looks up and publishes artifacts; their index is in Redis, their bytes in a BlobStore.
 
 The blob is written before the index offers it, and deleted after the index has forgotten it, so that an entry that
 is found normally has its bytes. If they are lost or damaged all the same, or not signed by a trusted key, the entry is

@@ -1,4 +1,4 @@
-"""Stage 6: miss -> worker. A key and its request in; a signed, published artifact (or a failed compile) out.
+"""Stage 6: the dispatcher has a missing graph compiled by a worker, and signs and publishes the artifact.
 
 There is one flight for each lease that this gateway holds. A flight runs two tasks: one renews the lease, the other
 compiles, signs and publishes. The first to end ends the other. Clients never wait for a flight: they wait for its

@@ -1,4 +1,4 @@
-"""One look at a compile for everyone in this process who waits for it: a key in, its events out as they come.
+"""Stage 9: followers of a compile in this process. One task reads its events for all of them.
 
 However many clients follow a key here, one task reads its events, announces that a client waits, and takes the
 compile over when its holder is found dead.

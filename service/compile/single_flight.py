@@ -1,4 +1,4 @@
-"""Single flight: leases with fences and each compile's events, in Redis; a key in, who compiles it out.
+"""Stage 5: single flight. A lease in Redis says who compiles a key; the same scripts write the compile's events.
 
 A lease is `owner:fence` under a key with an expiry. Only its holder writes events, fails or publishes. It
 renews in time, or someone who waits takes over; a fence never comes twice, so what an old holder still sends

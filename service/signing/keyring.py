@@ -1,4 +1,4 @@
-"""The installation's keys: a folder of files in; signatures, and what the service and its clients believe, out.
+"""Stage 9: the installation's keys sign artifacts, and say which signatures the service and its clients trust.
 
 One Ed25519 key signs; those before it are trusted until their overlap ends or they are revoked. ring.json says which
 is which, and carries revocations, the epoch and a serial that grows with every change. All files have mode 0600. The

@@ -1,4 +1,4 @@
-"""Where artifacts' bytes lie: Redis for small ones, an obstore store (a folder, S3, GCS, Azure) for large."""
+"""Stage 9: artifacts' bytes. Small ones are stored in Redis, large ones by obstore in a folder, S3, GCS or Azure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's process: forked from the server, isolated, limited; it runs the engine and writes the result to its pipe."""
+"""Stage 6: inside a job's process, just forked: shut it in, run the engine, write what comes of it to the pipe."""
 
 from __future__ import annotations
 

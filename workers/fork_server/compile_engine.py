@@ -1,4 +1,4 @@
-"""Steps 7 to 9 in one killable process: a request's canonical bytes in, an unsigned artifact out.
+"""Stages 7 to 9 in one killable process: a request's canonical bytes in, an unsigned artifact out.
 
 This is the engine that a fork server loads: `preload` runs once in the server, before it forks; `describe`, `missing`,
 `prepare` and `compile_graph` run in children of it. The request was checked by the gateway and is checked again here,

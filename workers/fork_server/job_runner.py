@@ -1,4 +1,4 @@
-"""Runs one job for the fork server: forks a child, monitors it, and removes everything that it leaves.
+"""Stage 6: one job seen from the fork server: fork a child, watch it, and leave nothing of it behind.
 
 In: a WorkerJob and the engine. Out: StageEvents and JobQueries through a callback, then JobDone or JobFailed.
 Whatever ends the job (its own answer, deadline, memory, a crash, garbage, a cancel), every process below the server is

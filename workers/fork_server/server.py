@@ -1,4 +1,4 @@
-"""A process with torch and Inductor imported that runs jobs in children of itself, one at a time.
+"""Stage 6: a process with torch and Inductor imported that runs jobs in children of itself, one at a time.
 
 Run as `python -m torchrelay.workers.fork_server.server --socket FD --settings JSON --jobs DIR` by the actor, which
 sends and receives workers/messages.py over the socket. It is a new interpreter and no fork of the actor, because Ray's

@@ -1,4 +1,4 @@
-"""The pool's slots and the queue of jobs that wait for one; namespaces take turns, each in the order of its jobs."""
+"""Stage 6: the pool's slots and the jobs that wait for one. Namespaces take turns; each has its own order."""
 
 from __future__ import annotations
 

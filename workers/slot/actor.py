@@ -1,4 +1,4 @@
-"""A slot's Ray actor: an asyncio object with a fork server for compiles and one for searches.
+"""Stage 6: a slot's Ray actor, an asyncio object with a fork server for compiles and one for searches.
 
 It imports nothing of Ray, so that tests can use it directly. Both servers see only the actor's device. A searcher runs
 for hours and must not block compiles, so it has a fork server of its own. On a GPU slot that server starts with the

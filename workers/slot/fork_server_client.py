@@ -1,4 +1,4 @@
-"""Starts a fork server from a slot's actor and runs one job at a time on it.
+"""Stage 6: the client of a fork server, in a slot's actor. It starts the server and sends it one job at a time.
 
 Requests are bytes and answers are encoded messages (workers/messages.py without the length), so that no exception type
 crosses Ray. torch is imported in the fork server, never here.

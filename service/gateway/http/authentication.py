@@ -1,4 +1,4 @@
-"""Stage 4, authentication: a request's bearer token in; the caller's Grant out.
+"""Stage 4: authentication checks a request's bearer token and says what its caller may do.
 
 The token's rate limit is counted in the same round trip (access/tokens.py)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -144,14 +145,21 @@ def test_the_back_end_and_the_command_are_registered() -> None:
     assert project["scripts"] == {"torchrelay": "torchrelay.clients.cli:main"}
 
 
-def test_make_flow_lists_the_ten_stages_in_order_and_imports_nothing() -> None:
+def test_make_flow_lists_every_step_of_a_compile_in_order_and_imports_nothing() -> None:
     program = [sys.executable, "-I", "-S", str(ROOT / "docs" / "flow.py")]
     done = subprocess.run(program, capture_output=True, text=True, check=True, cwd=os.sep)
-    numbers = [int(line.split()[0].partition("-")[0]) for line in done.stdout.splitlines()]
-    assert numbers == sorted(numbers)
-    assert set(numbers) == set(range(1, 11))
-    assert "clients/capture/request.py" in done.stdout.splitlines()[0]
-    assert "clients/artifacts/load.py" in done.stdout.splitlines()[-1]
+    rows = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines()]
+    stages = [int(row[0]) for row in rows]
+    assert stages == sorted(stages)
+    assert set(stages) == set(range(1, 11))
+    steps = [row[1] for row in rows if len(row) == 4]
+    assert " ".join(step.replace(" ", "_") for step in steps) == (
+        "capture request key send route authentication limits cache single_flight dispatch queue slot fork_server "
+        "child rebuild compile compare sign publish answer fetch verify load"
+    )
+    modules = [row[-2] for row in rows]
+    assert all((ROOT / module).is_file() for module in modules)
+    assert {path.partition("/")[0] for path in modules} == {"clients", "compiler", "service", "workers"}
 
 
 GENERATORS = {f"compiler/request/operator_table/{name}.py" for name in ("generate", "rules")}

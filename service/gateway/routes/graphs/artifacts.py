@@ -1,4 +1,4 @@
-"""GET /v1/artifacts/{key}: a published artifact's bytes, as they were signed."""
+"""Stage 9: GET /v1/artifacts/{key} answers with a published artifact's bytes, as they were signed."""
 
 from __future__ import annotations
 

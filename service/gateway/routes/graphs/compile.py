@@ -1,4 +1,4 @@
-"""POST /v1/compile: a graph in; its artifact (hit), or where to follow its compile (miss)."""
+"""Stage 4: POST /v1/compile takes a graph and answers with its artifact, or with where to follow its compile."""
 
 from __future__ import annotations
 

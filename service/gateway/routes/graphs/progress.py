@@ -1,4 +1,4 @@
-"""GET /v1/compiles/{key} and its events: how far a compile is, once or as a stream."""
+"""Stage 9: GET /v1/compiles/{key} and its events say how far a compile is, once or as a stream."""
 
 from __future__ import annotations
 
