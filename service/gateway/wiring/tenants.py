@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from obstore.store import ObjectStore
 from redis.asyncio import Redis
@@ -31,15 +32,15 @@ from ...compile.search.database import TuningDatabase
 from ...compile.search.queue import SearchQueue
 from ...compile.search.scheduler import SearchScheduler
 from ...compile.single_flight import Leases
+from ...jobs.controller import JobController
 from ...jobs.training.admission import TrainingJobAdmission
-from ...jobs.training.controller import TrainingJobController
 from ...jobs.training.files import TrainingFiles
 from ...jobs.training.graphs import TrainingGraphCompiler
 from ...jobs.training.records import TrainingJobs
-from ...jobs.training.run import TrainingJobParts
+from ...jobs.training.run import TrainingJobParts, TrainingJobRun
 from ...jobs.tuning.admission import TuningJobAdmission
-from ...jobs.tuning.controller import TuningJobController
 from ...jobs.tuning.records import TuningJobs
+from ...jobs.tuning.run import TuningJobParts, TuningJobRun
 from ...settings import ServiceSettings
 from ...signing.keyring import Keyring
 from ...storage.blobs import BlobStore
@@ -88,11 +89,11 @@ class TenantParts:
     kept: SavedRequests
     tunes: TuningJobs
     tune_intake: TuningJobAdmission
-    driver: TuningJobController
+    driver: JobController
     trains: TrainingJobs
     train_store: TrainingFiles
     train_intake: TrainingJobAdmission
-    train_driver: TrainingJobController
+    train_driver: JobController
 
 
 class Tenants:
@@ -175,17 +176,15 @@ def _build(shared: SharedParts, namespace: str) -> TenantParts:
     watches = Followers(events, shared.wakes, dispatcher, settings)
     kept = SavedRequests(redis, keys, scripts)
     tunes = TuningJobs(redis, keys, scripts, lease_seconds=settings.lease_seconds)
-    driver = TuningJobController(
-        tunes,
-        farm=farm,
+    tuning_parts = TuningJobParts(
+        jobs=tunes,
+        queue=farm,
         dispatcher=dispatcher,
-        watches=watches,
-        wakes=shared.wakes,
+        followers=watches,
         cache=cache,
         tunings=tunings,
-        intake=shared.intake,
+        admission=shared.intake,
         pool=shared.pool,
-        lease_seconds=settings.lease_seconds,
     )
     train_store = TrainingFiles(shared.store, namespace)
     trains = TrainingJobs(
@@ -197,19 +196,17 @@ def _build(shared: SharedParts, namespace: str) -> TenantParts:
         most_open=settings.train_open_jobs,
         files_bytes=settings.train_files_bytes,
     )
-    train_driver = TrainingJobController(
-        TrainingJobParts(
-            namespace=namespace,
-            trains=trains,
-            store=train_store,
-            pool=shared.pool,
-            compiler=TrainingGraphCompiler(cache, dispatcher, watches, shared.intake, kept),
-            tokens=shared.tokens,
-            keyring=shared.keyring,
-            wakes=shared.wakes,
-            settings=settings,
-        )
+    training_parts = TrainingJobParts(
+        namespace=namespace,
+        jobs=trains,
+        store=train_store,
+        pool=shared.pool,
+        compiler=TrainingGraphCompiler(cache, dispatcher, watches, shared.intake, kept),
+        tokens=shared.tokens,
+        keyring=shared.keyring,
+        settings=settings,
     )
+    lease_seconds = settings.lease_seconds
     return TenantParts(
         namespace=namespace,
         keys=keys,
@@ -228,9 +225,13 @@ def _build(shared: SharedParts, namespace: str) -> TenantParts:
         kept=kept,
         tunes=tunes,
         tune_intake=TuningJobAdmission(settings.limits, shared.intake, kept, shared.pool, farm),
-        driver=driver,
+        driver=JobController(
+            tunes, partial(TuningJobRun, tuning_parts), shared.wakes, lease_seconds=lease_seconds
+        ),
         trains=trains,
         train_store=train_store,
         train_intake=TrainingJobAdmission(train_store, shared.pool),
-        train_driver=train_driver,
+        train_driver=JobController(
+            trains, partial(TrainingJobRun, training_parts), shared.wakes, lease_seconds=lease_seconds
+        ),
     )

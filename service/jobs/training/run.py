@@ -30,13 +30,13 @@ from ...base.async_tasks import end
 from ...base.worker_pools import TrainPool
 from ...settings import ServiceSettings
 from ...signing.keyring import Keyring
-from ...storage.redis.notifications import Notifications
 from ...storage.redis.retry import retry_while_down
+from ..controller import JobLost, JobRun
 from .files import TrainingFiles
 from .graphs import TrainingGraphCompiler
 from .precompile import RETRY_MOST_SECONDS, RETRY_SECONDS, Precompilation, retry_until_available
 from .progress import TrainingJobProgress
-from .records import ARCHIVE_ENTRIES, LeaseOutcome, TrainingJobRecord, TrainingJobs
+from .records import ARCHIVE_ENTRIES, TrainingJobRecord, TrainingJobs
 
 log = structlog.get_logger(__name__)
 
@@ -90,22 +90,17 @@ _MOST_UNSHELVED_BYTES = 64 << 20
 """Past it, with the blob store away, the nodes keep what they have to tell: Redis is for all jobs."""
 
 
-class TrainingJobLost(Exception):
-    """Another gateway drives the job, or it has ended."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingJobParts:
     """What driving needs of the rest of the service."""
 
     namespace: str
-    trains: TrainingJobs
+    jobs: TrainingJobs
     store: TrainingFiles
     pool: TrainPool
     compiler: TrainingGraphCompiler
     tokens: Tokens
     keyring: Keyring
-    wakes: Notifications
     settings: ServiceSettings
 
 
@@ -114,16 +109,15 @@ def token_name(job: str) -> str:
     return f"train job {job}"
 
 
-class TrainingJobRun:
+class TrainingJobRun(JobRun):
     """One job under one lease."""
 
-    def __init__(self, loaded: TrainingJobRecord, owner: str, parts: TrainingJobParts) -> None:
+    def __init__(self, parts: TrainingJobParts, loaded: TrainingJobRecord, owner: str) -> None:
+        super().__init__(parts.jobs, loaded.job.id, owner, loaded.turn)
         self.loaded = loaded
-        self.owner = owner
         self.cancelled = asyncio.Event()
         """It was asked for."""
         self._parts = parts
-        self._id = loaded.job.id
         self._there = node_job_id(parts.namespace, loaded.job.id)
         self._spec = loaded.job.spec
         self._progress: TrainingJobProgress = loaded.progress
@@ -151,23 +145,16 @@ class TrainingJobRun:
         if loaded.progress.begun != loaded.resumes:
             loaded.progress.begin_anew()
 
-    async def take(self) -> LeaseOutcome:
-        """Keep the lease. Raises RedisError, Overloaded."""
-        trains, turn = self._parts.trains, self.loaded.turn
-        held, wish = await trains.take(self._id, self.owner, turn)
-        if held == "gone":
-            log.warning("train_written_again", job=self._id)
-            for issued in self._issued:
-                await self._parts.tokens.restore(issued)
-            await trains.create(self._snapshot())
-            held, wish = await trains.take(self._id, self.owner, turn)
-        if held == "held" and wish and not self.cancelled.is_set():
-            self._cancelled_by = self._detail = wish
-            self.cancelled.set()
-        return held
+    async def restore(self) -> None:
+        for issued in self._issued:
+            await self._parts.tokens.restore(issued)
 
-    def _snapshot(self) -> TrainingJobRecord:
-        """The job as far as it is. Raises nothing."""
+    def cancel(self, by: str) -> None:
+        if not self.cancelled.is_set():
+            self._cancelled_by = self._detail = by
+            self.cancelled.set()
+
+    def snapshot(self) -> TrainingJobRecord:
         return TrainingJobRecord(
             job=self._progress.shown(self.loaded.job, self._state, 0.0, self._detail),
             progress=self._progress,
@@ -188,7 +175,7 @@ class TrainingJobRun:
             ended = await self._engine()
         except _Cancelled:
             ended = self._turned("cancelled", self._cancelled_by)
-        except TrainingJobLost:
+        except JobLost:
             raise
         except RelayError as error:
             ended = self._turned("failed", error.message)
@@ -227,7 +214,7 @@ class TrainingJobRun:
 
     async def _engine(self) -> StateChanged:
         """Have the nodes run the job, and write down what they tell; the last of it is returned, not written."""
-        stopper = asyncio.create_task(self._stop_when_asked(), name=f"stop train {self._id}")
+        stopper = asyncio.create_task(self._stop_when_asked(), name=f"stop train {self.id}")
         try:
             return await self._follow(stopper)
         finally:
@@ -260,9 +247,9 @@ class TrainingJobRun:
                         "failed", f"the job's driver was lost again and again: {error.message}"
                     )
                 self._driverless = True
-                log.warning("train_driver_lost", job=self._id, error=error.message)
+                log.warning("train_driver_lost", job=self.id, error=error.message)
             except (Unavailable, Overloaded) as error:
-                log.warning("train_news_wait", job=self._id, error=error.message)
+                log.warning("train_news_wait", job=self.id, error=error.message)
             else:
                 pause = RETRY_SECONDS
                 if news:
@@ -338,7 +325,7 @@ class TrainingJobRun:
             await self._tell(events, state=state, detail=detail, quiet=True)
             await self._shelve(events)
         if self._state == "running" and self._beside is None:
-            self._beside = asyncio.create_task(self._preparation().beside(), name=f"capture {self._id}")
+            self._beside = asyncio.create_task(self._preparation().beside(), name=f"capture {self.id}")
         return last
 
     async def _stop_when_asked(self) -> None:
@@ -355,9 +342,9 @@ class TrainingJobRun:
                     await self._parts.pool.train_cancel(self._there)
                 heard = True
             except TimeoutError:
-                log.warning("train_not_cancelled", job=self._id, error="its driver does not answer")
+                log.warning("train_not_cancelled", job=self.id, error="its driver does not answer")
             except RelayError as error:
-                log.warning("train_not_cancelled", job=self._id, error=error.message)
+                log.warning("train_not_cancelled", job=self.id, error=error.message)
             await asyncio.sleep(PERIOD_SECONDS)
 
     def _look_at_time(self) -> bool:
@@ -384,24 +371,20 @@ class TrainingJobRun:
                 await self._parts.pool.train_forget(self._there)
                 break
             except RelayError as error:
-                log.warning("train_not_forgotten", job=self._id, error=error.message)
+                log.warning("train_not_forgotten", job=self.id, error=error.message)
                 await asyncio.sleep(RETRY_SECONDS)
         with contextlib.suppress(Unavailable, RedisError):  # Redis has them then
-            await self._parts.trains.shelve(self._id, self.owner, all_of_it=True)
+            await self._parts.jobs.shelve(self.id, self.owner, all_of_it=True)
         detail = (self._cancelled_by if ended.state == "cancelled" else "") or ended.detail
         ended = msgspec.structs.replace(ended, detail=detail[:_LOG_TAIL])
-        trains, told = self._parts.trains, max(self._told, self._last)
-        await retry_while_down(
-            lambda: trains.turn(
-                self._id, "end", owner=self.owner, turned=ended, detail=ended.detail, told=told
-            )
-        )
-        log.info("train_ended", job=self._id, state=ended.state)
+        told = max(self._told, self._last)
+        await retry_while_down(lambda: self._parts.jobs.end(self.id, self.owner, ended, told=told))
+        log.info("train_ended", job=self.id, state=ended.state)
 
     async def _revoke(self) -> None:
         tokens, by = self._parts.tokens, self._owner_grant()
         for record in await tokens.records(by=by):
-            if record.name == token_name(self._id) and record.revoked is None:
+            if record.name == token_name(self.id) and record.revoked is None:
                 await tokens.revoke(record.id, by=by)
 
     # --- telling -------------------------------------------------------------------------------------------
@@ -420,11 +403,11 @@ class TrainingJobRun:
         if detail is not None and not self.cancelled.is_set():
             self._detail = detail[:_LOG_TAIL]
         self._state = state or self._state
-        trains, progress = self._parts.trains, self._progress
+        jobs, progress = self._parts.jobs, self._progress
         while True:
             kept = await retry_while_down(
-                lambda: trains.tell(
-                    self._id,
+                lambda: jobs.record_events(
+                    self.id,
                     self.owner,
                     events,
                     before=self._tellings,
@@ -437,11 +420,11 @@ class TrainingJobRun:
             if kept:
                 break
             # the lease had run out while Redis was away, or Redis had lost the job
-            if await retry_while_down(self.take) != "held":
-                raise TrainingJobLost
-            loaded = await retry_while_down(lambda: trains.load(self._id))
+            if await retry_while_down(self.renew) != "held":
+                raise JobLost
+            loaded = await retry_while_down(lambda: jobs.load(self.id))
             if loaded.tellings != self._tellings:
-                raise TrainingJobLost
+                raise JobLost
         self._tellings += 1
         self._events += len(events)
 
@@ -455,11 +438,11 @@ class TrainingJobRun:
         if not large and self._unshelved < ARCHIVE_ENTRIES:
             return
         try:
-            await self._parts.trains.shelve(self._id, self.owner, all_of_it=large)
+            await self._parts.jobs.shelve(self.id, self.owner, all_of_it=large)
             self._unshelved = self._unshelved_bytes = 0
         except (Unavailable, RedisError) as error:
             log.warning(
-                "train_not_shelved", job=self._id, error=str(error)
+                "train_not_shelved", job=self.id, error=str(error)
             )  # Redis has it; the next tries again
 
     def _taken_aside(self) -> list[TrainEvent]:
@@ -491,7 +474,7 @@ class TrainingJobRun:
             package = found
         issued = await retry_while_down(
             lambda: parts.tokens.issue(
-                token_name(self._id),
+                token_name(self.id),
                 frozenset({"compile"}),
                 by=self._owner_grant(),
                 namespace=parts.namespace,
@@ -501,7 +484,7 @@ class TrainingJobRun:
         self._issued.append(issued)
         keys = ",".join(key_text(key) for key in parts.keyring.public)
         return TrainOrder(
-            job=self._id,
+            job=self.id,
             namespace=parts.namespace,
             spec=self._spec,
             package=package,

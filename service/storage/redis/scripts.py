@@ -36,17 +36,12 @@ SCRIPTS = {
         "find_tunings",
         "store_tunings",
     ),
-    "tuning_jobs": (
-        "create_tuning_job",
-        "lease_tuning_job",
+    "jobs": (
+        "create_job",
+        "lease_job",
+        "change_job",
         "record_tuning_item",
-        "change_tuning_job",
-    ),
-    "training_jobs": (
-        "create_training_job",
-        "lease_training_job",
         "record_training_events",
-        "change_training_job",
         "add_training_file",
         "archive_training_events",
     ),
@@ -79,14 +74,11 @@ class Scripts:
     save_request: Script
     find_tunings: Script
     store_tunings: Script
-    create_tuning_job: Script
-    lease_tuning_job: Script
+    create_job: Script
+    lease_job: Script
+    change_job: Script
     record_tuning_item: Script
-    change_tuning_job: Script
-    create_training_job: Script
-    lease_training_job: Script
     record_training_events: Script
-    change_training_job: Script
     add_training_file: Script
     archive_training_events: Script
 

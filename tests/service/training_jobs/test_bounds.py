@@ -228,7 +228,7 @@ def test_redis_does_not_fill_up_while_the_blob_store_is_away(
     http: httpx2.Client, pool: TrainingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "ARCHIVE_ENTRIES", 2)
-    for name, value in (("SHELF", 2), ("_UNSHELVED_BYTES", 100), ("_MOST_UNSHELVED_BYTES", 3000)):
+    for name, value in (("ARCHIVE_ENTRIES", 2), ("_UNSHELVED_BYTES", 100), ("_MOST_UNSHELVED_BYTES", 3000)):
         monkeypatch.setattr(f"torchrelay.service.jobs.training.run.{name}", value)
     sound = TrainingFiles.put_shelf
 

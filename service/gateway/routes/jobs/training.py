@@ -143,7 +143,7 @@ async def cancel(job: Job, gateway: GatewayHere, trainer: Trainer) -> Response:
     if found.state not in TRAIN_ENDED:
         await _log(tenant, trainer, "train_cancelled", found)
         async with gateway.wakes.woken(notification_name(job)) as wake:
-            await tenant.trains.turn(job, "cancel", detail=f"cancelled by {trainer.name}")
+            await tenant.trains.cancel(job, f"cancelled by {trainer.name}")
             await _look(tenant)
             until = time.monotonic() + _CANCEL_SECONDS
             while found.state not in TRAIN_ENDED and time.monotonic() < until and not gateway.state.stopping:
@@ -169,7 +169,7 @@ async def resume(job: Job, gateway: GatewayHere, trainer: Trainer) -> Response:
         await _log(tenant, trainer, "train_resumed", found)
         detail = f"resumed by {trainer.name}"
         waits = StateChanged(state="waiting", at=time.time(), detail=detail)
-        await tenant.trains.turn(job, "resume", detail=detail, turned=waits, source=trainer.source)
+        await tenant.trains.resume(job, waits, source=trainer.source)
         await _look(tenant)
     return json_answer(await tenant.trains.job(job))
 

@@ -153,7 +153,7 @@ async def _turn(
             f"{found.sources[0]!r} of this job"
         )
     await _log(tenant, tuner, action, found)
-    await tenant.tunes.turn(job, what, detail=f"{what} by {tuner.name}" if what == "cancel" else "")
+    await tenant.tunes.change(job, what, detail=f"{what} by {tuner.name}" if what == "cancel" else "")
     await _look(tenant)
     return json_answer(await tenant.tunes.job(job))
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
-import structlog
 from redis.exceptions import RedisError
 
 from ....compiler.api import compiles
@@ -30,12 +29,12 @@ from ....compiler.api.tuning.jobs import (
 )
 from ....compiler.artifact import container
 from ....compiler.artifact import manifest as artifact_manifest
-from ....compiler.errors import CompileFailed, NotFound, Overloaded, OverQuota, RelayError
+from ....compiler.errors import CompileFailed, Overloaded, OverQuota, RelayError
 from ....compiler.tuning.queries import SearchRequest, SearchResult, TuningQuery, TuningTask
 from ....compiler.tuning.records import DeviceEnvironment, Problem, TuningEntry, parse_problem_text
 from ...admission.admit import Admission
 from ...admission.compile_request import CompileRequest
-from ...base.async_tasks import end, run_together
+from ...base.async_tasks import run_together
 from ...base.worker_pools import CompilePool
 from ...cache.artifact_cache import ArtifactCache
 from ...compile.dispatcher import Dispatcher
@@ -43,11 +42,9 @@ from ...compile.followers import Followers
 from ...compile.search.database import TuningDatabase
 from ...compile.search.queue import SearchQueue
 from ...compile.search.task import SearchState, SearchTarget, SearchTask
-from ...storage.redis.notifications import Notifications
 from ...storage.redis.retry import retry_while_down
-from .records import TuningJobRecord, TuningJobs, notification_name, pack, unpack, waiting
-
-log = structlog.get_logger(__name__)
+from ..controller import JobLost, JobRun
+from .records import TuningJobRecord, TuningJobs, pack, unpack, waiting
 
 _TIMINGS = 256
 _LEAST_TIMINGS = 16
@@ -60,126 +57,27 @@ _PATIENCE = 60.0
 """The longest pause before a compile that was refused for now is asked for again."""
 
 
-class TuningJobLost(Exception):
-    """Another gateway drives the job, or it has ended."""
+@dataclass(frozen=True, kw_only=True)
+class TuningJobParts:
+    """What runs need of the rest of the service."""
+
+    jobs: TuningJobs
+    queue: SearchQueue
+    dispatcher: Dispatcher
+    followers: Followers
+    cache: ArtifactCache
+    tunings: TuningDatabase
+    admission: Admission
+    pool: CompilePool
 
 
-class TuningJobController:
-    """Drives the batch jobs of one namespace that this gateway has the lease of."""
-
-    def __init__(
-        self,
-        tunes: TuningJobs,
-        *,
-        farm: SearchQueue,
-        dispatcher: Dispatcher,
-        watches: Followers,
-        wakes: Notifications,
-        cache: ArtifactCache,
-        tunings: TuningDatabase,
-        intake: Admission,
-        pool: CompilePool,
-        lease_seconds: float,
-    ) -> None:
-        self._tunes = tunes
-        self._farm = farm
-        self._dispatcher = dispatcher
-        self._watches = watches
-        self._wakes = wakes
-        self._cache = cache
-        self._tunings = tunings
-        self._intake = intake
-        self._pool = pool
-        self._lease_seconds = lease_seconds
-        self._driven: dict[str, asyncio.Task[None]] = {}
-        self._looking: set[asyncio.Task[None]] = set()
-        self._closed = False
-
-    async def look(self) -> None:
-        """Take up what nobody drives. Raises RedisError."""
-        for job in await self._tunes.open():
-            if job in self._driven:
-                continue
-            owner = uuid.uuid4().hex
-            if await self._tunes.take(job, owner) == "held" and not self._closed:
-                task = asyncio.create_task(self._drive(job, owner), name=f"tune {job}")
-                self._driven[job] = task
-                task.add_done_callback(lambda done, job=job: self._landed(job, done))
-
-    async def close(self) -> None:
-        """Leave all jobs to other gateways."""
-        self._closed = True
-        await end(*self._looking)
-        await end(*self._driven.values())
-
-    def _landed(self, job: str, done: asyncio.Task[None]) -> None:
-        if self._driven.get(job) is done:
-            del self._driven[job]
-        if not done.cancelled() and (error := done.exception()) is not None:
-            log.error("tune_broke", job=job, exc_info=error)
-        elif not self._closed:  # it may have been resumed meanwhile
-            again = asyncio.create_task(self._look_again(), name="look at batch jobs")
-            self._looking.add(again)
-            again.add_done_callback(self._looking.discard)
-
-    async def _look_again(self) -> None:
-        with contextlib.suppress(RedisError):
-            await self.look()
-
-    async def _drive(self, job: str, owner: str) -> None:
-        log.info("tune_driven", job=job)
-        drive: TuningJobRun | None = None
-        try:
-            loaded = await retry_while_down(lambda: self._tunes.load(job))
-            drive = TuningJobRun(loaded, owner, self)
-            keeper = asyncio.create_task(self._keep(drive))
-            worker = asyncio.create_task(drive.run())
-            try:
-                await asyncio.wait({keeper, worker}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                await end(keeper)
-                await end(worker)
-            if worker.done() and not worker.cancelled() and (error := worker.exception()) is not None:
-                raise error
-        except (TuningJobLost, NotFound):
-            log.info("tune_left", job=job)
-        finally:
-            if drive is not None:
-                drive.stop()
-            try:
-                await self._tunes.release(job, owner)
-            except RedisError as error:
-                log.warning("tune_not_released", job=job, error=str(error))  # it expires by itself
-
-    async def _keep(self, drive: TuningJobRun) -> None:
-        """Keep the lease; return once the job is not ours any more. Waits out outages of Redis."""
-        job, turn = drive.loaded.job.id, drive.loaded.turn
-        async with self._wakes.woken(notification_name(job)) as wake:
-            while True:
-                try:
-                    held = await self._tunes.take(job, drive.owner, turn)
-                    if held == "gone":
-                        log.warning("tune_written_again", job=job)
-                        await self._tunes.create(drive.snapshot())
-                        held = await self._tunes.take(job, drive.owner, turn)
-                    if held != "held":
-                        return
-                except (RedisError, Overloaded) as error:
-                    log.warning("tune_lease_not_renewed", job=job, error=str(error))
-                wake.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._lease_seconds / 3):
-                        await wake.wait()
-                        await asyncio.sleep(self._lease_seconds / 30)  # our own events wake us too
-
-
-class TuningJobRun:
+class TuningJobRun(JobRun):
     """One job under one lease."""
 
-    def __init__(self, loaded: TuningJobRecord, owner: str, driver: TuningJobController) -> None:
+    def __init__(self, parts: TuningJobParts, loaded: TuningJobRecord, owner: str) -> None:
+        super().__init__(parts.jobs, loaded.job.id, owner, loaded.turn)
         self.loaded = loaded
-        self.owner = owner
-        self._parts = driver
+        self._parts = parts
         self._progress = dict(loaded.progress)
         self._results = dict(loaded.results)
         self._spent = loaded.job.spent
@@ -222,10 +120,10 @@ class TuningJobRun:
                 *(self._search(n) for n in operators),
             )
         except BaseExceptionGroup as failed:
-            if failed.subgroup(TuningJobLost) is not None:
-                raise TuningJobLost from None
+            if failed.subgroup(JobLost) is not None:
+                raise JobLost from None
             raise
-        await self._parts._tunes.turn(self.loaded.job.id, "end", owner=self.owner)
+        await self._parts.jobs.change(self.id, "end", owner=self.owner)
 
     # --- operators -----------------------------------------------------------------------------------------
 
@@ -236,13 +134,13 @@ class TuningJobRun:
             await self._end(n, "skipped", _BUDGET)
             return
         task = TuningTask(
-            id=f"{self.loaded.job.id}.{n}.{self.owner[:8]}",
+            id=f"{self.id}.{n}.{self.owner[:8]}",
             problem=item.problem,
             exact=False,
             space=item.space,
             samples=self.loaded.job.budget.samples,
         )
-        ticket = self._parts._farm.submit(
+        ticket = self._parts.queue.submit(
             task, self._aim, on_change=lambda state, detail: self._changed(n, state, detail)
         )
         self._tickets[n] = ticket
@@ -274,7 +172,7 @@ class TuningJobRun:
 
     async def _tell_quietly(self, progress: TuneProgress) -> None:
         with contextlib.suppress(RedisError):
-            await self._parts._tunes.tell(self.loaded.job.id, self.owner, progress)
+            await self._parts.jobs.record_item(self.id, self.owner, progress)
 
     def _over(self) -> bool:
         """Whether the budget is spent; then nothing begins, and what waits at the farm is withdrawn."""
@@ -315,12 +213,12 @@ class TuningJobRun:
         """What the compile of a graph or kernel found. Raises the compile's error."""
         parts, item = self._parts, self.loaded.items[n]
         body = self.loaded.bodies[n]
-        ask = await parts._intake.parse(body)
-        heard = _QueryLog(parts._farm)
-        data = await retry_while_down(lambda: parts._cache.lookup(ask.key, "fetch"))
+        ask = await parts.admission.parse(body)
+        heard = _QueryLog(parts.queue)
+        data = await retry_while_down(lambda: parts.cache.lookup(ask.key, "fetch"))
         fresh = data is None
         if data is None:
-            with parts._dispatcher.listening(ask.key, heard):
+            with parts.dispatcher.listening(ask.key, heard):
                 data = await self._compiled(n, ask, body)
         manifest = await asyncio.to_thread(container.read_manifest, data)
         found = [SearchResult(entry) for entry in heard.entries.values()] if fresh else []
@@ -360,7 +258,7 @@ class TuningJobRun:
         for place in self._places:
             for start in range(0, len(problems), 256):
                 batch = problems[start : start + 256]
-                found += await retry_while_down(lambda p=place, b=batch: self._parts._tunings.known(p, b))
+                found += await retry_while_down(lambda p=place, b=batch: self._parts.tunings.known(p, b))
         return found
 
     async def _compiled(self, n: int, ask: CompileRequest, body: bytes) -> bytes:
@@ -369,15 +267,15 @@ class TuningJobRun:
         while True:
             await self._room(n, ask)
             try:
-                answer = await retry_while_down(lambda: parts._dispatcher.ask(ask, body, finish=False))
+                answer = await retry_while_down(lambda: parts.dispatcher.ask(ask, body, finish=False))
             except (Overloaded, OverQuota) as error:
                 await self._tell_quietly(self._told(n, "waiting", error.message))
                 await asyncio.sleep(max(1.0, min(error.retry_after or 5, _PATIENCE)))
                 continue
             if answer != "hit":
                 await self._tell_quietly(self._told(n, "searching", "compiles"))
-                await parts._watches.follow(ask.key, functools.partial(self._searches, n))
-            data = await retry_while_down(lambda: parts._cache.lookup(ask.key, "fetch"))
+                await parts.followers.follow(ask.key, functools.partial(self._searches, n))
+            data = await retry_while_down(lambda: parts.cache.lookup(ask.key, "fetch"))
             if data is not None:
                 return data
 
@@ -386,7 +284,7 @@ class TuningJobRun:
         pause = 0.1
         while not any(
             (w.toolchain, w.target, w.state) == (ask.toolchain, ask.target, "idle")
-            for w in self._parts._pool.workers()
+            for w in self._parts.pool.workers()
         ):
             await asyncio.sleep(pause)
             pause = min(2 * pause, 2.0)
@@ -420,27 +318,25 @@ class TuningJobRun:
             self._ended(m) for m, item in enumerate(self.loaded.items) if isinstance(item, OperatorTuneItem)
         ):
             self._placed.set()
-        tunes, job = self._parts._tunes, self.loaded.job.id
-        kept = await retry_while_down(
-            lambda: tunes.tell(job, self.owner, progress, packed, spent=spent, trials=trials)
+        recorded = await retry_while_down(
+            lambda: self._parts.jobs.record_item(
+                self.id, self.owner, progress, packed, spent=spent, trials=trials
+            )
         )
-        if not kept and not await self._ours_again():
-            raise TuningJobLost
+        if not recorded and not await self._ours_again():
+            raise JobLost
 
     async def _ours_again(self) -> bool:
-        """Whether the job is ours after all: the lease had run out while Redis was away, or Redis had lost the job.
-        What was to be told then is told with all of it."""
-        tunes, job, turn = self._parts._tunes, self.loaded.job.id, self.loaded.turn
-        held = await retry_while_down(lambda: tunes.take(job, self.owner, turn))
-        if held == "gone":
-            await retry_while_down(lambda: tunes.create(self.snapshot()))
-            held = await retry_while_down(lambda: tunes.take(job, self.owner, turn))
-        if held != "held":
+        """Whether the job is still ours, after its lease had expired or Redis had lost it. All ended items are
+        recorded again then."""
+        if await retry_while_down(self.renew) != "held":
             return False
         for n, progress in self._progress.items():
             if progress.state in ENDED:
                 packed = self._results.get(n, b"")
-                if not await retry_while_down(lambda p=progress, r=packed: tunes.tell(job, self.owner, p, r)):
+                if not await retry_while_down(
+                    lambda p=progress, r=packed: self._parts.jobs.record_item(self.id, self.owner, p, r)
+                ):
                     return False
         return True
 
