@@ -90,7 +90,7 @@ class JobController:
         self._taking_over: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def look(self) -> None:
+    async def take_over(self) -> None:
         """Take over the open jobs that no gateway runs. Raises RedisError."""
         for job in await self._jobs.open():
             if job in self._running:
@@ -102,7 +102,7 @@ class JobController:
                 self._running[job] = task
                 task.add_done_callback(lambda done, job=job: self._done(job, done))
 
-    def driven(self) -> int:
+    def running(self) -> int:
         """How many jobs this gateway runs."""
         return len(self._running)
 
@@ -118,13 +118,13 @@ class JobController:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error(f"{self._jobs.kind}_broke", job=job, exc_info=error)
         elif not self._closed:  # the job may have been resumed meanwhile
-            again = asyncio.create_task(self._look_again(), name=f"take over {self._jobs.kind} jobs")
+            again = asyncio.create_task(self._take_over_again(), name=f"take over {self._jobs.kind} jobs")
             self._taking_over.add(again)
             again.add_done_callback(self._taking_over.discard)
 
-    async def _look_again(self) -> None:
+    async def _take_over_again(self) -> None:
         with contextlib.suppress(RedisError):
-            await self.look()
+            await self.take_over()
 
     async def _run(self, job: str, owner: str) -> None:
         kind = self._jobs.kind

@@ -76,7 +76,7 @@ async def drive_tuning_jobs(gateway: GatewayParts) -> None:
     while not gateway.state.stopping:
         try:
             for tenant in await gateway.tenants.every():
-                await tenant.driver.look()
+                await tenant.driver.take_over()
         except (RedisError, Unavailable) as error:
             log.warning("tunes_not_looked_at", error=str(error))
         await asyncio.sleep(gateway.settings.lease_seconds)
@@ -89,11 +89,11 @@ async def drive_training_jobs(gateway: GatewayParts) -> None:
             tenants = await gateway.tenants.every()
             states: Counter[str] = Counter()
             for tenant in tenants:
-                await tenant.train_driver.look()
+                await tenant.train_driver.take_over()
                 states.update(await tenant.trains.states())
             for state, count in states.items():
                 gateway.metrics.trains.labels(state).set(count)
-            gateway.metrics.trains_here.set(sum(tenant.train_driver.driven() for tenant in tenants))
+            gateway.metrics.trains_here.set(sum(tenant.train_driver.running() for tenant in tenants))
         except (RedisError, Unavailable) as error:
             log.warning("trains_not_looked_at", error=str(error))
         await asyncio.sleep(gateway.settings.lease_seconds)

@@ -24,17 +24,17 @@ from .files import TrainingFiles
 from .progress import TrainingJobProgress
 
 EVENTS = 10_000
-"""Of one job that are kept for who follows it; metrics, logs and history have all."""
+"""Events of one job that stay in its stream for followers. Metrics, logs and history have all of them."""
 EVENTS_OF_ENDED = 5_000
 _LOG_BYTES = 8 << 10
-"""Of one log's lines among the events; the logs have all."""
+"""Lines of one log among the events are cut to this. The logs have all of them."""
 ARCHIVE_ENTRIES = 2_000
-"""Metrics or logs that go to the blob store at once."""
+"""Metrics or logs that move to the blob store together."""
 MOST_FILES = 1_000
 _ARCHIVE_BYTES = 256 << 20
 
 Series = Literal["metrics", "logs", "history"]
-"""history: all that is neither."""
+"""history: events that are neither."""
 SERIES: tuple[Series, ...] = get_args(Series)
 
 
@@ -47,19 +47,19 @@ class TrainingJobEvent(Struct, frozen=True):
 
 
 class TrainingJobRecord(Struct, frozen=True, kw_only=True):
-    """A job as who drives it needs it. told: number of the driver's last news that was written down. tellings: how
-    often something was. turn: how often it has ended or was resumed. source: whether its graphs may hold source."""
+    """A job as its run needs it. last_number: that of the driver's last event that was recorded. writes: how often events
+    were recorded. turn: how often the job has ended or was resumed. source: whether its graphs may hold source."""
 
     job: TrainJob
     progress: TrainingJobProgress
     source: bool = False
-    told: int = 0
-    tellings: int = 0
+    last_number: int = 0
+    writes: int = 0
     events: int = 0
     turn: int = 0
     resumes: int = 0
-    wish: str = ""
-    """Who cancelled it, in words, while it has not ended."""
+    cancelled_by: str = ""
+    """Who cancelled the job, in words, while it has not ended."""
 
 
 class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
@@ -92,11 +92,11 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
             "ended": 0,
             "detail": job.detail,
             "progress": msgspec.json.encode(record.progress),
-            "told": record.told,
-            "tellings": record.tellings,
+            "told": record.last_number,
+            "tellings": record.writes,
             "turn": record.turn,
             "resumes": record.resumes,
-            "wish": record.wish,
+            "wish": record.cancelled_by,
             "source": "1" if record.source else "",
             "events": record.events,
         }
@@ -131,19 +131,19 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
         owner: str,
         events: Sequence[TrainEvent],
         *,
-        before: int,
-        told: int,
+        writes: int,
+        last_number: int,
         progress: TrainingJobProgress,
         state: TrainState,
         detail: str,
     ) -> bool:
-        """Write down what was told, and how far the job is with it; false if it is not `owner`'s to drive.
+        """Record events and how far the job is with them; false if `owner` does not hold the job's lease.
 
-        before: tellings so far. told: number of the driver's last news that is in this or was before.
+        writes: how often events were recorded so far. last_number: that of the driver's last event up to these.
         """
         keys = self._keys
         fields = {
-            "told": told,
+            "told": last_number,
             "progress": msgspec.json.encode(progress),
             "state": state,
             "detail": detail,
@@ -158,7 +158,7 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
             args=[
                 job,
                 owner,
-                before,
+                writes,
                 self._channel,
                 EVENTS,
                 len(fields),
@@ -166,18 +166,18 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
                 *(
                     part
                     for event in events
-                    for part in (_tag(event), encoded(_cut(event)), _series_of(event), encoded(event))
+                    for part in (_tag(event), encoded(_shortened(event)), _series_of(event), encoded(event))
                 ),
             ],
         )
-        return bool(answer == b"kept")
+        return bool(answer == b"recorded")
 
-    async def end(self, job: str, owner: str, ended: StateChanged, *, told: int) -> None:
-        """End a job as `ended` says, if `owner` holds its lease. told: number of the driver's last event."""
+    async def end(self, job: str, owner: str, ended: StateChanged, *, last_number: int) -> None:
+        """End a job as `ended` says, if `owner` holds its lease. last_number: that of the driver's last event."""
         await self._change(
             job,
             "end",
-            {"detail": ended.detail, "wish": "", "told": told},
+            {"detail": ended.detail, "wish": "", "told": last_number},
             owner=owner,
             state=ended.state,
             event=("state", encoded(ended)),
@@ -207,38 +207,39 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
         return [_event(name, fields) for name, fields in found]
 
     async def entries(self, job: str, what: Series, after: int, limit: int) -> list[NumberedEvent]:
-        """At most `limit` of them past number `after`. Raises NotFound, Unavailable."""
+        """At most `limit` entries past number `after`. Raises NotFound, Unavailable."""
         await self.job(job)
-        fresh = await self._fresh(
-            job, what, after, limit
-        )  # first: what is taken away meanwhile is on a shelf then
+        # Redis first: entries that move meanwhile are found in a segment
+        recent = await self._recent(job, what, after, limit)
         found: list[NumberedEvent] = []
-        for first, last in sorted(await self._shelves(job, what)):
+        for first, last in sorted(await self._segments(job, what)):
             if last > after and len(found) < limit:
-                found += [each for each in await self._taken(job, what, first, last) if each.number > after]
+                found += [
+                    each for each in await self._read_segment(job, what, first, last) if each.number > after
+                ]
         newest = found[-1].number if found else after
-        return (found + [each for each in fresh if each.number > newest])[:limit]
+        return (found + [each for each in recent if each.number > newest])[:limit]
 
-    async def shelve(self, job: str, owner: str, *, all_of_it: bool = False) -> None:
-        """Take to the blob store what has grown long; once the job has ended, all. Nothing happens where `owner` does
-        not drive it any more. Raises Unavailable."""
+    async def archive(self, job: str, owner: str, *, everything: bool = False) -> None:
+        """Move series that have grown long, or all entries, to the blob store. Nothing happens where `owner` does not
+        hold the job's lease. Raises Unavailable."""
         keys = self._keys
         for what in SERIES:
             while True:
-                part = await self._fresh(job, what, 0, ARCHIVE_ENTRIES)
-                if not part or (len(part) < ARCHIVE_ENTRIES and not all_of_it):
+                part = await self._recent(job, what, 0, ARCHIVE_ENTRIES)
+                if not part or (len(part) < ARCHIVE_ENTRIES and not everything):
                     break
                 first, last = part[0].number, part[-1].number
                 packed = codec.compress(msgspec.json.encode(part))
-                await self._store.put_shelf(job, what, first, last, packed)
-                kept = await self._scripts.archive_training_events(
+                await self._store.put_segment(job, what, first, last, packed)
+                archived = await self._scripts.archive_training_events(
                     keys=[keys.part(job, what), keys.part(job, "shelves"), keys.part(job, "lease")],
                     args=[what, last, first, owner],
                 )
-                if not kept:
+                if not archived:
                     return
 
-    async def _fresh(self, job: str, what: Series, after: int, count: int) -> list[NumberedEvent]:
+    async def _recent(self, job: str, what: Series, after: int, count: int) -> list[NumberedEvent]:
         found = await self._redis.xrange(
             self._keys.part(job, what), min=f"({after}-0" if after else "-", count=count
         )
@@ -247,13 +248,13 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
             for name, fields in found
         ]
 
-    async def _shelves(self, job: str, what: Series) -> list[tuple[int, int]]:
+    async def _segments(self, job: str, what: Series) -> list[tuple[int, int]]:
         found = await self._redis.hgetall(self._keys.part(job, "shelves"))
         names = [(name.decode().partition(":"), int(last)) for name, last in found.items()]
         return [(int(first), last) for (kind, _, first), last in names if kind == what]
 
-    async def _taken(self, job: str, what: Series, first: int, last: int) -> list[NumberedEvent]:
-        data = await self._store.shelf(job, what, first, last)
+    async def _read_segment(self, job: str, what: Series, first: int, last: int) -> list[NumberedEvent]:
+        data = await self._store.segment(job, what, first, last)
         if data is None:
             return []
         return decoding.from_json(codec.decompress(data, _ARCHIVE_BYTES), type=list[NumberedEvent])
@@ -281,14 +282,14 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
         )
 
     async def put_file(self, job: str, name: str, data: bytes) -> TrainFile:
-        """Keep a file of a job, in place of one of that name. Raises NotFound, LimitExceeded, Unavailable."""
-        await self._note_file(job, name, b"", len(data))
+        """Store a file of a job, in place of one of that name. Raises NotFound, LimitExceeded, Unavailable."""
+        await self._record_file(job, name, b"", len(data))
         file = TrainFile(name, len(data), await self._store.put_file(job, data))
-        await self._note_file(job, name, msgspec.json.encode(file), len(data))
+        await self._record_file(job, name, msgspec.json.encode(file), len(data))
         return file
 
-    async def _note_file(self, job: str, name: str, record: bytes, size: int) -> None:
-        """b'': only see whether it may be kept. Raises NotFound, LimitExceeded."""
+    async def _record_file(self, job: str, name: str, record: bytes, size: int) -> None:
+        """record: b'' only checks whether the file may be stored. Raises NotFound, LimitExceeded."""
         keys = self._keys
         answer = await self._scripts.add_training_file(
             keys=[keys.job(job), keys.part(job, "files")],
@@ -305,7 +306,7 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
                 )
 
     async def sweep(self) -> int:
-        """Delete what forgotten jobs, and files that were replaced, left in the blob store. Raises Unavailable."""
+        """Delete from the blob store what forgotten jobs and replaced files have left. Raises Unavailable."""
         jobs = await self.jobs()
         names = [name.decode() for name in await self._redis.zrange(self._keys.all, 0, -1)]
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -341,8 +342,8 @@ def _series_of(event: TrainEvent) -> Series:
     return "history"
 
 
-def _cut(event: TrainEvent) -> TrainEvent:
-    """A log without what is too long for an event."""
+def _shortened(event: TrainEvent) -> TrainEvent:
+    """The event, its log cut to what an event may hold."""
     if not isinstance(event, LogLines) or sum(map(len, event.lines)) <= _LOG_BYTES:
         return event
     lines: list[str] = []
@@ -378,10 +379,10 @@ def _loaded(fields: Fields) -> TrainingJobRecord:
         job=progress.shown(job, state, ended, (fields[b"wish"] or fields[b"detail"]).decode()),
         progress=progress,
         source=fields[b"source"] == b"1",
-        told=int(fields[b"told"]),
-        tellings=int(fields[b"tellings"]),
+        last_number=int(fields[b"told"]),
+        writes=int(fields[b"tellings"]),
         events=int(fields[b"events"]),
         turn=int(fields[b"turn"]),
         resumes=int(fields[b"resumes"]),
-        wish=fields[b"wish"].decode(),
+        cancelled_by=fields[b"wish"].decode(),
     )

@@ -46,8 +46,8 @@ class TuningJobEvent(Struct, frozen=True):
 
 
 class TuningJobRecord(Struct, frozen=True, kw_only=True):
-    """A job with all that it consists of. bodies, progress, results: by the number of the item. base: what was spent
-    before it was resumed for the last time, seconds and trials."""
+    """A job and its items. bodies, progress, results: by the number of the item. base: seconds and trials that were
+    spent before the last resume."""
 
     job: TuneJob
     items: list[TuneItem]
@@ -95,7 +95,7 @@ class TuningJobs(DurableJobs[TuneJob, TuningJobRecord]):
         )
 
     async def progress(self, job: str) -> list[TuneProgress]:
-        """Of every item, in order."""
+        """The progress of all items, in order."""
         items = await self._items(job)
         found = _decoded_progress(await self._redis.hgetall(self._keys.part(job, "progress")))
         return [found.get(n) or waiting(n, item) for n, item in enumerate(items)]
@@ -117,7 +117,7 @@ class TuningJobs(DurableJobs[TuneJob, TuningJobRecord]):
         )
 
     async def results(self, job: str, cursor: int) -> tuple[list[TuneResult], int]:
-        """Those of some items from number `cursor` on, and where to go on; 0 ends. Raises NotFound."""
+        """Results of a page of items from number `cursor` on, and the next cursor; 0 at the end. Raises NotFound."""
         await self.job(job)
         key, count = self._keys.part(job, "results"), await self._redis.hlen(self._keys.part(job, "items"))
         numbers = range(cursor, min(cursor + _PAGE_ITEMS, count))

@@ -1,8 +1,7 @@
-"""Batch jobs on their way: those of a namespace that nobody drives in; their items searched, told and ended, out.
+"""Runs one tuning job: searches its operators, compiles its graphs and kernels, and records each result.
 
-Whoever holds a job's lease submits its operators to the farm and compiles its graphs, one after the other and only
-while a worker is idle, and writes down what came of each. If this gateway dies, another takes the lease and goes on
-with what is left. An outage of Redis is waited out; a Redis that comes back without the job is given it again.
+Operators go to the search queue. Graphs are compiled one after the other, and only while a worker is idle. A gateway
+that takes the job over goes on with the items that have not ended.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ from .records import TuningJobRecord, TuningJobs, pack, unpack, waiting
 _TIMINGS = 256
 _LEAST_TIMINGS = 16
 _ALL_TIMINGS = 1 << 16
-"""Of one result the fastest are told, and fewer in a job of many items: so many together, as a rule."""
+"""A result has the timings of its fastest candidates, fewer in a job of many items: about so many in all items."""
 _FAILURES = 64
 _WHY = 300
 _BUDGET = "the job's budget was spent before"
-_PATIENCE = 60.0
-"""The longest pause before a compile that was refused for now is asked for again."""
+_MOST_PAUSE_SECONDS = 60.0
+"""The longest pause before a compile that was refused for now is requested again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +81,13 @@ class TuningJobRun(JobRun):
         self._results = dict(loaded.results)
         self._spent = loaded.job.spent
         self._trials = loaded.job.trials
-        self._aim = SearchTarget(loaded.job.toolchain, loaded.job.target, loaded.job.threads)
-        self._tickets: dict[int, SearchTask] = {}
-        self._places: dict[DeviceEnvironment, None] = {}
-        """Where the job's problems are measured, as far as that has been told."""
-        self._placed = asyncio.Event()
-        """A place is known, or none will be told by an operator."""
-        self._telling: set[asyncio.Task[None]] = set()
+        self._target = SearchTarget(loaded.job.toolchain, loaded.job.target, loaded.job.threads)
+        self._tasks: dict[int, SearchTask] = {}
+        self._devices: dict[DeviceEnvironment, None] = {}
+        """Devices that have measured problems of the job."""
+        self._devices_known = asyncio.Event()
+        """A device is known, or all operators have ended."""
+        self._recordings: set[asyncio.Task[None]] = set()
         self._timings = max(_LEAST_TIMINGS, min(_TIMINGS, _ALL_TIMINGS // len(loaded.items)))
 
     def snapshot(self) -> TuningJobRecord:
@@ -98,22 +97,22 @@ class TuningJobRun(JobRun):
         return msgspec.structs.replace(self.loaded, job=job, progress=self._progress, results=self._results)
 
     def stop(self) -> None:
-        """Withdraw what the farm still has of it."""
-        for ticket in self._tickets.values():
-            ticket.cancel()
-        for task in self._telling:
+        """Cancel the searches that have not ended."""
+        for task in self._tasks.values():
+            task.cancel()
+        for task in self._recordings:
             task.cancel()
 
     async def run(self) -> None:
-        """All items to their end, then the job's. Raises Lost."""
+        """End all items, then the job. Raises JobLost."""
         left = [n for n in range(len(self.loaded.items)) if not self._ended(n)]
         operators = [n for n in left if isinstance(self.loaded.items[n], OperatorTuneItem)]
         operators.sort(key=lambda n: -_ceiling(self.loaded.items[n]))
         for data in self._results.values():
             for result in await asyncio.to_thread(unpack, data):
-                self._seen(result.entry.place)
+                self._add_device(result.entry.place)
         if not operators:
-            self._placed.set()
+            self._devices_known.set()
         try:
             await run_together(
                 self._compile_all([n for n in left if n not in set(operators)]),
@@ -130,25 +129,25 @@ class TuningJobRun(JobRun):
     async def _search(self, n: int) -> None:
         item = self.loaded.items[n]
         assert isinstance(item, OperatorTuneItem)
-        if self._over():
+        if self._check_budget():
             await self._end(n, "skipped", _BUDGET)
             return
-        task = TuningTask(
+        question = TuningTask(
             id=f"{self.id}.{n}.{self.owner[:8]}",
             problem=item.problem,
             exact=False,
             space=item.space,
             samples=self.loaded.job.budget.samples,
         )
-        ticket = self._parts.queue.submit(
-            task, self._aim, on_change=lambda state, detail: self._changed(n, state, detail)
+        task = self._parts.queue.submit(
+            question, self._target, on_change=lambda state, detail: self._on_change(n, state, detail)
         )
-        self._tickets[n] = ticket
-        outcome = await ticket.outcome()
-        del self._tickets[n]
+        self._tasks[n] = task
+        outcome = await task.outcome()
+        del self._tasks[n]
         if isinstance(outcome, SearchResult):
-            self._seen(outcome.entry.place)
-            known = ticket.known or not outcome.timings
+            self._add_device(outcome.entry.place)
+            known = task.known or not outcome.timings
             result = self._result(n, outcome, known=known)
             await self._end(
                 n,
@@ -158,40 +157,40 @@ class TuningJobRun(JobRun):
                 spent=0.0 if known else outcome.entry.seconds,
                 trials=0 if known else outcome.entry.candidates,
             )
-        elif self._over():
+        elif self._check_budget():
             await self._end(n, "skipped", _BUDGET)
         else:
             await self._end(n, "failed", outcome)
 
-    def _changed(self, n: int, state: SearchState, detail: str) -> None:
+    def _on_change(self, n: int, state: SearchState, detail: str) -> None:
         if state == "searching" and not self._ended(n):
-            self._progress[n] = self._told(n, "searching", detail)
-            task = asyncio.create_task(self._tell_quietly(self._progress[n]))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+            self._progress[n] = self._progress_of(n, "searching", detail)
+            task = asyncio.create_task(self._record_quietly(self._progress[n]))
+            self._recordings.add(task)
+            task.add_done_callback(self._recordings.discard)
 
-    async def _tell_quietly(self, progress: TuneProgress) -> None:
+    async def _record_quietly(self, progress: TuneProgress) -> None:
         with contextlib.suppress(RedisError):
             await self._parts.jobs.record_item(self.id, self.owner, progress)
 
-    def _over(self) -> bool:
-        """Whether the budget is spent; then nothing begins, and what waits at the farm is withdrawn."""
+    def _check_budget(self) -> bool:
+        """Whether the budget is spent. If so, cancel the searches that have not begun."""
         budget, (seconds, trials) = self.loaded.job.budget, self.loaded.base
-        over = bool(
+        spent = bool(
             (budget.seconds and self._spent - seconds >= budget.seconds)
             or (budget.trials and self._trials - trials >= budget.trials)
         )
-        if over:
-            for ticket in self._tickets.values():
-                if ticket.state == "queued":
-                    ticket.cancel()
-        return over
+        if spent:
+            for task in self._tasks.values():
+                if task.state == "queued":
+                    task.cancel()
+        return spent
 
     # --- graphs and kernels --------------------------------------------------------------------------------
 
     async def _compile_all(self, numbers: Sequence[int]) -> None:
         for n in numbers:
-            if self._over():
+            if self._check_budget():
                 await self._end(n, "skipped", _BUDGET)
                 continue
             try:
@@ -210,35 +209,35 @@ class TuningJobRun(JobRun):
                 )
 
     async def _compile(self, n: int) -> tuple[list[TuneResult], str]:
-        """What the compile of a graph or kernel found. Raises the compile's error."""
+        """Compile a graph or kernel; its results and a detail for people. Raises the compile's error."""
         parts, item = self._parts, self.loaded.items[n]
         body = self.loaded.bodies[n]
-        ask = await parts.admission.parse(body)
-        heard = _QueryLog(parts.queue)
-        data = await retry_while_down(lambda: parts.cache.lookup(ask.key, "fetch"))
+        request = await parts.admission.parse(body)
+        queries = _QueryLog(parts.queue)
+        data = await retry_while_down(lambda: parts.cache.lookup(request.key, "fetch"))
         fresh = data is None
         if data is None:
-            with parts.dispatcher.listening(ask.key, heard):
-                data = await self._compiled(n, ask, body)
+            with parts.dispatcher.listening(request.key, queries):
+                data = await self._compiled(n, request, body)
         manifest = await asyncio.to_thread(container.read_manifest, data)
-        found = [SearchResult(entry) for entry in heard.entries.values()] if fresh else []
+        found = [SearchResult(entry) for entry in queries.entries.values()] if fresh else []
         for each in found:
-            self._seen(each.entry.place)
+            self._add_device(each.entry.place)
         texts = {measured.problem: measured.uses for measured in manifest.tuning}
         if isinstance(item, KernelTuneItem):
             texts = {kernels.problem(item.kernel).text(): 1}
-        if not texts.keys() <= heard.entries.keys():
+        if not texts.keys() <= queries.entries.keys():
             found += [SearchResult(entry) for entry in await self._stored(item, manifest)]
         results: dict[str, TuneResult] = {}
         for each in found:
             text = each.entry.problem.text()
             if text in texts and text not in results:
-                told = heard.found.get(text)
-                measured = told is not None and told.entry == each.entry
-                outcome = told if told is not None and measured else each
+                search = queries.found.get(text)
+                measured = search is not None and search.entry == each.entry
+                outcome = search if search is not None and measured else each
                 results[text] = msgspec.structs.replace(
                     self._result(n, outcome, known=not measured),
-                    graphs=[(ask.key, texts[text])],
+                    graphs=[(request.key, texts[text])],
                 )
         if isinstance(item, KernelTuneItem):
             if not results:
@@ -247,53 +246,53 @@ class TuningJobRun(JobRun):
         return list(results.values()), _count(len(manifest.tuning))
 
     async def _stored(self, item: TuneItem, manifest: artifact_manifest.Manifest) -> list[TuningEntry]:
-        """What the database has for an artifact's problems, in the places that this job has seen."""
+        """What the database has for an artifact's problems, on the devices of this job."""
         problems = [
             problem for m in manifest.tuning if (problem := parse_problem_text(m.problem)) is not None
         ]
         if isinstance(item, KernelTuneItem):
             problems = [kernels.problem(item.kernel)]
-        await self._placed.wait()
+        await self._devices_known.wait()
         found: list[TuningEntry] = []
-        for place in self._places:
+        for place in self._devices:
             for start in range(0, len(problems), 256):
                 batch = problems[start : start + 256]
                 found += await retry_while_down(lambda p=place, b=batch: self._parts.tunings.known(p, b))
         return found
 
-    async def _compiled(self, n: int, ask: CompileRequest, body: bytes) -> bytes:
-        """The artifact, once there is room for its compile. Raises the compile's error."""
+    async def _compiled(self, n: int, request: CompileRequest, body: bytes) -> bytes:
+        """The artifact, compiled once a worker is idle. Raises the compile's error."""
         parts = self._parts
         while True:
-            await self._room(n, ask)
+            await self._wait_for_idle_worker(request)
             try:
-                answer = await retry_while_down(lambda: parts.dispatcher.ask(ask, body, finish=False))
+                answer = await retry_while_down(lambda: parts.dispatcher.ask(request, body, finish=False))
             except (Overloaded, OverQuota) as error:
-                await self._tell_quietly(self._told(n, "waiting", error.message))
-                await asyncio.sleep(max(1.0, min(error.retry_after or 5, _PATIENCE)))
+                await self._record_quietly(self._progress_of(n, "waiting", error.message))
+                await asyncio.sleep(max(1.0, min(error.retry_after or 5, _MOST_PAUSE_SECONDS)))
                 continue
             if answer != "hit":
-                await self._tell_quietly(self._told(n, "searching", "compiles"))
-                await parts.followers.follow(ask.key, functools.partial(self._searches, n))
-            data = await retry_while_down(lambda: parts.cache.lookup(ask.key, "fetch"))
+                await self._record_quietly(self._progress_of(n, "searching", "compiles"))
+                await parts.followers.follow(request.key, functools.partial(self._on_compile_progress, n))
+            data = await retry_while_down(lambda: parts.cache.lookup(request.key, "fetch"))
             if data is not None:
                 return data
 
-    async def _room(self, n: int, ask: CompileRequest) -> None:
-        """Wait until a worker for it has nothing else to do: others' compiles go first."""
+    async def _wait_for_idle_worker(self, request: CompileRequest) -> None:
+        """Other compiles go first."""
         pause = 0.1
         while not any(
-            (w.toolchain, w.target, w.state) == (ask.toolchain, ask.target, "idle")
+            (w.toolchain, w.target, w.state) == (request.toolchain, request.target, "idle")
             for w in self._parts.pool.workers()
         ):
             await asyncio.sleep(pause)
             pause = min(2 * pause, 2.0)
 
-    async def _searches(self, n: int, progress: compiles.CompileProgress) -> None:
+    async def _on_compile_progress(self, n: int, progress: compiles.CompileProgress) -> None:
         if progress.stage == "autotune" and progress.detail:
-            await self._tell_quietly(self._told(n, "searching", progress.detail))
+            await self._record_quietly(self._progress_of(n, "searching", progress.detail))
 
-    # --- telling -------------------------------------------------------------------------------------------
+    # --- recording -----------------------------------------------------------------------------------------
 
     async def _end(
         self,
@@ -305,28 +304,28 @@ class TuningJobRun(JobRun):
         spent: float = 0.0,
         trials: int = 0,
     ) -> None:
-        """Raises Lost."""
-        progress = self._told(n, state, detail, spent)
+        """Record the end of an item. Raises JobLost."""
+        progress = self._progress_of(n, state, detail, spent)
         packed = await asyncio.to_thread(pack, results) if results else b""
         self._progress[n] = progress
         if packed:
             self._results[n] = packed
         self._spent += spent
         self._trials += trials
-        self._over()
+        self._check_budget()
         if all(
             self._ended(m) for m, item in enumerate(self.loaded.items) if isinstance(item, OperatorTuneItem)
         ):
-            self._placed.set()
+            self._devices_known.set()
         recorded = await retry_while_down(
             lambda: self._parts.jobs.record_item(
                 self.id, self.owner, progress, packed, spent=spent, trials=trials
             )
         )
-        if not recorded and not await self._ours_again():
+        if not recorded and not await self._recover():
             raise JobLost
 
-    async def _ours_again(self) -> bool:
+    async def _recover(self) -> bool:
         """Whether the job is still ours, after its lease had expired or Redis had lost it. All ended items are
         recorded again then."""
         if await retry_while_down(self.renew) != "held":
@@ -356,11 +355,11 @@ class TuningJobRun(JobRun):
             ceiling=_ceiling(item),
         )
 
-    def _seen(self, place: DeviceEnvironment) -> None:
-        self._places[place] = None
-        self._placed.set()
+    def _add_device(self, place: DeviceEnvironment) -> None:
+        self._devices[place] = None
+        self._devices_known.set()
 
-    def _told(self, n: int, state: ItemState, detail: str, seconds: float = 0.0) -> TuneProgress:
+    def _progress_of(self, n: int, state: ItemState, detail: str, seconds: float = 0.0) -> TuneProgress:
         item = waiting(n, self.loaded.items[n])
         return msgspec.structs.replace(item, state=state, detail=detail[:_WHY], seconds=round(seconds, 3))
 
@@ -373,22 +372,22 @@ class TuningJobRun(JobRun):
 
 
 class _QueryLog:
-    """What a compile asks of the tuning database, and is answered.
+    """The tuning queries of one compile, and their answers.
 
-    entries: by problem's text. found: of those that it has measured, or the farm while it waited.
+    entries: by problem's text. found: of those that the compile has measured, or the queue while it waited.
     """
 
-    def __init__(self, farm: SearchQueue) -> None:
+    def __init__(self, queue: SearchQueue) -> None:
         self.entries: dict[str, TuningEntry] = {}
         self.found: dict[str, SearchResult] = {}
-        self._farm = farm
+        self._queue = queue
         self._awaited: set[Problem] = set()
 
     def __call__(self, question: TuningQuery, entries: Sequence[TuningEntry]) -> None:
         for entry in entries:
             text = entry.problem.text()
             if entry.problem in self._awaited and text not in self.entries:
-                found = self._farm.found(entry.place, entry.problem)
+                found = self._queue.found(entry.place, entry.problem)
                 if found is not None and found.timings:
                     self.found[text] = found
             self.entries[text] = entry

@@ -353,7 +353,7 @@ async def _nap(wake: asyncio.Event, seconds: float) -> bool:
 async def _look(tenant: TenantParts) -> None:
     """Begin at once where this gateway can; else it, or another, does so soon."""
     try:
-        await tenant.train_driver.look()
+        await tenant.train_driver.take_over()
     except RedisError as error:
         log.warning("trains_not_looked_at", error=str(error))
 

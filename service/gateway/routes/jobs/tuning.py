@@ -222,7 +222,7 @@ async def _stream(gateway: GatewayParts, tenant: TenantParts, job: str, after: s
 async def _look(tenant: TenantParts) -> None:
     """Begin at once where this gateway can; else it, or another, does so soon."""
     try:
-        await tenant.driver.look()
+        await tenant.driver.take_over()
     except RedisError as error:
         log.warning("tunes_not_looked_at", error=str(error))
 
