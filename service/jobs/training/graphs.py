@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from ....compiler.errors import Overloaded, OverQuota, RelayError
 from ...admission.admit import Admission
@@ -23,22 +24,15 @@ OnCompiled = Callable[[bool, str], Awaitable[None]]
 """Called for each graph: whether it was compiled now, and why it failed or ''."""
 
 
+@dataclass(frozen=True)
 class TrainingGraphCompiler:
     """Compiles the graphs of one namespace's training jobs."""
 
-    def __init__(
-        self,
-        cache: ArtifactCache,
-        dispatcher: Dispatcher,
-        followers: Followers,
-        admission: Admission,
-        saved_requests: SavedRequests,
-    ) -> None:
-        self._cache = cache
-        self._dispatcher = dispatcher
-        self._followers = followers
-        self._admission = admission
-        self._saved_requests = saved_requests
+    cache: ArtifactCache
+    dispatcher: Dispatcher
+    followers: Followers
+    admission: Admission
+    saved_requests: SavedRequests
 
     async def compile(self, bodies: Sequence[bytes], *, source: bool, on_compiled: OnCompiled) -> None:
         """Compile what the cache lacks. `on_compiled` also gets graphs that fail. Raises what `on_compiled` raises."""
@@ -61,17 +55,17 @@ class TrainingGraphCompiler:
 
     async def _one(self, body: bytes, *, source: bool) -> bool:
         """Whether the graph was compiled now. Raises the compile's error."""
-        request = await self._admission.parse(body)
+        request = await self.admission.parse(body)
         fresh = False
         while True:
-            if await retry_while_down(lambda: self._cache.lookup(request.key, "fetch")) is not None:
+            if await retry_while_down(lambda: self.cache.lookup(request.key, "fetch")) is not None:
                 return fresh
             if request.kernels and not source:
                 raise RelayError(
                     f"who began the job may not send source: the Triton kernel {request.kernels[0]!r}"
                 )
             try:
-                answer = await retry_while_down(lambda: self._dispatcher.ask(request, body, finish=False))
+                answer = await retry_while_down(lambda: self.dispatcher.ask(request, body, finish=False))
             except (Overloaded, OverQuota) as error:
                 pause = error.retry_after or 5
                 if isinstance(error, OverQuota) and pause > _MOST_PAUSE_SECONDS:
@@ -79,7 +73,7 @@ class TrainingGraphCompiler:
                 await asyncio.sleep(max(1.0, min(pause, _MOST_PAUSE_SECONDS)))
                 continue
             if answer == "start":
-                await self._saved_requests.note(request.key, body)
+                await self.saved_requests.note(request.key, body)
             if answer != "hit":
                 fresh = True
-                await self._followers.follow(request.key)
+                await self.followers.follow(request.key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import structlog
@@ -42,38 +43,31 @@ class RecordEvents(Protocol):
     ) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
 class Precompilation:
-    """Precompiles the graphs of one job."""
+    """Precompiles the graphs of one job.
 
-    def __init__(
-        self,
-        spec: TrainSpec,
-        progress: TrainingJobProgress,
-        *,
-        pool: TrainPool,
-        compiler: TrainingGraphCompiler,
-        make_order: Callable[[], Awaitable[TrainOrder]],
-        source: bool,
-        seconds: float,
-        record: RecordEvents,
-        add_note: Callable[[TrainEvent], None],
-    ) -> None:
-        """source: whether its graphs may hold source. seconds: the time that a script has for its first step. add_note:
-        adds an event to the next record."""
-        self._spec = spec
-        self._progress = progress
-        self._pool = pool
-        self._compiler = compiler
-        self._make_order = make_order
-        self._source = source
-        self._seconds = seconds
-        self._record = record
-        self._add_note = add_note
-        self._elastic = 0 < spec.min_workers < spec.workers
+    source: whether its graphs may hold source. seconds: the time that a script has for its first step. add_note: adds
+    an event to the next record.
+    """
+
+    spec: TrainSpec
+    progress: TrainingJobProgress
+    pool: TrainPool
+    compiler: TrainingGraphCompiler
+    make_order: Callable[[], Awaitable[TrainOrder]]
+    source: bool
+    seconds: float
+    record: RecordEvents
+    add_note: Callable[[TrainEvent], None]
+
+    @property
+    def _elastic(self) -> bool:
+        return 0 < self.spec.min_workers < self.spec.workers
 
     async def before(self) -> None:
         """Compile what ranks will request first. A failure here costs compiles later, and never the job."""
-        spec, progress = self._spec, self._progress
+        spec, progress = self.spec, self.progress
         if not spec.capture or spec.compile == "off" or spec.kind != "train":
             progress.prepared = True
             return
@@ -85,8 +79,8 @@ class Precompilation:
         progress.prepared = True
 
     async def _compile_ahead(self) -> None:
-        spec, progress = self._spec, self._progress
-        await self._record([], state="waiting", detail="for a worker that has room for its capture")
+        spec, progress = self.spec, self.progress
+        await self.record([], state="waiting", detail="for a worker that has room for its capture")
         bodies: dict[bytes, None] = {}
         notes: list[TrainEvent] = []
         for world in (spec.workers, spec.min_workers) if self._elastic else (spec.workers,):
@@ -101,9 +95,9 @@ class Precompilation:
             notes += self._notes_of(world, captured)
         progress.captured, progress.compiled = len(bodies), 0
         if not bodies:
-            await self._record(notes)
+            await self.record(notes)
             return
-        await self._record(notes, state="compiling", detail=f"{len(bodies)} graphs")
+        await self.record(notes, state="compiling", detail=f"{len(bodies)} graphs")
         done = 0
 
         async def on_compiled(fresh: bool, failed: str) -> None:
@@ -112,20 +106,20 @@ class Precompilation:
             progress.compiled += fresh
             if failed:
                 progress.skip(failed)
-            await self._record([], detail=f"{done} of {len(bodies)} graphs")
+            await self.record([], detail=f"{done} of {len(bodies)} graphs")
 
-        await self._compiler.compile(list(bodies), source=self._source, on_compiled=on_compiled)
+        await self.compiler.compile(list(bodies), source=self.source, on_compiled=on_compiled)
 
     async def _warm(self) -> None:
         """Have the nodes import PyTorch meanwhile."""
         try:
-            await self._pool.train_warm(await self._make_order())
+            await self.pool.train_warm(await self.make_order())
         except RelayError as error:
             log.warning("train_starts_cold", error=error.message)
 
     async def compile_elastic(self) -> None:
         """Compile, while ranks run, what other numbers of ranks will request. Records nothing itself."""
-        spec, progress = self._spec, self._progress
+        spec, progress = self.spec, self.progress
         if not self._elastic or not progress.captured:  # no graph was found for the more important numbers
             return
 
@@ -140,23 +134,23 @@ class Precompilation:
             try:
                 captured = await self._captured(world, _nothing)
                 for note in self._notes_of(world, captured):
-                    self._add_note(note)
-                await self._compiler.compile(captured.bodies, source=self._source, on_compiled=on_compiled)
+                    self.add_note(note)
+                await self.compiler.compile(captured.bodies, source=self.source, on_compiled=on_compiled)
             except RelayError as error:
-                self._add_note(_warning(f"the capture{self._rank_text(world)} failed: {error.message}"))
+                self.add_note(_warning(f"the capture{self._rank_text(world)} failed: {error.message}"))
             progress.sizes = [*progress.sizes, world]
 
     async def _captured(self, world: int, on_start: Callable[[int], Awaitable[None]]) -> CapturedGraphs:
         """The graphs of rank 0 of `world`, captured once a worker has room. Raises RelayError."""
-        order = await self._make_order()
+        order = await self.make_order()
 
         async def placed() -> None:
             await on_start(world)
 
         async def once() -> CapturedGraphs:
             return await retry_until_available(
-                lambda: self._pool.train_capture(order, world=world, seconds=self._seconds, placed=placed),
-                self._seconds,
+                lambda: self.pool.train_capture(order, world=world, seconds=self.seconds, placed=placed),
+                self.seconds,
             )
 
         try:
@@ -166,14 +160,14 @@ class Precompilation:
             return await once()
 
     async def _capture_started(self, world: int) -> None:
-        await self._record(
+        await self.record(
             [], state="capturing", detail=f"one worker runs the first step{self._rank_text(world)}"
         )
 
     def _notes_of(self, world: int, captured: CapturedGraphs) -> list[TrainEvent]:
         for why in captured.skipped:
-            if why not in self._progress.skipped:
-                self._progress.skip(why)
+            if why not in self.progress.skipped:
+                self.progress.skip(why)
         if captured.ended.startswith("failed"):
             tail = f"\n{captured.log[-_LOG_TAIL:]}" if captured.log else ""
             return [_warning(f"the capture{self._rank_text(world)} {captured.ended}{tail}")]

@@ -47,8 +47,9 @@ class TrainingJobEvent(Struct, frozen=True):
 
 
 class TrainingJobRecord(Struct, frozen=True, kw_only=True):
-    """A job as its run needs it. last_number: that of the driver's last event that was recorded. writes: how often events
-    were recorded. turn: how often the job has ended or was resumed. source: whether its graphs may hold source."""
+    """A job as its run needs it. last_number: of the driver's last event that was recorded. writes: how often
+    events were recorded. turn: how often the job has ended or was resumed. source: whether its graphs may hold
+    source."""
 
     job: TrainJob
     progress: TrainingJobProgress

@@ -156,8 +156,8 @@ class TrainingJobRun(JobRun):
     def _precompilation(self) -> Precompilation:
         parts = self._parts
         return Precompilation(
-            self._spec,
-            self._progress,
+            spec=self._spec,
+            progress=self._progress,
             pool=parts.pool,
             compiler=parts.compiler,
             make_order=self._train_order,

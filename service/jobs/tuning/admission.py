@@ -11,6 +11,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -45,22 +46,15 @@ _STARTING_SECONDS = 15
 """Until a client retries: a worker imports PyTorch, and one with a GPU creates its context."""
 
 
+@dataclass(frozen=True)
 class TuningJobAdmission:
     """Admits the tuning jobs of one namespace."""
 
-    def __init__(
-        self,
-        limits: codec.Limits,
-        admission: Admission,
-        saved_requests: SavedRequests,
-        pool: CompilePool,
-        queue: SearchQueue,
-    ) -> None:
-        self._limits = limits
-        self._admission = admission
-        self._saved_requests = saved_requests
-        self._pool = pool
-        self._queue = queue
+    limits: codec.Limits
+    admission: Admission
+    saved_requests: SavedRequests
+    pool: CompilePool
+    queue: SearchQueue
 
     async def admit(self, asked: TuneRequest, grant: Grant) -> TuningJobRecord:
         """Raises BadTuneJob, SourceForbidden, NoWorker, errors of a graph's admission, each with a line; RedisError."""
@@ -71,7 +65,7 @@ class TuningJobAdmission:
                 bodies[n], requests[n] = await self._graph(_where(asked, item), item)
         search_target = self._search_target(asked, list(requests.values()))
         if any(isinstance(item, OperatorTuneItem) for item in asked.items):
-            self._queue.check(search_target)
+            self.queue.check(search_target)
         items: list[TuneItem] = []
         sources: dict[str, None] = {}
         for n, item in enumerate(asked.items):
@@ -116,17 +110,17 @@ class TuningJobAdmission:
 
     async def _graph(self, where: str, item: GraphTuneItem) -> tuple[bytes, schema.GraphRequest]:
         """The saved request of a graph, changed so that its compile tunes."""
-        body = await self._saved_requests.get(item.key)
+        body = await self.saved_requests.get(item.key)
         if body is None:
             raise BadTuneJob(
                 f"{where}the request of graph {item.key[:12]} is not kept",
                 hint="Compile it once more, or capture it: `torchrelay capture train.py`",
             )
-        return await asyncio.to_thread(_tuned, body, item, self._limits)
+        return await asyncio.to_thread(_tuned, body, item, self.limits)
 
     async def _parsed(self, where: str, body: bytes) -> CompileRequest:
         try:
-            return await self._admission.parse(body)
+            return await self.admission.parse(body)
         except RequestError as error:
             raise type(error)(f"{where}{error.message}", hint=error.advice) from None
 
@@ -145,7 +139,7 @@ class TuningJobAdmission:
 
     def _workers(self) -> list[compiles.WorkerInfo]:
         """Those whose devices are known. Raises Unavailable while there is none."""
-        workers = self._pool.workers()
+        workers = self.pool.workers()
         known = [worker for worker in workers if worker.state in ("idle", "busy")]
         if workers and not known and any(worker.state == "starting" for worker in workers):
             raise Unavailable(
@@ -202,7 +196,7 @@ class TuningJobAdmission:
         """Those with a GPU, or all if no worker has one: a host with GPUs has workers for CPUs too. Raises Unavailable
         while no worker with a GPU has started."""
         found = [w for w in fitting if w.target.kind != "cpu"]
-        if not found and any(w.target.kind != "cpu" and w.state == "starting" for w in self._pool.workers()):
+        if not found and any(w.target.kind != "cpu" and w.state == "starting" for w in self.pool.workers()):
             raise Unavailable(
                 "no worker with a GPU has started yet",
                 hint="Try again in a minute, or say `device: cpu`",
