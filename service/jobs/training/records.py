@@ -127,27 +127,16 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
     # --- running -------------------------------------------------------------------------------------------
 
     async def record_events(
-        self,
-        job: str,
-        owner: str,
-        events: Sequence[TrainEvent],
-        *,
-        writes: int,
-        last_number: int,
-        progress: TrainingJobProgress,
-        state: TrainState,
-        detail: str,
+        self, record: TrainingJobRecord, owner: str, events: Sequence[TrainEvent]
     ) -> bool:
-        """Record events and how far the job is with them; false if `owner` does not hold the job's lease.
-
-        writes: how often events were recorded so far. last_number: that of the driver's last event up to these.
-        """
-        keys = self._keys
+        """Record events, and how far the job is with them: `record`, whose `writes` do not count this call. False if
+        `owner` does not hold the job's lease."""
+        keys, job = self._keys, record.job.id
         fields = {
-            "told": last_number,
-            "progress": msgspec.json.encode(progress),
-            "state": state,
-            "detail": detail,
+            "told": record.last_number,
+            "progress": msgspec.json.encode(record.progress),
+            "state": record.job.state,
+            "detail": record.job.detail,
         }
         answer = await self._scripts.record_training_events(
             keys=[
@@ -159,7 +148,7 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
             args=[
                 job,
                 owner,
-                writes,
+                record.writes,
                 self._channel,
                 EVENTS,
                 len(fields),

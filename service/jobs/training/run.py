@@ -356,20 +356,9 @@ class TrainingJobRun(JobRun):
         if detail is not None and not self.cancelled.is_set():
             self._detail = detail[:_LOG_TAIL]
         self._state = state or self._state
-        jobs, progress = self._parts.jobs, self._progress
+        jobs = self._parts.jobs
         while True:
-            recorded = await retry_while_down(
-                lambda: jobs.record_events(
-                    self.id,
-                    self.owner,
-                    events,
-                    writes=self._writes,
-                    last_number=self._last_number,
-                    progress=progress,
-                    state=self._state,
-                    detail=self._detail,
-                )
-            )
+            recorded = await retry_while_down(lambda: jobs.record_events(self.snapshot(), self.owner, events))
             if recorded:
                 break
             # the lease had expired while Redis was down, or Redis had lost the job
