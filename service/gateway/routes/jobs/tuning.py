@@ -24,7 +24,8 @@ from .....compiler.errors import MalformedRequest, SourceForbidden
 from .....compiler.request import codec
 from ....access.audit import AuditAction, AuditEvent
 from ....access.tokens import Grant
-from ....jobs.tuning.records import JobTransition, notification_name
+from ....jobs.records import JobTransition
+from ....jobs.tuning.records import notification_name
 from ....storage.redis.streams import STREAM_START, is_stream_id
 from ...http.authentication import requires
 from ...http.errors import documented
