@@ -1,4 +1,4 @@
-"""Jobs of hours, durable in Redis and driven by whichever gateway holds their lease.
-A job's request in; its events and results out.
+"""Jobs that run for hours: stored in Redis, run by the gateway that holds their lease.
+A request for a job enters; its events and results leave.
 May import compile/ and all below it; tuning/ and training/ do not import each other.
 """

@@ -92,7 +92,7 @@ async def _remove_old_folders(gateway: GatewayParts) -> None:
 async def _take_up_tuning_jobs(gateway: GatewayParts) -> None:
     """Takes up the tuning jobs of all namespaces that no gateway runs."""
     for tenant in await gateway.tenants.every():
-        await tenant.tuning_controller.look()
+        await tenant.tuning_controller.take_over()
 
 
 async def _take_up_training_jobs(gateway: GatewayParts) -> None:
@@ -100,8 +100,8 @@ async def _take_up_training_jobs(gateway: GatewayParts) -> None:
     tenants = await gateway.tenants.every()
     states: Counter[str] = Counter()
     for tenant in tenants:
-        await tenant.training_controller.look()
+        await tenant.training_controller.take_over()
         states.update(await tenant.training_jobs.states())
     for state, count in states.items():
         gateway.metrics.trains.labels(state).set(count)
-    gateway.metrics.trains_here.set(sum(tenant.training_controller.driven() for tenant in tenants))
+    gateway.metrics.trains_here.set(sum(tenant.training_controller.running() for tenant in tenants))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import Request
 
@@ -31,15 +32,15 @@ from ...compile.search.database import TuningDatabase
 from ...compile.search.queue import SearchQueue
 from ...compile.search.scheduler import SearchScheduler
 from ...compile.single_flight import Leases
+from ...jobs.controller import JobController
 from ...jobs.training.admission import TrainingJobAdmission
-from ...jobs.training.controller import TrainingJobController
 from ...jobs.training.files import TrainingFiles
 from ...jobs.training.graphs import TrainingGraphCompiler
 from ...jobs.training.records import TrainingJobs
-from ...jobs.training.run import TrainingJobParts
+from ...jobs.training.run import TrainingJobParts, TrainingJobRun
 from ...jobs.tuning.admission import TuningJobAdmission
-from ...jobs.tuning.controller import TuningJobController
 from ...jobs.tuning.records import TuningJobs
+from ...jobs.tuning.run import TuningJobParts, TuningJobRun
 from ...settings import ServiceSettings
 from ...signing import key_files
 from ...signing.keyring import Keyring
@@ -152,16 +153,20 @@ class TenantParts:
         self.tuning_admission = TuningJobAdmission(
             settings.limits, admission, self.saved_requests, pool, self.searches
         )
-        self.tuning_controller = TuningJobController(
-            self.tuning_jobs,
-            farm=self.searches,
+        tuning_parts = TuningJobParts(
+            jobs=self.tuning_jobs,
+            queue=self.searches,
             dispatcher=self.dispatcher,
-            watches=self.followers,
-            wakes=notifications,
+            followers=self.followers,
             cache=self.cache,
             tunings=self.tunings,
-            intake=admission,
+            admission=admission,
             pool=pool,
+        )
+        self.tuning_controller = JobController(
+            self.tuning_jobs,
+            partial(TuningJobRun, tuning_parts),
+            notifications,
             lease_seconds=settings.lease_seconds,
         )
 
@@ -176,20 +181,23 @@ class TenantParts:
             files_bytes=settings.train_files_bytes,
         )
         self.training_admission = TrainingJobAdmission(self.training_files, pool)
-        self.training_controller = TrainingJobController(
-            TrainingJobParts(
-                namespace=namespace,
-                trains=self.training_jobs,
-                store=self.training_files,
-                pool=pool,
-                compiler=TrainingGraphCompiler(
-                    self.cache, self.dispatcher, self.followers, admission, self.saved_requests
-                ),
-                tokens=gateway.tokens,
-                keyring=gateway.keyring,
-                wakes=notifications,
-                settings=settings,
-            )
+        training_parts = TrainingJobParts(
+            namespace=namespace,
+            jobs=self.training_jobs,
+            store=self.training_files,
+            pool=pool,
+            compiler=TrainingGraphCompiler(
+                self.cache, self.dispatcher, self.followers, admission, self.saved_requests
+            ),
+            tokens=gateway.tokens,
+            keyring=gateway.keyring,
+            settings=settings,
+        )
+        self.training_controller = JobController(
+            self.training_jobs,
+            partial(TrainingJobRun, training_parts),
+            notifications,
+            lease_seconds=settings.lease_seconds,
         )
 
 

@@ -1,4 +1,4 @@
-"""A training job as it is asked for in; the job as it is driven, or the line of its file that cannot be, out."""
+"""Checks a request for a training job and makes the job's record. A refusal names the line of the job's file."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _OURS_BEGIN = ("TORCHELASTIC_", "TORCHRELAY_TRAIN_")
 
 
 class TrainingJobAdmission:
-    """One namespace's training jobs on their way in."""
+    """Admits the training jobs of one namespace."""
 
     def __init__(self, store: TrainingFiles, pool: TrainPool) -> None:
         self._store = store
         self._pool = pool
 
     async def admit(self, asked: TrainRequest, grant: Grant) -> TrainingJobRecord:
-        """Raises BadTrainJob with the file's line; Unavailable while the nodes are not known."""
+        """Raises BadTrainJob with the line of the job's file; Unavailable while the nodes are not known."""
         check(asked)
         spec = asked.spec
         if spec.package and not await self._store.has_package(spec.package):
@@ -60,7 +60,7 @@ class TrainingJobAdmission:
 
 
 def check(asked: TrainRequest) -> None:
-    """What needs no service to be known. Raises BadTrainJob."""
+    """Check what needs no service. Raises BadTrainJob."""
     spec = asked.spec
     if bool(spec.script) + bool(spec.function) != 1 and (spec.kind == "train" or spec.function):
         field = "function" if spec.function else "script"

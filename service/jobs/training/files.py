@@ -1,5 +1,5 @@
-"""What training jobs have in the blob store: packed working directories, files that jobs made, metrics and logs that
-have grown too long for Redis. A namespace has a folder of its own, beside those of artifacts."""
+"""Training jobs' data in the blob store: packed working directories, files that jobs made, and metrics and logs that
+are too long for Redis. Each namespace has a folder of its own, next to those of artifacts."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ...storage.digests import sha256
 
 _FOLDER = "trains"
 _UNUSED = timedelta(days=1)
-"""A package that no job names, a file that was replaced, and what a job that is forgotten has, live this long."""
+"""How long packages that no job names, replaced files, and files of forgotten jobs stay."""
 
 
 class TrainingFiles:
-    """One namespace's. Every method raises Unavailable; StoreDown where the same call may succeed later."""
+    """The files of one namespace. Every method raises Unavailable; BlobStoreDown where a later call may succeed."""
 
     def __init__(self, store: ObjectStore, namespace: str) -> None:
         self._store = store
         self._folder = f"{_FOLDER}/{namespace}"
 
     async def put_package(self, data: bytes) -> str:
-        """Its SHA-256."""
+        """The SHA-256 of the package."""
         digest = await sha256(data)
         await self._put(f"packages/{digest}", data)
         return digest
@@ -43,12 +43,12 @@ class TrainingFiles:
         return True
 
     async def package(self, digest: str) -> bytes | None:
-        """None where it is not there, or damaged."""
+        """None where it is missing or damaged."""
         data = await self._get(f"packages/{digest}")
         return data if data is not None and await sha256(data) == digest else None
 
     async def put_file(self, job: str, data: bytes) -> str:
-        """Its SHA-256, by which `file` gives it back."""
+        """The SHA-256 of the file, by which `file` finds it."""
         digest = await sha256(data)
         await self._put(f"jobs/{job}/files/{digest}", data)
         return digest
@@ -57,16 +57,15 @@ class TrainingFiles:
         data = await self._get(f"jobs/{job}/files/{digest}")
         return data if data is not None and await sha256(data) == digest else None
 
-    async def put_shelf(self, job: str, what: str, first: int, last: int, data: bytes) -> None:
+    async def put_segment(self, job: str, what: str, first: int, last: int, data: bytes) -> None:
         """Metrics, logs or history from number `first` to `last`."""
         await self._put(f"jobs/{job}/{what}/{first}-{last}", data)
 
-    async def shelf(self, job: str, what: str, first: int, last: int) -> bytes | None:
+    async def segment(self, job: str, what: str, first: int, last: int) -> bytes | None:
         return await self._get(f"jobs/{job}/{what}/{first}-{last}")
 
     async def sweep(self, jobs: dict[str, set[str]], packages: set[str]) -> int:
-        """Delete what belongs to none of `jobs`, files that are none of theirs, and packages that are none of
-        `packages`; how many went."""
+        """Delete what belongs to none of `jobs` (files by job), and packages not in `packages`; how many went."""
         gone, before = 0, datetime.now(UTC) - _UNUSED
         try:
             async for batch in obstore.list(self._store, self._folder):

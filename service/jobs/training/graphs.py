@@ -1,9 +1,10 @@
-"""The graphs that a training job's capture has found, compiled before any rank has its device."""
+"""Compiles the graphs that a training job's capture has found, before any rank has its device."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from ....compiler.errors import Overloaded, OverQuota, RelayError
 from ...admission.admit import Admission
@@ -14,36 +15,29 @@ from ...compile.dispatcher import Dispatcher
 from ...compile.followers import Followers
 from ...storage.redis.retry import retry_while_down
 
-_AT_ONCE = 16
-_PATIENCE = 60.0
-"""The longest pause before a compile that was refused for now is asked for again. What a quota refuses for longer is
-not asked for again."""
+_CONCURRENT = 16
+_MOST_PAUSE_SECONDS = 60.0
+"""The longest pause before a compile that was refused for now is requested again. A compile that a quota refuses for
+longer is given up."""
 
-Told = Callable[[bool, str], Awaitable[None]]
-"""Of each graph: whether it was compiled now, and why it could not be ('': it could)."""
+OnCompiled = Callable[[bool, str], Awaitable[None]]
+"""Called for each graph: whether it was compiled now, and why it failed or ''."""
 
 
+@dataclass(frozen=True)
 class TrainingGraphCompiler:
-    """One namespace's."""
+    """Compiles the graphs of one namespace's training jobs."""
 
-    def __init__(
-        self,
-        cache: ArtifactCache,
-        dispatcher: Dispatcher,
-        watches: Followers,
-        intake: Admission,
-        kept: SavedRequests,
-    ) -> None:
-        self._cache = cache
-        self._dispatcher = dispatcher
-        self._watches = watches
-        self._intake = intake
-        self._kept = kept
+    cache: ArtifactCache
+    dispatcher: Dispatcher
+    followers: Followers
+    admission: Admission
+    saved_requests: SavedRequests
 
-    async def compile(self, bodies: Sequence[bytes], *, source: bool, told: Told) -> None:
-        """Have all of them in the cache. A graph that does not compile is told, no more. Raises what `told` raises."""
-        free = asyncio.Semaphore(_AT_ONCE)
-        telling = asyncio.Lock()
+    async def compile(self, bodies: Sequence[bytes], *, source: bool, on_compiled: OnCompiled) -> None:
+        """Compile what the cache lacks. `on_compiled` also gets graphs that fail. Raises what `on_compiled` raises."""
+        free = asyncio.Semaphore(_CONCURRENT)
+        reporting = asyncio.Lock()
 
         async def one(body: bytes) -> None:
             async with free:
@@ -51,8 +45,8 @@ class TrainingGraphCompiler:
                     fresh, why = await self._one(body, source=source), ""
                 except RelayError as error:
                     fresh, why = False, error.message
-            async with telling:
-                await told(fresh, why)
+            async with reporting:
+                await on_compiled(fresh, why)
 
         try:
             await run_together(*map(one, bodies))
@@ -60,26 +54,26 @@ class TrainingGraphCompiler:
             raise failed.exceptions[0] from None
 
     async def _one(self, body: bytes, *, source: bool) -> bool:
-        """Whether the cache did not have it. Raises the compile's error."""
-        ask = await self._intake.parse(body)
+        """Whether the graph was compiled now. Raises the compile's error."""
+        request = await self.admission.parse(body)
         fresh = False
         while True:
-            if await retry_while_down(lambda: self._cache.lookup(ask.key, "fetch")) is not None:
+            if await retry_while_down(lambda: self.cache.lookup(request.key, "fetch")) is not None:
                 return fresh
-            if ask.kernels and not source:
+            if request.kernels and not source:
                 raise RelayError(
-                    f"who began the job may not send source: the Triton kernel {ask.kernels[0]!r}"
+                    f"who began the job may not send source: the Triton kernel {request.kernels[0]!r}"
                 )
             try:
-                answer = await retry_while_down(lambda: self._dispatcher.ask(ask, body, finish=False))
+                answer = await retry_while_down(lambda: self.dispatcher.ask(request, body, finish=False))
             except (Overloaded, OverQuota) as error:
                 pause = error.retry_after or 5
-                if isinstance(error, OverQuota) and pause > _PATIENCE:
-                    raise  # hours: ranks do as every client of this namespace does
-                await asyncio.sleep(max(1.0, min(pause, _PATIENCE)))
+                if isinstance(error, OverQuota) and pause > _MOST_PAUSE_SECONDS:
+                    raise  # it may take hours; ranks compile it themselves
+                await asyncio.sleep(max(1.0, min(pause, _MOST_PAUSE_SECONDS)))
                 continue
             if answer == "start":
-                await self._kept.note(ask.key, body)
+                await self.saved_requests.note(request.key, body)
             if answer != "hit":
                 fresh = True
-                await self._watches.follow(ask.key)
+                await self.followers.follow(request.key)

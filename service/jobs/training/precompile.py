@@ -1,7 +1,7 @@
-"""Training jobs before they have ranks: a job in; its script's graphs captured on one worker, and compiled, out.
+"""Captures the graphs of a training job's script on one worker, and compiles them before the job has ranks.
 
-Graphs depend on the number of ranks. Those of `workers` are had before any rank has its device, and of an elastic job
-those of `min_workers` too; those of the numbers between are looked for while ranks run.
+Graphs depend on the number of ranks. Those of `workers` ranks, and of `min_workers` of an elastic job, are compiled
+before ranks start. Those of the numbers between are captured and compiled while ranks run.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import structlog
@@ -30,50 +31,43 @@ T = TypeVar("T")
 RETRY_SECONDS = 0.5
 RETRY_MOST_SECONDS = 15.0
 _LOG_TAIL = 2000
-_MOST_BETWEEN = 16
-"""Numbers of ranks between an elastic job's two, the largest first, whose graphs are looked for."""
+_MOST_SIZES = 16
+"""Numbers of ranks between an elastic job's two, the largest first, whose graphs are captured."""
 
 
 class RecordEvents(Protocol):
-    """Write down how far the job is."""
+    """Records events and how far the job is."""
 
     async def __call__(
         self, events: list[TrainEvent], *, state: TrainState | None = None, detail: str | None = None
     ) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
 class Precompilation:
-    """One job's."""
+    """Precompiles the graphs of one job.
 
-    def __init__(
-        self,
-        spec: TrainSpec,
-        progress: TrainingJobProgress,
-        *,
-        pool: TrainPool,
-        compiler: TrainingGraphCompiler,
-        order: Callable[[], Awaitable[TrainOrder]],
-        source: bool,
-        seconds: float,
-        tell: RecordEvents,
-        aside: Callable[[TrainEvent], None],
-    ) -> None:
-        """source: whether its graphs may hold source. seconds: that a script has for its first step. aside: notes an
-        event for the next telling."""
-        self._spec = spec
-        self._progress = progress
-        self._pool = pool
-        self._compiler = compiler
-        self._order = order
-        self._source = source
-        self._seconds = seconds
-        self._tell = tell
-        self._aside = aside
-        self._elastic = 0 < spec.min_workers < spec.workers
+    source: whether its graphs may hold source. seconds: the time that a script has for its first step. add_note: adds
+    an event to the next record.
+    """
+
+    spec: TrainSpec
+    progress: TrainingJobProgress
+    pool: TrainPool
+    compiler: TrainingGraphCompiler
+    make_order: Callable[[], Awaitable[TrainOrder]]
+    source: bool
+    seconds: float
+    record: RecordEvents
+    add_note: Callable[[TrainEvent], None]
+
+    @property
+    def _elastic(self) -> bool:
+        return 0 < self.spec.min_workers < self.spec.workers
 
     async def before(self) -> None:
-        """Compile what ranks will ask for first. Whatever fails here costs compiles later, and no job."""
-        spec, progress = self._spec, self._progress
+        """Compile what ranks will request first. A failure here costs compiles later, and never the job."""
+        spec, progress = self.spec, self.progress
         if not spec.capture or spec.compile == "off" or spec.kind != "train":
             progress.prepared = True
             return
@@ -85,78 +79,78 @@ class Precompilation:
         progress.prepared = True
 
     async def _compile_ahead(self) -> None:
-        spec, progress = self._spec, self._progress
-        await self._tell([], state="waiting", detail="for a worker that has room for its capture")
+        spec, progress = self.spec, self.progress
+        await self.record([], state="waiting", detail="for a worker that has room for its capture")
         bodies: dict[bytes, None] = {}
         notes: list[TrainEvent] = []
         for world in (spec.workers, spec.min_workers) if self._elastic else (spec.workers,):
             try:
-                captured = await self._captured(world, self._told)
+                captured = await self._captured(world, self._capture_started)
             except RelayError as error:
                 notes.append(
-                    _warning(f"the capture{self._of(world)} failed, ranks start cold: {error.message}")
+                    _warning(f"the capture{self._rank_text(world)} failed, ranks start cold: {error.message}")
                 )
                 continue
             bodies |= dict.fromkeys(captured.bodies)
-            notes += self._noted(world, captured)
+            notes += self._notes_of(world, captured)
         progress.captured, progress.compiled = len(bodies), 0
         if not bodies:
-            await self._tell(notes)
+            await self.record(notes)
             return
-        await self._tell(notes, state="compiling", detail=f"{len(bodies)} graphs")
+        await self.record(notes, state="compiling", detail=f"{len(bodies)} graphs")
         done = 0
 
-        async def told(fresh: bool, failed: str) -> None:
+        async def on_compiled(fresh: bool, failed: str) -> None:
             nonlocal done
             done += 1
             progress.compiled += fresh
             if failed:
                 progress.skip(failed)
-            await self._tell([], detail=f"{done} of {len(bodies)} graphs")
+            await self.record([], detail=f"{done} of {len(bodies)} graphs")
 
-        await self._compiler.compile(list(bodies), source=self._source, told=told)
+        await self.compiler.compile(list(bodies), source=self.source, on_compiled=on_compiled)
 
     async def _warm(self) -> None:
-        """Have PyTorch imported on the nodes meanwhile."""
+        """Have the nodes import PyTorch meanwhile."""
         try:
-            await self._pool.train_warm(await self._order())
+            await self.pool.train_warm(await self.make_order())
         except RelayError as error:
             log.warning("train_starts_cold", error=error.message)
 
-    async def beside(self) -> None:
-        """Have in the cache, while ranks run, what other numbers of them will ask for. Tells nothing itself."""
-        spec, progress = self._spec, self._progress
-        if not self._elastic or not progress.captured:  # nothing was found for those that matter more
+    async def compile_elastic(self) -> None:
+        """Compile, while ranks run, what other numbers of ranks will request. Records nothing itself."""
+        spec, progress = self.spec, self.progress
+        if not self._elastic or not progress.captured:  # no graph was found for the more important numbers
             return
 
-        async def told(fresh: bool, failed: str) -> None:
+        async def on_compiled(fresh: bool, failed: str) -> None:
             if failed:
                 log.info("train_graph_not_compiled", error=failed)
 
         between = range(spec.workers - 1, spec.min_workers, -1)
-        for world in between[:_MOST_BETWEEN]:
+        for world in between[:_MOST_SIZES]:
             if world in progress.sizes:
                 continue
             try:
                 captured = await self._captured(world, _nothing)
-                for note in self._noted(world, captured):
-                    self._aside(note)
-                await self._compiler.compile(captured.bodies, source=self._source, told=told)
+                for note in self._notes_of(world, captured):
+                    self.add_note(note)
+                await self.compiler.compile(captured.bodies, source=self.source, on_compiled=on_compiled)
             except RelayError as error:
-                self._aside(_warning(f"the capture{self._of(world)} failed: {error.message}"))
+                self.add_note(_warning(f"the capture{self._rank_text(world)} failed: {error.message}"))
             progress.sizes = [*progress.sizes, world]
 
-    async def _captured(self, world: int, told: Callable[[int], Awaitable[None]]) -> CapturedGraphs:
-        """What rank 0 of `world` asks for, once a worker has room. Raises RelayError."""
-        order = await self._order()
+    async def _captured(self, world: int, on_start: Callable[[int], Awaitable[None]]) -> CapturedGraphs:
+        """The graphs of rank 0 of `world`, captured once a worker has room. Raises RelayError."""
+        order = await self.make_order()
 
         async def placed() -> None:
-            await told(world)
+            await on_start(world)
 
         async def once() -> CapturedGraphs:
             return await retry_until_available(
-                lambda: self._pool.train_capture(order, world=world, seconds=self._seconds, placed=placed),
-                self._seconds,
+                lambda: self.pool.train_capture(order, world=world, seconds=self.seconds, placed=placed),
+                self.seconds,
             )
 
         try:
@@ -165,22 +159,23 @@ class Precompilation:
             log.warning("train_capture_lost", job=order.job, error=error.message)
             return await once()
 
-    async def _told(self, world: int) -> None:
-        """A worker has room."""
-        await self._tell([], state="capturing", detail=f"one worker runs the first step{self._of(world)}")
+    async def _capture_started(self, world: int) -> None:
+        await self.record(
+            [], state="capturing", detail=f"one worker runs the first step{self._rank_text(world)}"
+        )
 
-    def _noted(self, world: int, captured: CapturedGraphs) -> list[TrainEvent]:
+    def _notes_of(self, world: int, captured: CapturedGraphs) -> list[TrainEvent]:
         for why in captured.skipped:
-            if why not in self._progress.skipped:
-                self._progress.skip(why)
+            if why not in self.progress.skipped:
+                self.progress.skip(why)
         if captured.ended.startswith("failed"):
             tail = f"\n{captured.log[-_LOG_TAIL:]}" if captured.log else ""
-            return [_warning(f"the capture{self._of(world)} {captured.ended}{tail}")]
+            return [_warning(f"the capture{self._rank_text(world)} {captured.ended}{tail}")]
         if not captured.bodies:
             return [_warning("the capture found no graph: does the script use torch.compile?")]
         return []
 
-    def _of(self, world: int) -> str:
+    def _rank_text(self, world: int) -> str:
         return f" of {world} rank{'s' * (world > 1)}" if self._elastic else ""
 
 
@@ -198,7 +193,7 @@ async def retry_until_available(call: Callable[[], Awaitable[T]], seconds: float
 
 
 async def _nothing(world: int) -> None:
-    """Nobody waits for it."""
+    """A capture for ranks that may come later is not recorded when it starts."""
 
 
 def _warning(text: str) -> JobNote:

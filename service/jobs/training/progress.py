@@ -1,4 +1,4 @@
-"""How far a training job is: its news in, one after the other; what people are told of it, out."""
+"""How far a training job is, from its events, and what people see of it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _WHY = 300
 
 
 class TrainingJobProgress(Struct, kw_only=True, omit_defaults=True):
-    """What changes of a job while it is driven. Times as in TrainJob.
+    """What changes of a job while it runs. Stored as JSON. Times as in TrainJob.
 
-    prepared: its graphs are compiled, or it goes without. begun: for which `resumes` a driver was last started, -1: for
-    none. since: when its ranks ran first, this time. attempt, world, there, stepped: of the ranks that run now; counts:
-    hits, misses and fallbacks of each of them. sizes: of an elastic job, the numbers of ranks for which it was captured
-    while it ran.
+    prepared: its graphs are compiled, or the job starts without them. begun: the `resumes` for which a driver was last
+    started, -1: none. since: when its ranks first ran since it began or was resumed. attempt, world: of the ranks that
+    run now. there, stepped: when each rank started and took its first step. counts: hits, misses and fallbacks by rank.
+    sizes: numbers of ranks for which an elastic job was captured while it ran.
     """
 
     prepared: bool = False
@@ -49,13 +49,13 @@ class TrainingJobProgress(Struct, kw_only=True, omit_defaults=True):
     counts: dict[int, tuple[int, int, int]] = {}
     sizes: list[int] = []
 
-    def begin_anew(self) -> None:
-        """The job was resumed: its time begins again, and what is known of its last ranks is past."""
+    def reset_ranks(self) -> None:
+        """The job was resumed: its time begins again, and its earlier ranks are forgotten."""
         self.since, self.ranks, self.attempt, self.world = 0.0, 0, -1, 0
         self.there, self.stepped, self.counts = {}, {}, {}
 
-    def hear(self, event: TrainEvent) -> None:
-        """Take an event in."""
+    def apply(self, event: TrainEvent) -> None:
+        """Update the progress with an event."""
         match event:
             case RankStarted():
                 if event.attempt > self.attempt:
@@ -64,10 +64,10 @@ class TrainingJobProgress(Struct, kw_only=True, omit_defaults=True):
                 if event.attempt == self.attempt:
                     self.world = event.world_size
                     self.there[event.rank] = event.at
-                    self._look()
+                    self._update_start()
             case FirstStep():
                 self.stepped[event.rank] = event.at
-                self._look()
+                self._update_start()
             case RankCompiles():
                 if event.attempt >= self.attempt:
                     self.counts[event.rank] = (event.hits, event.misses, event.fallbacks)
@@ -85,8 +85,8 @@ class TrainingJobProgress(Struct, kw_only=True, omit_defaults=True):
             case _:
                 pass
 
-    def _look(self) -> None:
-        """Whether all ranks are there, and have taken their first step."""
+    def _update_start(self) -> None:
+        """Note when all ranks have started, and when all have taken their first step."""
         if self.world == 0 or len(self.there) < self.world:
             return
         all_there = max(self.there.values())
@@ -105,7 +105,7 @@ class TrainingJobProgress(Struct, kw_only=True, omit_defaults=True):
         return CompileCounts(self.captured, self.compiled, hits, misses, fallbacks)
 
     def shown(self, job: TrainJob, state: TrainState, ended: float, detail: str) -> TrainJob:
-        """The job as people are told of it."""
+        """The job as people see it."""
         return msgspec.structs.replace(
             job,
             state=state,

@@ -1,13 +1,11 @@
-"""A namespace's training jobs, as Redis has them: what each is to run, how far it is, what it told; who drives it.
+"""Training jobs, as Redis stores them: what each is to run, how far it is, its events.
 
-A job belongs to no gateway. One at a time holds its lease and drives it (run.py); every step is a script that
-refuses who does not hold it. All gateways answer for all jobs. Metrics and logs that have grown long go on to the
-blob store, in order, so that Redis holds the latest of each alone.
+Metrics and logs that have grown long move to the blob store, in order. Redis holds only the latest of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, cast, get_args
 
 import msgspec
@@ -17,31 +15,26 @@ from redis.asyncio import Redis
 from ....compiler import decoding
 from ....compiler.api.training.events import LogLines, NumberedEvent, StateChanged, StepMetrics, TrainEvent
 from ....compiler.api.training.jobs import TRAIN_ENDED, TrainFile, TrainJob, TrainState
-from ....compiler.errors import LimitExceeded, NotFound, Overloaded
+from ....compiler.errors import LimitExceeded, NotFound
 from ....compiler.request import codec
-from ...storage.redis.connections import reserved_for_leases
 from ...storage.redis.keys import Keys
 from ...storage.redis.scripts import Scripts
+from ..records import DurableJobs, Fields, FieldValue
 from .files import TrainingFiles
 from .progress import TrainingJobProgress
 
-MOST = 200
-"""Jobs of a namespace; past it the oldest that have ended are forgotten."""
 EVENTS = 10_000
-"""Of one job that are kept for who follows it; metrics, logs and history have all."""
+"""Events of one job that stay in its stream for followers. Metrics, logs and history have all of them."""
 EVENTS_OF_ENDED = 5_000
 _LOG_BYTES = 8 << 10
-"""Of one log's lines among the events; the logs have all."""
+"""Lines of one log among the events are cut to this. The logs have all of them."""
 ARCHIVE_ENTRIES = 2_000
-"""Metrics or logs that go to the blob store at once."""
+"""Metrics or logs that move to the blob store together."""
 MOST_FILES = 1_000
 _ARCHIVE_BYTES = 256 << 20
-_NOWHERE = "`torchrelay train ls` lists them"
 
-JobTransition = Literal["end", "cancel", "resume"]
-LeaseOutcome = Literal["held", "taken", "ended", "gone"]
 Series = Literal["metrics", "logs", "history"]
-"""history: all that is neither."""
+"""history: events that are neither."""
 SERIES: tuple[Series, ...] = get_args(Series)
 
 
@@ -54,23 +47,26 @@ class TrainingJobEvent(Struct, frozen=True):
 
 
 class TrainingJobRecord(Struct, frozen=True, kw_only=True):
-    """A job as who drives it needs it. told: number of the driver's last news that was written down. tellings: how
-    often something was. turn: how often it has ended or was resumed. source: whether its graphs may hold source."""
+    """A job as its run needs it. last_number: of the driver's last event that was recorded. writes: how often
+    events were recorded. turn: how often the job has ended or was resumed. source: whether its graphs may hold
+    source."""
 
     job: TrainJob
     progress: TrainingJobProgress
     source: bool = False
-    told: int = 0
-    tellings: int = 0
+    last_number: int = 0
+    writes: int = 0
     events: int = 0
     turn: int = 0
     resumes: int = 0
-    wish: str = ""
-    """Who cancelled it, in words, while it has not ended."""
+    cancelled_by: str = ""
+    """Who cancelled the job, in words, while it has not ended."""
 
 
-class TrainingJobs:
+class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
     """The training jobs of one namespace. Every method raises RedisError."""
+
+    noun = "training job"
 
     def __init__(
         self,
@@ -83,260 +79,172 @@ class TrainingJobs:
         most_open: int,
         files_bytes: int,
     ) -> None:
-        self._redis = redis
-        self._keys = keys
-        self._scripts = scripts
+        super().__init__(redis, keys, keys.training_jobs, scripts, lease_seconds=lease_seconds)
         self._store = store
-        self._lease_ms = int(lease_seconds * 1000)
         self._most_open = most_open
         self._files_bytes = files_bytes
 
-    async def create(self, loaded: TrainingJobRecord) -> None:
-        """Write a job down, from its beginning or, however many are open, as far as it is. What stands is left.
-        Raises Overloaded."""
-        keys, job = self._keys, loaded.job
-        told = b"" if loaded.events else encoded(StateChanged(state="waiting", at=job.created))
-        fields: dict[str, bytes | str | int] = {
+    async def create(self, record: TrainingJobRecord) -> None:
+        """A job that Redis has lost is written however many are open."""
+        job = record.job
+        fields: dict[str, FieldValue] = {
             "job": msgspec.json.encode(job),
             "state": job.state,
             "ended": 0,
             "detail": job.detail,
-            "progress": msgspec.json.encode(loaded.progress),
-            "told": loaded.told,
-            "tellings": loaded.tellings,
-            "turn": loaded.turn,
-            "resumes": loaded.resumes,
-            "wish": loaded.wish,
-            "source": "1" if loaded.source else "",
+            "progress": msgspec.json.encode(record.progress),
+            "told": record.last_number,
+            "tellings": record.writes,
+            "turn": record.turn,
+            "resumes": record.resumes,
+            "wish": record.cancelled_by,
+            "source": "1" if record.source else "",
+            "events": record.events,
         }
-        answer = await self._scripts.create_training_job(
-            keys=[
-                keys.trains,
-                keys.trains_open,
-                keys.train(job.id),
-                keys.train_events(job.id),
-                keys.train_shelf(job.id, "history"),
-            ],
-            args=[
-                job.id,
-                MOST,
-                self._most_open if not loaded.events else 1 << 31,
-                keys.train_prefix,
-                f"{job.created * 1000:.0f}",
-                keys.wake,
-                told,
-                loaded.events,
-                *(part for field in fields.items() for part in field),
-            ],
-        )
-        if answer[0] == b"many":
-            raise self._many(answer[1])
-
-    def _many(self, count: int) -> Overloaded:
-        return Overloaded(
-            f"{int(count)} training jobs of namespace {self._keys.namespace} are open, the most that may",
-            hint="Wait for one, or `torchrelay train cancel` one",
+        waiting = b"" if record.events else encoded(StateChanged(state="waiting", at=job.created))
+        await self._create(
+            job,
+            {"": fields},
+            event=("state", waiting),
+            most_open=1 << 31 if record.events else self._most_open,
         )
 
-    async def jobs(self) -> list[TrainJob]:
-        """The newest first."""
-        names = await self._redis.zrevrange(self._keys.trains, 0, MOST - 1)
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.hgetall(self._keys.train(name.decode()))
-            found = await pipe.execute()
-        return [_loaded(fields).job for fields in found if b"job" in fields]
-
-    async def open(self) -> list[str]:
-        """Ids of those that have not ended, the oldest first."""
-        found = await self._redis.zrange(self._keys.trains_open, 0, -1)
-        return [name.decode() for name in found]
+    async def load(self, job: str) -> TrainingJobRecord:
+        return _loaded(await self._fields(job))
 
     async def states(self) -> dict[TrainState, int]:
         """How many of the open ones are in each state."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for name in await self.open():
-                pipe.hget(self._keys.train(name), "state")
+                pipe.hget(self._keys.job(name), "state")
             found = [state.decode() for state in await pipe.execute() if state]
         states: tuple[TrainState, ...] = get_args(TrainState)
         return {state: found.count(state) for state in states if state not in TRAIN_ENDED}
 
-    async def job(self, job: str) -> TrainJob:
-        """Raises NotFound."""
-        return (await self.load(job)).job
+    def _shown(self, fields: Fields) -> TrainJob:
+        return _loaded(fields).job
 
-    async def load(self, job: str) -> TrainingJobRecord:
-        """Raises NotFound."""
-        fields = await self._redis.hgetall(self._keys.train(job))
-        if b"job" not in fields:
-            raise NotFound(f"there is no training job {job}", hint=_NOWHERE)
-        return _loaded(fields)
+    # --- running -------------------------------------------------------------------------------------------
 
-    # --- driving -------------------------------------------------------------------------------------------
-
-    async def take(self, job: str, owner: str, turn: int | None = None) -> tuple[LeaseOutcome, str]:
-        """Drive `job` from now on, or go on doing so, unless it has ended or was resumed since `turn`; and who
-        cancelled it meanwhile, in words, or ''."""
-        held, *rest = await self._lease(job, owner, "take", turn)
-        return cast(LeaseOutcome, held.decode()), rest[0].decode() if rest else ""
-
-    async def release(self, job: str, owner: str) -> None:
-        """Let another gateway have it at once."""
-        await self._lease(job, owner, "release")
-
-    async def _lease(self, job: str, owner: str, what: str, turn: int | None = None) -> list[bytes]:
-        keys = self._keys
-        with reserved_for_leases():
-            answer: list[bytes] = await self._scripts.lease_training_job(
-                keys=[keys.train(job), keys.train_lease(job)],
-                args=[job, owner, self._lease_ms, what, keys.wake, "" if turn is None else turn],
-            )
-        return answer
-
-    async def tell(
-        self,
-        job: str,
-        owner: str,
-        events: Sequence[TrainEvent],
-        *,
-        before: int,
-        told: int,
-        progress: TrainingJobProgress,
-        state: TrainState,
-        detail: str,
+    async def record_events(
+        self, record: TrainingJobRecord, owner: str, events: Sequence[TrainEvent]
     ) -> bool:
-        """Write down what was told, and how far the job is with it; false if it is not `owner`'s to drive.
-
-        before: tellings so far. told: number of the driver's last news that is in this or was before.
-        """
-        keys = self._keys
+        """Record events, and how far the job is with them: `record`, whose `writes` do not count this call. False if
+        `owner` does not hold the job's lease."""
+        keys, job = self._keys, record.job.id
         fields = {
-            "told": told,
-            "progress": msgspec.json.encode(progress),
-            "state": state,
-            "detail": detail,
+            "told": record.last_number,
+            "progress": msgspec.json.encode(record.progress),
+            "state": record.job.state,
+            "detail": record.job.detail,
         }
         answer = await self._scripts.record_training_events(
             keys=[
-                keys.train(job),
-                keys.train_lease(job),
-                keys.train_events(job),
-                *(keys.train_shelf(job, what) for what in SERIES),
+                keys.job(job),
+                keys.part(job, "lease"),
+                keys.part(job, "events"),
+                *(keys.part(job, what) for what in SERIES),
             ],
             args=[
                 job,
                 owner,
-                before,
-                keys.wake,
+                record.writes,
+                self._channel,
                 EVENTS,
                 len(fields),
                 *(part for field in fields.items() for part in field),
                 *(
                     part
                     for event in events
-                    for part in (_tag(event), encoded(_cut(event)), _series_of(event), encoded(event))
+                    for part in (_tag(event), encoded(_shortened(event)), _series_of(event), encoded(event))
                 ),
             ],
         )
-        return bool(answer == b"kept")
+        return bool(answer == b"recorded")
 
-    async def turn(
-        self,
-        job: str,
-        what: JobTransition,
-        *,
-        detail: str = "",
-        owner: str = "",
-        turned: StateChanged | None = None,
-        told: int = 0,
-        source: bool = False,
-    ) -> bool:
-        """End or resume it (as `turned` says), or cancel it; whether this changed it. told: number of the driver's last
-        news. Raises NotFound, Overloaded."""
-        keys = self._keys
-        answer = await self._scripts.change_training_job(
-            keys=[
-                keys.train(job),
-                keys.train_lease(job),
-                keys.train_events(job),
-                keys.trains_open,
-                keys.trains,
-                keys.train_shelf(job, "history"),
-            ],
-            args=[
-                job,
-                what,
-                owner,
-                keys.wake,
-                detail,
-                turned.state if turned else "",
-                encoded(turned) if turned else b"",
-                self._most_open,
-                "1" if source else "",
-                told,
-                EVENTS_OF_ENDED,
-            ],
+    async def end(self, job: str, owner: str, ended: StateChanged, *, last_number: int) -> None:
+        """End a job as `ended` says, if `owner` holds its lease. last_number: that of the driver's last event."""
+        await self._change(
+            job,
+            "end",
+            {"detail": ended.detail, "wish": "", "told": last_number},
+            owner=owner,
+            state=ended.state,
+            event=("state", encoded(ended)),
+            most_events=EVENTS_OF_ENDED,
         )
-        if not answer:
-            raise NotFound(f"there is no training job {job}", hint=_NOWHERE)
-        if answer[0] == b"many":
-            raise self._many(answer[1])
-        return bool(answer[1] == b"1")
+
+    async def cancel(self, job: str, by: str) -> None:
+        """Ask whoever runs the job to end it. by: who cancels it, in words. Raises NotFound."""
+        await self._change(job, "cancel", {"wish": by})
+
+    async def resume(self, job: str, waiting: StateChanged, *, source: bool) -> None:
+        """Run a job again that has failed or was cancelled. source: whether its graphs may hold source. Raises
+        NotFound, Overloaded."""
+        await self._change(
+            job,
+            "resume",
+            {"detail": waiting.detail, "wish": "", "source": "1" if source else ""},
+            state="waiting",
+            event=("state", encoded(waiting)),
+            most_open=self._most_open,
+        )
 
     # --- following -----------------------------------------------------------------------------------------
 
     async def events(self, job: str, after: int = 0, *, count: int = 1000) -> list[TrainingJobEvent]:
-        found = await self._redis.xrange(self._keys.train_events(job), min=f"({after}-0", count=count)
+        found = await self._redis.xrange(self._keys.part(job, "events"), min=f"({after}-0", count=count)
         return [_event(name, fields) for name, fields in found]
 
     async def entries(self, job: str, what: Series, after: int, limit: int) -> list[NumberedEvent]:
-        """At most `limit` of them past number `after`. Raises NotFound, Unavailable."""
+        """At most `limit` entries past number `after`. Raises NotFound, Unavailable."""
         await self.job(job)
-        fresh = await self._fresh(
-            job, what, after, limit
-        )  # first: what is taken away meanwhile is on a shelf then
+        # Redis first: entries that move meanwhile are found in a segment
+        recent = await self._recent(job, what, after, limit)
         found: list[NumberedEvent] = []
-        for first, last in sorted(await self._shelves(job, what)):
+        for first, last in sorted(await self._segments(job, what)):
             if last > after and len(found) < limit:
-                found += [each for each in await self._taken(job, what, first, last) if each.number > after]
+                found += [
+                    each for each in await self._read_segment(job, what, first, last) if each.number > after
+                ]
         newest = found[-1].number if found else after
-        return (found + [each for each in fresh if each.number > newest])[:limit]
+        return (found + [each for each in recent if each.number > newest])[:limit]
 
-    async def shelve(self, job: str, owner: str, *, all_of_it: bool = False) -> None:
-        """Take to the blob store what has grown long; once the job has ended, all. Nothing happens where `owner` does
-        not drive it any more. Raises Unavailable."""
+    async def archive(self, job: str, owner: str, *, everything: bool = False) -> None:
+        """Move series that have grown long, or all entries, to the blob store. Nothing happens where `owner` does not
+        hold the job's lease. Raises Unavailable."""
         keys = self._keys
         for what in SERIES:
             while True:
-                part = await self._fresh(job, what, 0, ARCHIVE_ENTRIES)
-                if not part or (len(part) < ARCHIVE_ENTRIES and not all_of_it):
+                part = await self._recent(job, what, 0, ARCHIVE_ENTRIES)
+                if not part or (len(part) < ARCHIVE_ENTRIES and not everything):
                     break
                 first, last = part[0].number, part[-1].number
                 packed = codec.compress(msgspec.json.encode(part))
-                await self._store.put_shelf(job, what, first, last, packed)
-                kept = await self._scripts.archive_training_events(
-                    keys=[keys.train_shelf(job, what), keys.train_shelves(job), keys.train_lease(job)],
+                await self._store.put_segment(job, what, first, last, packed)
+                archived = await self._scripts.archive_training_events(
+                    keys=[keys.part(job, what), keys.part(job, "shelves"), keys.part(job, "lease")],
                     args=[what, last, first, owner],
                 )
-                if not kept:
+                if not archived:
                     return
 
-    async def _fresh(self, job: str, what: Series, after: int, count: int) -> list[NumberedEvent]:
+    async def _recent(self, job: str, what: Series, after: int, count: int) -> list[NumberedEvent]:
         found = await self._redis.xrange(
-            self._keys.train_shelf(job, what), min=f"({after}-0" if after else "-", count=count
+            self._keys.part(job, what), min=f"({after}-0" if after else "-", count=count
         )
         return [
             NumberedEvent(_number(name), decoding.from_json(fields[b"data"], type=TrainEvent))
             for name, fields in found
         ]
 
-    async def _shelves(self, job: str, what: Series) -> list[tuple[int, int]]:
-        found = await self._redis.hgetall(self._keys.train_shelves(job))
+    async def _segments(self, job: str, what: Series) -> list[tuple[int, int]]:
+        found = await self._redis.hgetall(self._keys.part(job, "shelves"))
         names = [(name.decode().partition(":"), int(last)) for name, last in found.items()]
         return [(int(first), last) for (kind, _, first), last in names if kind == what]
 
-    async def _taken(self, job: str, what: Series, first: int, last: int) -> list[NumberedEvent]:
-        data = await self._store.shelf(job, what, first, last)
+    async def _read_segment(self, job: str, what: Series, first: int, last: int) -> list[NumberedEvent]:
+        data = await self._store.segment(job, what, first, last)
         if data is None:
             return []
         return decoding.from_json(codec.decompress(data, _ARCHIVE_BYTES), type=list[NumberedEvent])
@@ -346,14 +254,14 @@ class TrainingJobs:
     async def files(self, job: str) -> list[TrainFile]:
         """By name. Raises NotFound."""
         await self.job(job)
-        found = await self._redis.hgetall(self._keys.train_files(job))
+        found = await self._redis.hgetall(self._keys.part(job, "files"))
         return sorted(
             (decoding.from_json(data, type=TrainFile) for data in found.values()), key=lambda file: file.name
         )
 
     async def file(self, job: str, name: str) -> tuple[TrainFile, bytes]:
         """Raises NotFound, Unavailable."""
-        record = await self._redis.hget(self._keys.train_files(job), name)
+        record = await self._redis.hget(self._keys.part(job, "files"), name)
         if record is not None:
             file = decoding.from_json(record, type=TrainFile)
             data = await self._store.file(job, file.digest)
@@ -364,22 +272,22 @@ class TrainingJobs:
         )
 
     async def put_file(self, job: str, name: str, data: bytes) -> TrainFile:
-        """Keep a file of a job, in place of one of that name. Raises NotFound, LimitExceeded, Unavailable."""
-        await self._note_file(job, name, b"", len(data))
+        """Store a file of a job, in place of one of that name. Raises NotFound, LimitExceeded, Unavailable."""
+        await self._record_file(job, name, b"", len(data))
         file = TrainFile(name, len(data), await self._store.put_file(job, data))
-        await self._note_file(job, name, msgspec.json.encode(file), len(data))
+        await self._record_file(job, name, msgspec.json.encode(file), len(data))
         return file
 
-    async def _note_file(self, job: str, name: str, record: bytes, size: int) -> None:
-        """b'': only see whether it may be kept. Raises NotFound, LimitExceeded."""
+    async def _record_file(self, job: str, name: str, record: bytes, size: int) -> None:
+        """record: b'' only checks whether the file may be stored. Raises NotFound, LimitExceeded."""
         keys = self._keys
         answer = await self._scripts.add_training_file(
-            keys=[keys.train(job), keys.train_files(job)],
+            keys=[keys.job(job), keys.part(job, "files")],
             args=[name, record, size, MOST_FILES, self._files_bytes],
         )
         match answer:
             case b"gone":
-                raise NotFound(f"there is no training job {job}", hint=_NOWHERE)
+                raise self._missing(job)
             case b"many":
                 raise LimitExceeded(f"training job {job} has {MOST_FILES} files, the most that it may")
             case b"large":
@@ -388,12 +296,12 @@ class TrainingJobs:
                 )
 
     async def sweep(self) -> int:
-        """Delete what forgotten jobs, and files that were replaced, left in the blob store. Raises Unavailable."""
+        """Delete from the blob store what forgotten jobs and replaced files have left. Raises Unavailable."""
         jobs = await self.jobs()
-        names = [name.decode() for name in await self._redis.zrange(self._keys.trains, 0, -1)]
+        names = [name.decode() for name in await self._redis.zrange(self._keys.all, 0, -1)]
         async with self._redis.pipeline(transaction=False) as pipe:
             for name in names:
-                pipe.hgetall(self._keys.train_files(name))
+                pipe.hgetall(self._keys.part(name, "files"))
             found = await pipe.execute()
         files = {
             name: {decoding.from_json(record, type=TrainFile).digest for record in records.values()}
@@ -424,8 +332,8 @@ def _series_of(event: TrainEvent) -> Series:
     return "history"
 
 
-def _cut(event: TrainEvent) -> TrainEvent:
-    """A log without what is too long for an event."""
+def _shortened(event: TrainEvent) -> TrainEvent:
+    """The event, its log cut to what an event may hold."""
     if not isinstance(event, LogLines) or sum(map(len, event.lines)) <= _LOG_BYTES:
         return event
     lines: list[str] = []
@@ -448,11 +356,11 @@ def _number(name: bytes) -> int:
     return int(name.partition(b"-")[0])
 
 
-def _event(name: bytes, fields: Mapping[bytes, bytes]) -> TrainingJobEvent:
+def _event(name: bytes, fields: Fields) -> TrainingJobEvent:
     return TrainingJobEvent(_number(name), fields[b"event"].decode(), fields[b"data"])
 
 
-def _loaded(fields: Mapping[bytes, bytes]) -> TrainingJobRecord:
+def _loaded(fields: Fields) -> TrainingJobRecord:
     job = decoding.from_json(fields[b"job"], type=TrainJob)
     progress = decoding.from_json(fields[b"progress"], type=TrainingJobProgress)
     state = cast(TrainState, fields[b"state"].decode())
@@ -461,10 +369,10 @@ def _loaded(fields: Mapping[bytes, bytes]) -> TrainingJobRecord:
         job=progress.shown(job, state, ended, (fields[b"wish"] or fields[b"detail"]).decode()),
         progress=progress,
         source=fields[b"source"] == b"1",
-        told=int(fields[b"told"]),
-        tellings=int(fields[b"tellings"]),
+        last_number=int(fields[b"told"]),
+        writes=int(fields[b"tellings"]),
         events=int(fields[b"events"]),
         turn=int(fields[b"turn"]),
         resumes=int(fields[b"resumes"]),
-        wish=fields[b"wish"].decode(),
+        cancelled_by=fields[b"wish"].decode(),
     )

@@ -1,7 +1,7 @@
-"""Folders of training jobs on their way out: those that there are in, by age and size; who may not be gone stays.
+"""Removes folders of training jobs that are old, or too large together.
 
-A job that runs or can be resumed keeps its folder, and so does one whose checkpoints another such job names. What is no
-job's folder is left alone.
+The folder of a job that runs or can be resumed stays, and so does one whose checkpoints such a job names. Folders that
+are no job's are left alone.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ log = structlog.get_logger(__name__)
 
 _GOING = ".going-"
 _UNENDED = "order.msgpack"
-"""A driver removes it once its job has ended."""
+"""The driver removes this file once its job has ended."""
 _FRESH_SECONDS = 3600.0
-"""What was written to a moment ago is some job's, whatever is known of it: Redis may have come back empty."""
+"""A folder written to this recently stays: its job may run although a Redis that came back empty does not know it."""
 
 
 class JobFolder(Struct, frozen=True):
-    """A job's. written: when something in it last was."""
+    """The folder of a job. written: when something in it was last written."""
 
     path: Path
     written: float
@@ -37,7 +37,7 @@ class JobFolder(Struct, frozen=True):
 
 
 def resumable(jobs: Iterable[TrainJob]) -> list[TrainJob]:
-    """Those that run or can be resumed."""
+    """Jobs that run or can be resumed."""
     return [job for job in jobs if job.state != "done"]
 
 
@@ -49,9 +49,9 @@ def remove_old(
     limit: int,
     stopping: Callable[[], bool] = lambda: False,
 ) -> list[Path]:
-    """Remove what was not written to for `seconds`, and the oldest while all together have more than `limit` bytes (0:
-    no such bound); what went. needed: the jobs that need their folders, by the folder in which each has its own.
-    stopping: asked between two folders, whose trees may be large; it goes no further then."""
+    """Remove folders not written to for `seconds`, and the oldest while all have more than `limit` bytes (0: no such
+    bound). Returns what was removed. needed: the jobs that need their folders, by parent folder. stopping: checked
+    between two folders, whose trees may be large."""
     now = time.time()
     gone: list[Path] = []
     for parent in [root, *_others(root)]:
@@ -80,18 +80,18 @@ def remove_old(
 
 
 def _named(job: TrainJob) -> Iterator[str]:
-    """Ids of other jobs whose files it may read."""
+    """Ids of other jobs whose files the job may read."""
     for text in (job.spec.checkpoints, *job.spec.arguments):
         yield from re.findall("[0-9a-f]{16}", text)
 
 
 def _others(root: Path) -> list[Path]:
-    """Where namespaces other than the default one have their jobs' folders (ServiceSettings.train_folder)."""
+    """Parent folders of namespaces other than the default one (ServiceSettings.train_folder)."""
     return _entries(root, "of-[a-z0-9-]+")
 
 
 def _entries(parent: Path, pattern: str) -> list[Path]:
-    """Real folders in `parent` that are named so."""
+    """Real folders in `parent` whose names match."""
     try:
         with os.scandir(parent) as entries:
             return [
@@ -110,14 +110,14 @@ def _measured(path: Path) -> JobFolder:
             try:
                 status = Path(folder, name).lstat()
             except OSError:
-                continue  # it went meanwhile
+                continue  # it was removed meanwhile
             written = max(written, status.st_mtime)
             size += status.st_size if name != "." else 0
     return JobFolder(path, written, size)
 
 
 def _remove(path: Path) -> bool:
-    """Out of sight first: half a checkpoint is none."""
+    """Rename the folder first, so that nobody finds half a checkpoint."""
     going = path.with_name(f"{_GOING}{uuid.uuid4().hex}")
     try:
         path.rename(going)

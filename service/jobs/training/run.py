@@ -1,9 +1,7 @@
-"""Training jobs on their way: those of a namespace that nobody drives in; their graphs compiled, their ranks run, out.
+"""Runs one training job: compiles its graphs, has the nodes run its ranks, and records their events.
 
-Whoever holds a job's lease has its script's graphs captured and compiled, gives the job to the nodes, and writes down
-what they tell. Ranks need no gateway to go on: if this one dies, another takes the lease and asks for the news that it
-has not seen. An outage of Redis is waited out, and the nodes hold the news; a Redis that comes back without the job is
-given it again.
+Ranks need no gateway to go on. If this gateway dies, another takes the lease and requests the events that are not
+recorded yet. The nodes keep events while Redis is down.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,383 +28,321 @@ from ...base.async_tasks import end
 from ...base.worker_pools import TrainPool
 from ...settings import ServiceSettings
 from ...signing.keyring import Keyring
-from ...storage.redis.notifications import Notifications
 from ...storage.redis.retry import retry_while_down
+from ..controller import JobLost, JobRun
 from .files import TrainingFiles
 from .graphs import TrainingGraphCompiler
 from .precompile import RETRY_MOST_SECONDS, RETRY_SECONDS, Precompilation, retry_until_available
 from .progress import TrainingJobProgress
-from .records import ARCHIVE_ENTRIES, LeaseOutcome, TrainingJobRecord, TrainingJobs
+from .records import ARCHIVE_ENTRIES, TrainingJobRecord, TrainingJobs
 
 log = structlog.get_logger(__name__)
 
-
 T = TypeVar("T")
 
-
 _POLL_SECONDS = 2.0
-
-
 _CANCEL_SECONDS = 20.0
-"""Ranks that were told to end, and are killed after 5 s, have told of it by then; or their driver is ended."""
-
-
-_DEAF_SECONDS = 6.0
-"""So soon it is ended if it does not even hear."""
-
-
+"""For ranks to end and report it, before their driver is ended. Nodes kill ranks 5 s after a request to end."""
+_UNREACHABLE_SECONDS = 6.0
+"""The same where the driver does not answer the request."""
 _HANG_SECONDS = 3.0
 """How long the nodes may take for an answer once the job is to end."""
-
-
 _PACKAGE_SECONDS = 600.0
-
-
-_LOST_TIMES = 8
-"""A driver that is lost so often in a row, without any news, will not come."""
-
-
-PERIOD_SECONDS = 1.0
-
-
+_MOST_DRIVER_LOSSES = 8
+"""The job fails if its driver is lost so often in a row without a new event."""
+_CHECK_SECONDS = 1.0
 _LOG_TAIL = 2000
-
-
-_GATHER_SECONDS = 0.2
-"""News are written down together that come within this."""
-
-
-_MANY = 500
-
-
+_BATCH_SECONDS = 0.2
+"""Events that come within this time are recorded together."""
+_FULL_BATCH = 500
 _METRICS_BYTES = 200
-
-
-_UNSHELVED_BYTES = 4 << 20
-"""Of metrics and logs that are left in Redis, about."""
-
-
-_MOST_UNSHELVED_BYTES = 64 << 20
-"""Past it, with the blob store away, the nodes keep what they have to tell: Redis is for all jobs."""
-
-
-class TrainingJobLost(Exception):
-    """Another gateway drives the job, or it has ended."""
+_UNARCHIVED_BYTES = 4 << 20
+"""Of metrics and logs that stay in Redis, about."""
+_MOST_UNARCHIVED_BYTES = 64 << 20
+"""While the blob store is down, no more metrics and logs than this are taken from the nodes: all jobs share Redis."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJobParts:
-    """What driving needs of the rest of the service."""
+    """What runs need of the rest of the service."""
 
     namespace: str
-    trains: TrainingJobs
+    jobs: TrainingJobs
     store: TrainingFiles
     pool: TrainPool
     compiler: TrainingGraphCompiler
     tokens: Tokens
     keyring: Keyring
-    wakes: Notifications
     settings: ServiceSettings
 
 
 def token_name(job: str) -> str:
-    """What the tokens of a job's ranks are called; only an administrator could call another one so."""
+    """The name of the tokens of a job's ranks. Only an administrator could give it to another token."""
     return f"train job {job}"
 
 
-class TrainingJobRun:
+class TrainingJobRun(JobRun):
     """One job under one lease."""
 
-    def __init__(self, loaded: TrainingJobRecord, owner: str, parts: TrainingJobParts) -> None:
+    def __init__(self, parts: TrainingJobParts, loaded: TrainingJobRecord, owner: str) -> None:
+        super().__init__(parts.jobs, loaded.job.id, owner, loaded.turn)
         self.loaded = loaded
-        self.owner = owner
         self.cancelled = asyncio.Event()
-        """It was asked for."""
         self._parts = parts
-        self._id = loaded.job.id
-        self._there = node_job_id(parts.namespace, loaded.job.id)
+        self._node_job = node_job_id(parts.namespace, loaded.job.id)
         self._spec = loaded.job.spec
         self._progress: TrainingJobProgress = loaded.progress
         self._state: TrainState = loaded.job.state
         self._detail = loaded.job.detail
         self._cancelled_by = ""
-        self._told = loaded.told
-        self._tellings = loaded.tellings
+        self._last_number = loaded.last_number
+        self._writes = loaded.writes
         self._events = loaded.events
-        self._over_time = False
-        self._to_end = asyncio.Event()
-        """It was cancelled, or is over its time."""
-        self._driverless = False
-        self._unshelved = ARCHIVE_ENTRIES
-        self._unshelved_bytes = 0
-        self._last = 0
-        """Number of the news that ends the job."""
-        self._made: TrainOrder | None = None
-        self._making = asyncio.Lock()
+        self._timed_out = False
+        self._ending = asyncio.Event()
+        """The job was cancelled, or its timeout is over."""
+        self._driver_lost = False
+        self._unarchived = ARCHIVE_ENTRIES
+        self._unarchived_bytes = 0
+        self._end_number = 0
+        """Number of the event that ends the job."""
+        self._order: TrainOrder | None = None
+        self._order_lock = asyncio.Lock()
         self._issued: list[IssuedToken] = []
-        """Its ranks' tokens, as far as they were made here."""
-        self._aside: list[TrainEvent] = []
-        """For the next telling."""
-        self._beside: asyncio.Task[None] | None = None
+        """Tokens of its ranks that this run has issued."""
+        self._notes: list[TrainEvent] = []
+        """Events for the next record."""
+        self._elastic_capture: asyncio.Task[None] | None = None
         if loaded.progress.begun != loaded.resumes:
-            loaded.progress.begin_anew()
+            loaded.progress.reset_ranks()
 
-    async def take(self) -> LeaseOutcome:
-        """Keep the lease. Raises RedisError, Overloaded."""
-        trains, turn = self._parts.trains, self.loaded.turn
-        held, wish = await trains.take(self._id, self.owner, turn)
-        if held == "gone":
-            log.warning("train_written_again", job=self._id)
-            for issued in self._issued:
-                await self._parts.tokens.restore(issued)
-            await trains.create(self._snapshot())
-            held, wish = await trains.take(self._id, self.owner, turn)
-        if held == "held" and wish and not self.cancelled.is_set():
-            self._cancelled_by = self._detail = wish
+    async def restore(self) -> None:
+        for issued in self._issued:
+            await self._parts.tokens.restore(issued)
+
+    def cancel(self, by: str) -> None:
+        if not self.cancelled.is_set():
+            self._cancelled_by = self._detail = by
             self.cancelled.set()
-        return held
 
-    def _snapshot(self) -> TrainingJobRecord:
-        """The job as far as it is. Raises nothing."""
+    def snapshot(self) -> TrainingJobRecord:
         return TrainingJobRecord(
             job=self._progress.shown(self.loaded.job, self._state, 0.0, self._detail),
             progress=self._progress,
             source=self.loaded.source,
-            told=self._told,
-            tellings=self._tellings,
+            last_number=self._last_number,
+            writes=self._writes,
             events=max(self._events, 1),
             turn=self.loaded.turn,
             resumes=self.loaded.resumes,
-            wish=self._cancelled_by,
+            cancelled_by=self._cancelled_by,
         )
 
     async def run(self) -> None:
-        """The job to its end. Raises Lost."""
         try:
             if not self._progress.prepared and not self._progress.started:
-                await self._unless_cancelled(self._preparation().before())
-            ended = await self._engine()
+                await _run_unless(self.cancelled, self._precompilation().before(), 0.0, _Cancelled())
+            ended = await self._run_ranks()
         except _Cancelled:
-            ended = self._turned("cancelled", self._cancelled_by)
-        except TrainingJobLost:
+            ended = self._changed_to("cancelled", self._cancelled_by)
+        except JobLost:
             raise
         except RelayError as error:
-            ended = self._turned("failed", error.message)
+            ended = self._changed_to("failed", error.message)
         await self._end(ended)
 
     # --- before ranks are placed ---------------------------------------------------------------------------
 
-    def _preparation(self) -> Precompilation:
+    def _precompilation(self) -> Precompilation:
         parts = self._parts
         return Precompilation(
-            self._spec,
-            self._progress,
+            spec=self._spec,
+            progress=self._progress,
             pool=parts.pool,
             compiler=parts.compiler,
-            order=self._order,
+            make_order=self._train_order,
             source=self.loaded.source,
             seconds=parts.settings.train_capture_seconds,
-            tell=self._tell,
-            aside=self._aside.append,
+            record=self._record,
+            add_note=self._notes.append,
         )
-
-    async def _unless_cancelled(self, work: Awaitable[None]) -> None:
-        """Raises _Cancelled if that is asked for meanwhile, and what `work` raises."""
-        task = asyncio.ensure_future(work)
-        asked = asyncio.ensure_future(self.cancelled.wait())
-        try:
-            await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                task.result()
-                return
-            raise _Cancelled
-        finally:
-            await end(task, asked)
 
     # --- ranks ---------------------------------------------------------------------------------------------
 
-    async def _engine(self) -> StateChanged:
-        """Have the nodes run the job, and write down what they tell; the last of it is returned, not written."""
-        stopper = asyncio.create_task(self._stop_when_asked(), name=f"stop train {self._id}")
+    async def _run_ranks(self) -> StateChanged:
+        """Have the nodes run the job, and record their events. Returns the event that ends the job, unrecorded."""
+        stopper = asyncio.create_task(self._stop_on_request(), name=f"stop train {self.id}")
         try:
-            return await self._follow(stopper)
+            return await self._follow_ranks(stopper)
         finally:
-            await end(stopper, *([self._beside] if self._beside else []))
+            await end(stopper, *([self._elastic_capture] if self._elastic_capture else []))
 
-    async def _follow(self, stopper: asyncio.Task[None]) -> StateChanged:
+    async def _follow_ranks(self, stopper: asyncio.Task[None]) -> StateChanged:
         pool, progress, resumes = self._parts.pool, self._progress, self.loaded.resumes
         lost, pause = 0, RETRY_SECONDS
         while True:
             if stopper.done() and not stopper.cancelled():
-                return self._stopped()
+                return self._stop_result()
             try:
-                if progress.begun != resumes or self._driverless:
+                if progress.begun != resumes or self._driver_lost:
                     if self.cancelled.is_set():
                         raise _Cancelled
-                    await self._begin()
-                if self._unshelved_bytes > _MOST_UNSHELVED_BYTES and not self._to_end.is_set():
-                    await self._shelve([])
-                    if self._unshelved_bytes:
+                    await self._start_ranks()
+                if self._unarchived_bytes > _MOST_UNARCHIVED_BYTES and not self._ending.is_set():
+                    await self._archive([])
+                    if self._unarchived_bytes:
                         raise Unavailable("the blob store takes no metrics and logs")
-                news = await self._unless_it_hangs(
-                    pool.train_news(self._there, self._told, seconds=_POLL_SECONDS)
+                news = await self._answered(
+                    pool.train_news(self._node_job, self._last_number, seconds=_POLL_SECONDS)
                 )
             except WorkerLost as error:
                 lost += 1
                 if self.cancelled.is_set():
-                    return self._stopped()
-                if lost >= _LOST_TIMES:
-                    return self._turned(
+                    return self._stop_result()
+                if lost >= _MOST_DRIVER_LOSSES:
+                    return self._changed_to(
                         "failed", f"the job's driver was lost again and again: {error.message}"
                     )
-                self._driverless = True
-                log.warning("train_driver_lost", job=self._id, error=error.message)
+                self._driver_lost = True
+                log.warning("train_driver_lost", job=self.id, error=error.message)
             except (Unavailable, Overloaded) as error:
-                log.warning("train_news_wait", job=self._id, error=error.message)
+                log.warning("train_news_wait", job=self.id, error=error.message)
             else:
                 pause = RETRY_SECONDS
                 if news:
                     lost = 0
-                    if (last := await self._heard(news)) is not None:
+                    if (last := await self._record_news(news)) is not None:
                         return last
-                    if len(news) < _MANY:
-                        await asyncio.sleep(_GATHER_SECONDS)
+                    if len(news) < _FULL_BATCH:
+                        await asyncio.sleep(_BATCH_SECONDS)
                 continue
-            await self._nap(pause)
+            await self._pause(pause)
             pause = min(2 * pause, RETRY_MOST_SECONDS)
 
-    async def _nap(self, seconds: float) -> None:
-        """Wait; once the job is to end there is no more patience."""
-        if self._to_end.is_set():
+    async def _pause(self, seconds: float) -> None:
+        """Wait for `seconds`, or until the job is to end."""
+        if self._ending.is_set():
             await asyncio.sleep(RETRY_SECONDS)
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._to_end.wait()
+                await self._ending.wait()
 
-    async def _unless_it_hangs(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` gives. Raises Unavailable if it goes on for long once the job is to end."""
-        task = asyncio.create_task(work)
-        asked = asyncio.create_task(self._to_end.wait())
-        try:
-            await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait({task}, timeout=_HANG_SECONDS)
-            if task.done():
-                return task.result()
-            raise Unavailable("the job is to end, and its nodes do not answer")
-        finally:
-            await end(task, asked)
+    async def _answered(self, request: Coroutine[Any, Any, T]) -> T:
+        """The nodes' answer. Raises Unavailable if it takes long once the job is to end."""
+        late = Unavailable("the job is to end, and its nodes do not answer")
+        return await _run_unless(self._ending, request, _HANG_SECONDS, late)
 
-    async def _begin(self) -> None:
-        """Give the job to the nodes. Raises Unavailable, NotFound."""
+    async def _start_ranks(self) -> None:
+        """Have the nodes start the job. Raises Unavailable, NotFound."""
         progress, resumes = self._progress, self.loaded.resumes
         progress.ranks = 0
         if progress.begun == resumes:
-            await self._tell([], state="recovering", detail="its driver was lost and starts again")
+            await self._record([], state="recovering", detail="its driver was lost and starts again")
         else:
-            await self._tell([], state="starting", detail="ranks are being placed")
-        await self._unless_it_hangs(self._give(anew=resumes > 0 and progress.begun != resumes))
-        self._made, self._driverless = None, False
+            await self._record([], state="starting", detail="ranks are being placed")
+        await self._answered(self._send_order(anew=resumes > 0 and progress.begun != resumes))
+        self._order, self._driver_lost = None, False
         if progress.begun != resumes:
             progress.begun = resumes
-            await self._tell([])
+            await self._record([])
 
-    async def _give(self, *, anew: bool) -> None:
+    async def _send_order(self, *, anew: bool) -> None:
         if anew:
-            await self._parts.pool.train_forget(self._there)
-        await self._parts.pool.train_begin(await self._order())
+            await self._parts.pool.train_forget(self._node_job)
+        await self._parts.pool.train_begin(await self._train_order())
 
-    async def _heard(self, news: Sequence[NumberedEvent]) -> StateChanged | None:
-        """Write down what is new. The Turned that ends the job is left for `_end`, and asked for again by whoever
-        takes over before."""
+    async def _record_news(self, news: Sequence[NumberedEvent]) -> StateChanged | None:
+        """Record new events. The StateChanged that ends the job is returned for `_end`; a gateway that takes the job
+        over before gets it again from the nodes."""
         events: list[TrainEvent] = []
-        state, detail, last, told = self._state, self._detail, None, self._told
+        state, detail, last, number = self._state, self._detail, None, self._last_number
         for each in news:
-            if each.number <= told:
+            if each.number <= number:
                 continue
             if isinstance(each.event, StateChanged) and each.event.state in TRAIN_ENDED:
-                last, self._last = each.event, each.number
+                last, self._end_number = each.event, each.number
                 break
-            told = each.number
-            self._progress.hear(each.event)
+            number = each.number
+            self._progress.apply(each.event)
             events.append(each.event)
             if isinstance(each.event, StateChanged):
                 state, detail = each.event.state, each.event.detail
-        self._told = told
+        self._last_number = number
         if events:
-            events += self._taken_aside()
-            await self._tell(events, state=state, detail=detail, quiet=True)
-            await self._shelve(events)
-        if self._state == "running" and self._beside is None:
-            self._beside = asyncio.create_task(self._preparation().beside(), name=f"capture {self._id}")
+            events += self._take_notes()
+            await self._record(events, state=state, detail=detail, quiet=True)
+            await self._archive(events)
+        if self._state == "running" and self._elastic_capture is None:
+            self._elastic_capture = asyncio.create_task(
+                self._precompilation().compile_elastic(), name=f"capture {self.id}"
+            )
         return last
 
-    async def _stop_when_asked(self) -> None:
-        """Once the job is cancelled, or over its time: tell its ranks, and return when they ought to have ended."""
-        while not self.cancelled.is_set() and not self._look_at_time():
+    async def _stop_on_request(self) -> None:
+        """Once the job is cancelled or its timeout is over, have its ranks end; return when they should have ended."""
+        while not self.cancelled.is_set() and not self._check_timeout():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PERIOD_SECONDS):
+                async with asyncio.timeout(_CHECK_SECONDS):
                     await self.cancelled.wait()
-        self._to_end.set()
-        began, heard = time.monotonic(), False
-        while time.monotonic() < began + (_CANCEL_SECONDS if heard else _DEAF_SECONDS):
-            try:  # again and again: a driver may be on its way
+        self._ending.set()
+        began, answered = time.monotonic(), False
+        while time.monotonic() < began + (_CANCEL_SECONDS if answered else _UNREACHABLE_SECONDS):
+            try:  # more than once: a driver may be starting
                 async with asyncio.timeout(_HANG_SECONDS):
-                    await self._parts.pool.train_cancel(self._there)
-                heard = True
+                    await self._parts.pool.train_cancel(self._node_job)
+                answered = True
             except TimeoutError:
-                log.warning("train_not_cancelled", job=self._id, error="its driver does not answer")
+                log.warning("train_not_cancelled", job=self.id, error="its driver does not answer")
             except RelayError as error:
-                log.warning("train_not_cancelled", job=self._id, error=error.message)
-            await asyncio.sleep(PERIOD_SECONDS)
+                log.warning("train_not_cancelled", job=self.id, error=error.message)
+            await asyncio.sleep(_CHECK_SECONDS)
 
-    def _look_at_time(self) -> bool:
+    def _check_timeout(self) -> bool:
         limit, since = self._spec.timeout_seconds, self._progress.since
-        self._over_time = bool(limit and since and time.time() - since > limit)
-        return self._over_time
+        self._timed_out = bool(limit and since and time.time() - since > limit)
+        return self._timed_out
 
-    def _stopped(self) -> StateChanged:
-        if self._over_time and not self.cancelled.is_set():
-            return self._turned("failed", _over_time(self._spec.timeout_seconds))
-        return self._turned("cancelled", self._cancelled_by)
+    def _stop_result(self) -> StateChanged:
+        if self._timed_out and not self.cancelled.is_set():
+            return self._changed_to("failed", _timeout_text(self._spec.timeout_seconds))
+        return self._changed_to("cancelled", self._cancelled_by)
 
     # --- the end -------------------------------------------------------------------------------------------
 
     async def _end(self, ended: StateChanged) -> None:
-        """Take back what the job's ranks were given, end its driver, and end the job. Raises Lost."""
-        if self._over_time and ended.state == "cancelled" and not self.cancelled.is_set():
-            ended = self._turned("failed", _over_time(self._spec.timeout_seconds))
-        self._progress.hear(ended)
-        await self._tell(self._taken_aside())
+        """Revoke the tokens of the job's ranks, end its driver, and end the job. Raises JobLost."""
+        if self._timed_out and ended.state == "cancelled" and not self.cancelled.is_set():
+            ended = self._changed_to("failed", _timeout_text(self._spec.timeout_seconds))
+        self._progress.apply(ended)
+        await self._record(self._take_notes())
         await retry_while_down(self._revoke)
         for _ in range(3):
             try:
-                await self._parts.pool.train_forget(self._there)
+                await self._parts.pool.train_forget(self._node_job)
                 break
             except RelayError as error:
-                log.warning("train_not_forgotten", job=self._id, error=error.message)
+                log.warning("train_not_forgotten", job=self.id, error=error.message)
                 await asyncio.sleep(RETRY_SECONDS)
         with contextlib.suppress(Unavailable, RedisError):  # Redis has them then
-            await self._parts.trains.shelve(self._id, self.owner, all_of_it=True)
+            await self._parts.jobs.archive(self.id, self.owner, everything=True)
         detail = (self._cancelled_by if ended.state == "cancelled" else "") or ended.detail
         ended = msgspec.structs.replace(ended, detail=detail[:_LOG_TAIL])
-        trains, told = self._parts.trains, max(self._told, self._last)
+        last_number = max(self._last_number, self._end_number)
         await retry_while_down(
-            lambda: trains.turn(
-                self._id, "end", owner=self.owner, turned=ended, detail=ended.detail, told=told
-            )
+            lambda: self._parts.jobs.end(self.id, self.owner, ended, last_number=last_number)
         )
-        log.info("train_ended", job=self._id, state=ended.state)
+        log.info("train_ended", job=self.id, state=ended.state)
 
     async def _revoke(self) -> None:
-        tokens, by = self._parts.tokens, self._owner_grant()
+        tokens, by = self._parts.tokens, self._creator_grant()
         for record in await tokens.records(by=by):
-            if record.name == token_name(self._id) and record.revoked is None:
+            if record.name == token_name(self.id) and record.revoked is None:
                 await tokens.revoke(record.id, by=by)
 
-    # --- telling -------------------------------------------------------------------------------------------
+    # --- recording -----------------------------------------------------------------------------------------
 
-    async def _tell(
+    async def _record(
         self,
         events: Sequence[TrainEvent],
         *,
@@ -414,71 +350,59 @@ class TrainingJobRun:
         detail: str | None = None,
         quiet: bool = False,
     ) -> None:
-        """Write down how far the job is. A change of state is an event of its own, unless `quiet`. Raises Lost."""
+        """Record events and how far the job is. A new state adds an event, unless `quiet`. Raises JobLost."""
         if state is not None and state != self._state and not quiet:
             events = [StateChanged(state=state, at=time.time(), detail=detail or ""), *events]
         if detail is not None and not self.cancelled.is_set():
             self._detail = detail[:_LOG_TAIL]
         self._state = state or self._state
-        trains, progress = self._parts.trains, self._progress
+        jobs = self._parts.jobs
         while True:
-            kept = await retry_while_down(
-                lambda: trains.tell(
-                    self._id,
-                    self.owner,
-                    events,
-                    before=self._tellings,
-                    told=self._told,
-                    progress=progress,
-                    state=self._state,
-                    detail=self._detail,
-                )
-            )
-            if kept:
+            recorded = await retry_while_down(lambda: jobs.record_events(self.snapshot(), self.owner, events))
+            if recorded:
                 break
-            # the lease had run out while Redis was away, or Redis had lost the job
-            if await retry_while_down(self.take) != "held":
-                raise TrainingJobLost
-            loaded = await retry_while_down(lambda: trains.load(self._id))
-            if loaded.tellings != self._tellings:
-                raise TrainingJobLost
-        self._tellings += 1
+            # the lease had expired while Redis was down, or Redis had lost the job
+            if await retry_while_down(self.renew) != "held":
+                raise JobLost
+            loaded = await retry_while_down(lambda: jobs.load(self.id))
+            if loaded.writes != self._writes:
+                raise JobLost
+        self._writes += 1
         self._events += len(events)
 
-    async def _shelve(self, events: Sequence[TrainEvent]) -> None:
-        """Now and then, after these were written down: take metrics and logs out of Redis."""
-        self._unshelved += len(events)
-        self._unshelved_bytes += sum(
+    async def _archive(self, events: Sequence[TrainEvent]) -> None:
+        """Move metrics and logs from Redis to the blob store once there are many. events: those just recorded."""
+        self._unarchived += len(events)
+        self._unarchived_bytes += sum(
             sum(map(len, each.lines)) if isinstance(each, LogLines) else _METRICS_BYTES for each in events
         )
-        large = self._unshelved_bytes > _UNSHELVED_BYTES
-        if not large and self._unshelved < ARCHIVE_ENTRIES:
+        large = self._unarchived_bytes > _UNARCHIVED_BYTES
+        if not large and self._unarchived < ARCHIVE_ENTRIES:
             return
         try:
-            await self._parts.trains.shelve(self._id, self.owner, all_of_it=large)
-            self._unshelved = self._unshelved_bytes = 0
+            await self._parts.jobs.archive(self.id, self.owner, everything=large)
+            self._unarchived = self._unarchived_bytes = 0
         except (Unavailable, RedisError) as error:
-            log.warning(
-                "train_not_shelved", job=self._id, error=str(error)
-            )  # Redis has it; the next tries again
+            # they are still in Redis; the next call tries again
+            log.warning("train_not_shelved", job=self.id, error=str(error))
 
-    def _taken_aside(self) -> list[TrainEvent]:
-        events = self._aside.copy()
-        self._aside.clear()
+    def _take_notes(self) -> list[TrainEvent]:
+        events = self._notes.copy()
+        self._notes.clear()
         return events
 
-    def _turned(self, state: TrainState, detail: str) -> StateChanged:
+    def _changed_to(self, state: TrainState, detail: str) -> StateChanged:
         return StateChanged(state=state, at=time.time(), detail=detail, restarts=self._progress.restarts)
 
-    # --- what nodes are given ------------------------------------------------------------------------------
+    # --- the order for the nodes ---------------------------------------------------------------------------
 
-    async def _order(self) -> TrainOrder:
-        """The same one, whoever asks: nodes are warmed with the environment that its ranks have. Raises Unavailable;
-        NotFound where the package has gone."""
-        async with self._making:
-            if self._made is None:
-                self._made = await self._make_order()
-            return self._made
+    async def _train_order(self) -> TrainOrder:
+        """The order for the nodes, made once: they import PyTorch early, with the environment that ranks get later.
+        Raises Unavailable; NotFound where the package is gone."""
+        async with self._order_lock:
+            if self._order is None:
+                self._order = await self._make_order()
+            return self._order
 
     async def _make_order(self) -> TrainOrder:
         parts, package = self._parts, b""
@@ -491,9 +415,9 @@ class TrainingJobRun:
             package = found
         issued = await retry_while_down(
             lambda: parts.tokens.issue(
-                token_name(self._id),
+                token_name(self.id),
                 frozenset({"compile"}),
-                by=self._owner_grant(),
+                by=self._creator_grant(),
                 namespace=parts.namespace,
                 allow_source=self.loaded.source,
             )
@@ -501,7 +425,7 @@ class TrainingJobRun:
         self._issued.append(issued)
         keys = ",".join(key_text(key) for key in parts.keyring.public)
         return TrainOrder(
-            job=self._id,
+            job=self.id,
             namespace=parts.namespace,
             spec=self._spec,
             package=package,
@@ -515,7 +439,7 @@ class TrainingJobRun:
             resumes=self.loaded.resumes,
         )
 
-    def _owner_grant(self) -> Grant:
+    def _creator_grant(self) -> Grant:
         return Grant(self.loaded.job.by, frozenset(), "", self._parts.namespace)
 
 
@@ -523,5 +447,20 @@ class _Cancelled(Exception):
     """The job was cancelled before it had ranks."""
 
 
-def _over_time(seconds: float) -> str:
+async def _run_unless(
+    event: asyncio.Event, work: Coroutine[Any, Any, T], seconds: float, error: Exception
+) -> T:
+    """The result of `work`. Raises `error` if `work` goes on for `seconds` after `event` was set."""
+    task, waiting = asyncio.create_task(work), asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task}, timeout=seconds)
+        if task.done():
+            return task.result()
+        raise error
+    finally:
+        await end(task, waiting)
+
+
+def _timeout_text(seconds: float) -> str:
     return f"it ran for longer than its timeout of {seconds:g} s"

@@ -1,4 +1,4 @@
 """Tuning jobs: operators, graphs and kernels to be tuned ahead of time.
-A TuneRequest in; results for each item out.
+A TuneRequest enters; results of each item leave.
 May import compile/ and all below it.
 """

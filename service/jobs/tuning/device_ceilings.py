@@ -1,4 +1,4 @@
-"""Tasks that measure what a device can do at most, beside a tuning job's own: its items in; operators out."""
+"""Items that measure what a device can do at most, added to those of a tuning job."""
 
 from __future__ import annotations
 
@@ -13,28 +13,21 @@ from ....compiler.tuning.records import Operand, Problem, contiguous
 from ...compile.search.task import SearchTarget
 
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 256 << 20}
-
-
 _SIDE = {"cuda": 8192, "cpu": 2048}
-
-
 _SLOW_SIDE = 256
-
-
 _INSTRUCTIONS = {
     "float16": {"avx512_fp16", "amx_fp16"},
     "bfloat16": {"avx512bw", "avx512_bf16", "amx_bf16"},
     "int8": {"avx512_vnni", "avx_vnni", "amx_int8"},
 }
-"""Without any of these a CPU multiplies a dtype in a plain loop, a hundred times slower."""
+"""A CPU with none of these multiplies a dtype in a plain loop, a hundred times slower."""
 
 
 def ceilings(
-    items: Sequence[TuneItem], requests: Sequence[schema.GraphRequest], aim: SearchTarget
+    items: Sequence[TuneItem], requests: Sequence[schema.GraphRequest], search_target: SearchTarget
 ) -> list[OperatorTuneItem]:
-    """Tasks that measure the device's ceilings beside the job's own: a large copy, and a large square product for each
-    dtype and precision that the job has."""
-    kind = aim.target.kind
+    """A large copy, and a large square product for each dtype and precision of the job."""
+    kind = search_target.target.kind
     count = _COPY_BYTES[kind] // 4
     memory = Operand("float32", (count,), (1,))
     found = [Problem("copy", (memory,), memory)]
@@ -45,13 +38,13 @@ def ceilings(
     for request in requests:
         wanted |= dict.fromkeys(_dtypes(request))
     for dtype, precision in wanted:
-        problem = _square(dtype, precision, _side(dtype, aim.target))
+        problem = _square(dtype, precision, _side(dtype, search_target.target))
         if problem is not None:
             found.append(problem)
     return [
         OperatorTuneItem(0, problem, ceiling=True)
         for problem in dict.fromkeys(found)
-        if _possible(problem, aim)
+        if _possible(problem, search_target)
     ]
 
 
@@ -62,7 +55,7 @@ def _side(dtype: str, target: schema.Target) -> int:
 
 
 def _dtypes(request: schema.GraphRequest) -> list[tuple[str, str]]:
-    """Dtypes and precisions that a graph's products may have."""
+    """Dtypes and precisions that a graph's matrix products may have."""
     dtypes = [
         each.dtype for each in request.inputs if isinstance(each, schema.TensorInput) and len(each.shape) > 1
     ]
@@ -87,10 +80,10 @@ def _square(dtype: str, precision: str, side: int) -> Problem | None:
     return Problem("mm", (row, row), row, (("precision", precision),) if precision else ())
 
 
-def _possible(problem: Problem, aim: SearchTarget) -> bool:
+def _possible(problem: Problem, search_target: SearchTarget) -> bool:
     try:
         operators.check(problem)
-        operators.check_device(problem, aim.target)
+        operators.check_device(problem, search_target.target)
     except ValueError:
         return False
     return True

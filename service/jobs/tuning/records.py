@@ -1,14 +1,11 @@
-"""A namespace's batch jobs, as Redis has them: what each is to search, how far it is, what came of it; who drives it.
-
-A job belongs to no gateway. One at a time holds its lease and drives it (controller.py); every step is a script that
-refuses who does not hold it. All gateways answer for all jobs.
-"""
+"""Tuning jobs, as Redis stores them: what each is to search, how far it is, what was found."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Literal, cast
+from collections import Counter
+from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 from msgspec import Struct
@@ -26,23 +23,18 @@ from ....compiler.api.tuning.jobs import (
     TuneResult,
     TuneState,
 )
-from ....compiler.errors import NotFound, Overloaded, Unavailable
+from ....compiler.errors import Unavailable
 from ....compiler.request import codec
-from ...storage.redis.connections import reserved_for_leases
 from ...storage.redis.keys import Keys
 from ...storage.redis.scripts import Scripts
 from ...storage.redis.streams import STREAM_START
+from ..records import DurableJobs, Fields, JobTransition
 
-MOST = 200
-"""Jobs of a namespace; past it the oldest that have ended are forgotten."""
 MOST_OPEN = 32
 EVENTS = 20_000
-"""Of one job that are kept."""
+"""Events of one job that stay in Redis."""
 _RESULT_BYTES = 64 << 20
 _PAGE_ITEMS = 32
-
-JobTransition = Literal["end", "cancel", "resume"]
-LeaseOutcome = Literal["held", "taken", "ended", "gone"]
 
 
 class TuningJobEvent(Struct, frozen=True):
@@ -52,14 +44,10 @@ class TuningJobEvent(Struct, frozen=True):
     name: str
     data: bytes
 
-    @property
-    def last(self) -> bool:
-        return self.name == "job" and decoding.from_json(self.data).get("state") in ("done", "cancelled")
-
 
 class TuningJobRecord(Struct, frozen=True, kw_only=True):
-    """A job with all that it consists of. bodies, progress, results: by the number of the item. base: what was spent
-    before it was resumed for the last time, seconds and trials."""
+    """A job and its items. bodies, progress, results: by the number of the item. base: seconds and trials that were
+    spent before the last resume."""
 
     job: TuneJob
     items: list[TuneItem]
@@ -71,135 +59,79 @@ class TuningJobRecord(Struct, frozen=True, kw_only=True):
     """How often it has ended or was resumed."""
 
 
-class TuningJobs:
-    """The batch jobs of one namespace. Every method raises RedisError."""
+class TuningJobs(DurableJobs[TuneJob, TuningJobRecord]):
+    """The tuning jobs of one namespace. Every method raises RedisError."""
+
+    noun = "batch job"
 
     def __init__(self, redis: Redis, keys: Keys, scripts: Scripts, *, lease_seconds: float) -> None:
-        self._redis = redis
-        self._keys = keys
-        self._scripts = scripts
-        self._lease_ms = int(lease_seconds * 1000)
+        super().__init__(redis, keys, keys.tuning_jobs, scripts, lease_seconds=lease_seconds)
 
-    async def create(self, loaded: TuningJobRecord) -> None:
-        """Write a job down, from its beginning or as far as it is. What stands is left. Raises Overloaded."""
-        keys, job = self._keys, loaded.job
-        items = {n: msgspec.json.encode(item) for n, item in enumerate(loaded.items)}
-        progress = {n: msgspec.json.encode(each) for n, each in loaded.progress.items()}
-        parts: list[Mapping[int, bytes]] = [items, loaded.bodies, progress, loaded.results]
-        answer = await self._scripts.create_tuning_job(
-            keys=[
-                keys.tunes,
-                keys.tunes_open,
-                keys.tune(job.id),
-                keys.tune_items(job.id),
-                keys.tune_bodies(job.id),
-                keys.tune_progress(job.id),
-                keys.tune_results(job.id),
-                keys.tune_events(job.id),
-            ],
-            args=[
-                job.id,
-                MOST,
-                MOST_OPEN,
-                keys.tune_prefix,
-                msgspec.json.encode(job),
-                f"{job.created * 1000:.0f}",
-                b'{"state":"waiting"}',
-                "waiting",
-                job.spent,
-                job.trials,
-                keys.wake,
-                *map(len, parts),
-                loaded.turn,
-                *(value for part in parts for pair in part.items() for value in pair),
-            ],
+    async def create(self, record: TuningJobRecord) -> None:
+        job = record.job
+        ended = Counter(each.state for each in record.progress.values() if each.state in ENDED)
+        await self._create(
+            job,
+            {
+                "": {
+                    "job": msgspec.json.encode(job),
+                    "state": "waiting",
+                    "ended": 0,
+                    "spent": job.spent,
+                    "trials": job.trials,
+                    "base_spent": job.spent,
+                    "base_trials": job.trials,
+                    "detail": "",
+                    "turn": record.turn,
+                    **{f"n:{state}": count for state, count in ended.items()},
+                },
+                ":items": {n: msgspec.json.encode(item) for n, item in enumerate(record.items)},
+                ":bodies": record.bodies,
+                ":progress": {n: msgspec.json.encode(each) for n, each in record.progress.items()},
+                ":results": record.results,
+            },
+            event=_state_event("waiting"),
+            most_open=MOST_OPEN,
         )
-        if answer[0] == b"many":
-            raise Overloaded(
-                f"{int(answer[1])} batch jobs of namespace {keys.namespace} are open, the most that may",
-                hint="Wait for one, or `torchrelay tune cancel` one",
-            )
-
-    async def jobs(self) -> list[TuneJob]:
-        """The newest first."""
-        names = await self._redis.zrevrange(self._keys.tunes, 0, MOST - 1)
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.hgetall(self._keys.tune(name.decode()))
-            found = await pipe.execute()
-        return [job for fields in found if (job := _job(fields)) is not None]
-
-    async def open(self) -> list[str]:
-        """Ids of those that have not ended, the oldest first."""
-        found = await self._redis.zrange(self._keys.tunes_open, 0, -1)
-        return [name.decode() for name in found]
-
-    async def job(self, job: str) -> TuneJob:
-        """Raises NotFound."""
-        found = _job(await self._redis.hgetall(self._keys.tune(job)))
-        if found is None:
-            raise NotFound(f"there is no batch job {job}", hint="`torchrelay tune ls` lists them")
-        return found
 
     async def progress(self, job: str) -> list[TuneProgress]:
-        """Of every item, in order."""
-        items, told = await self._items(job), await self._redis.hgetall(self._keys.tune_progress(job))
-        found = {int(n): decoding.from_json(data, type=TuneProgress) for n, data in told.items()}
+        """The progress of all items, in order."""
+        items = await self._items(job)
+        found = _decoded_progress(await self._redis.hgetall(self._keys.part(job, "progress")))
         return [found.get(n) or waiting(n, item) for n, item in enumerate(items)]
 
     async def load(self, job: str) -> TuningJobRecord:
-        """All of it. Raises NotFound."""
-        found, keys = await self.job(job), self._keys
+        fields, keys = await self._fields(job), self._keys
         async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.hmget(keys.tune(job), "base_spent", "base_trials", "turn")
-            pipe.hgetall(keys.tune_progress(job))
-            pipe.hgetall(keys.tune_bodies(job))
-            pipe.hgetall(keys.tune_results(job))
-            (spent, trials, turn), progress, bodies, results = await pipe.execute()
+            for part in ("progress", "bodies", "results"):
+                pipe.hgetall(keys.part(job, part))
+            progress, bodies, results = await pipe.execute()
         return TuningJobRecord(
-            job=found,
+            job=self._shown(fields),
             items=await self._items(job),
             bodies={int(n): body for n, body in bodies.items()},
-            progress={int(n): decoding.from_json(data, type=TuneProgress) for n, data in progress.items()},
+            progress=_decoded_progress(progress),
             results={int(n): data for n, data in results.items()},
-            base=(float(spent or 0), int(trials or 0)),
-            turn=int(turn or 0),
+            base=(float(fields.get(b"base_spent", 0)), int(fields.get(b"base_trials", 0))),
+            turn=int(fields.get(b"turn", 0)),
         )
 
     async def results(self, job: str, cursor: int) -> tuple[list[TuneResult], int]:
-        """Those of some items from number `cursor` on, and where to go on; 0 ends. Raises NotFound."""
+        """Results of a page of items from number `cursor` on, and the next cursor; 0 at the end. Raises NotFound."""
         await self.job(job)
-        key, count = self._keys.tune_results(job), await self._redis.hlen(self._keys.tune_items(job))
+        key, count = self._keys.part(job, "results"), await self._redis.hlen(self._keys.part(job, "items"))
         numbers = range(cursor, min(cursor + _PAGE_ITEMS, count))
         packed = await self._redis.hmget(key, [str(n) for n in numbers]) if numbers else []
         found = await asyncio.to_thread(lambda: [r for data in packed if data for r in unpack(data)])
         return found, numbers.stop if numbers.stop < count else 0
 
     async def _items(self, job: str) -> list[TuneItem]:
-        found = await self._redis.hgetall(self._keys.tune_items(job))
+        found = await self._redis.hgetall(self._keys.part(job, "items"))
         return [decoding.from_json(found[n], type=TuneItem) for n in sorted(found, key=int)]
 
-    # --- driving -------------------------------------------------------------------------------------------
+    # --- running -------------------------------------------------------------------------------------------
 
-    async def take(self, job: str, owner: str, turn: int | None = None) -> LeaseOutcome:
-        """Drive `job` from now on; or go on doing so, unless it has ended or was resumed since `turn`."""
-        answer = await self._lease(job, owner, "take", turn)
-        return cast(LeaseOutcome, answer)
-
-    async def release(self, job: str, owner: str) -> None:
-        """Let another gateway have it at once."""
-        await self._lease(job, owner, "release")
-
-    async def _lease(self, job: str, owner: str, what: str, turn: int | None = None) -> str:
-        keys = self._keys
-        with reserved_for_leases():
-            (answer,) = await self._scripts.lease_tuning_job(
-                keys=[keys.tune(job), keys.tune_lease(job), keys.tune_events(job)],
-                args=[job, owner, self._lease_ms, what, keys.wake, "" if turn is None else turn],
-            )
-        return bytes(answer).decode()
-
-    async def tell(
+    async def record_item(
         self,
         job: str,
         owner: str,
@@ -209,15 +141,12 @@ class TuningJobs:
         spent: float = 0.0,
         trials: int = 0,
     ) -> bool:
-        """How far an item is, and what came of it, `pack`ed; false if the job is not `owner`'s to drive."""
+        """Write how far an item is, and its results, `pack`ed; false if `owner` does not hold the job's lease."""
         keys = self._keys
         answer = await self._scripts.record_tuning_item(
             keys=[
-                keys.tune(job),
-                keys.tune_lease(job),
-                keys.tune_progress(job),
-                keys.tune_results(job),
-                keys.tune_events(job),
+                keys.job(job),
+                *(keys.part(job, part) for part in ("lease", "progress", "results", "events")),
             ],
             args=[
                 job,
@@ -228,40 +157,52 @@ class TuningJobs:
                 results,
                 f"{spent:.3f}",
                 trials,
-                keys.wake,
+                self._channel,
                 EVENTS,
             ],
         )
         return bool(answer != b"lost")
 
-    async def turn(
-        self, job: str, what: JobTransition, *, owner: str = "", detail: str = ""
-    ) -> tuple[TuneState, bool]:
-        """End, cancel or resume it: the state that it has now, and whether this changed it. Raises NotFound."""
-        keys = self._keys
-        answer = await self._scripts.change_tuning_job(
-            keys=[
-                keys.tune(job),
-                keys.tune_lease(job),
-                keys.tune_progress(job),
-                keys.tune_events(job),
-                keys.tunes_open,
-                keys.tunes,
-            ],
-            args=[job, what, owner, keys.wake, detail],
+    async def change(self, job: str, transition: JobTransition, *, owner: str = "", detail: str = "") -> None:
+        """End (as `owner` of its lease), cancel or resume a job, where its state allows it. Raises NotFound."""
+        states: dict[JobTransition, TuneState] = {"end": "done", "cancel": "cancelled", "resume": "waiting"}
+        state = states[transition]
+        await self._change(
+            job,
+            "resume" if transition == "resume" else "end",
+            {"detail": detail},
+            owner=owner,
+            state=state,
+            event=_state_event(state),
         )
-        if not answer:
-            raise NotFound(f"there is no batch job {job}", hint="`torchrelay tune ls` lists them")
-        return cast(TuneState, answer[0].decode()), answer[1] == b"1"
 
     # --- following -----------------------------------------------------------------------------------------
 
     async def events(self, job: str, after: str = STREAM_START) -> list[TuningJobEvent]:
-        found = await self._redis.xrange(self._keys.tune_events(job), min=f"({after}", count=1000)
+        found = await self._redis.xrange(self._keys.part(job, "events"), min=f"({after}", count=1000)
         return [
             TuningJobEvent(name.decode(), fields[b"event"].decode(), fields[b"data"])
             for name, fields in found
         ]
+
+    def _shown(self, fields: Fields) -> TuneJob:
+        job = decoding.from_json(fields[b"job"], type=TuneJob)
+        ended = {
+            cast(ItemState, name[2:].decode()): int(count)
+            for name, count in fields.items()
+            if name.startswith(b"n:")
+        }
+        assert ended.keys() <= ENDED
+        left = sum(job.items.values()) - sum(ended.values())
+        return msgspec.structs.replace(
+            job,
+            state=cast(TuneState, fields[b"state"].decode()),
+            ended=int(fields[b"ended"]) / 1000,
+            spent=round(float(fields[b"spent"]), 3),
+            trials=int(fields[b"trials"]),
+            detail=fields[b"detail"].decode(),
+            items={**({"waiting": left} if left else {}), **ended},
+        )
 
 
 def notification_name(job: str) -> str:
@@ -270,11 +211,11 @@ def notification_name(job: str) -> str:
 
 
 def waiting(number: int, item: TuneItem) -> TuneProgress:
-    """How far an item is of which nothing was told yet."""
-    return TuneProgress(item=number, line=item.line, kind=kind_of(item), state="waiting", text=text_of(item))
+    """The progress of an item that nobody has recorded yet."""
+    return TuneProgress(item=number, line=item.line, kind=_kind(item), state="waiting", text=_text(item))
 
 
-def kind_of(item: TuneItem) -> str:
+def _kind(item: TuneItem) -> str:
     match item:
         case OperatorTuneItem():
             return "ceiling" if item.ceiling else "operator"
@@ -283,7 +224,7 @@ def kind_of(item: TuneItem) -> str:
     return "kernel"
 
 
-def text_of(item: TuneItem) -> str:
+def _text(item: TuneItem) -> str:
     """What people call it."""
     match item:
         case OperatorTuneItem():
@@ -305,24 +246,9 @@ def unpack(data: bytes) -> list[TuneResult]:
         raise Unavailable(f"a job's results cannot be read: {error}") from None
 
 
-def _job(fields: Mapping[bytes, bytes]) -> TuneJob | None:
-    if b"job" not in fields:
-        return None
-    job = decoding.from_json(fields[b"job"], type=TuneJob)
-    ended = {
-        cast(ItemState, name[2:].decode()): int(count)
-        for name, count in fields.items()
-        if name.startswith(b"n:")
-    }
-    total = sum(job.items.values())
-    assert ended.keys() <= ENDED
-    left = total - sum(ended.values())
-    return msgspec.structs.replace(
-        job,
-        state=cast(TuneState, fields[b"state"].decode()),
-        ended=int(fields[b"ended"]) / 1000,
-        spent=round(float(fields[b"spent"]), 3),
-        trials=int(fields[b"trials"]),
-        detail=fields[b"detail"].decode(),
-        items={**({"waiting": left} if left else {}), **ended},
-    )
+def _decoded_progress(found: Fields) -> dict[int, TuneProgress]:
+    return {int(n): decoding.from_json(data, type=TuneProgress) for n, data in found.items()}
+
+
+def _state_event(state: TuneState) -> tuple[str, bytes]:
+    return "job", msgspec.json.encode({"state": state})

@@ -2,8 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+JobKind = Literal["tune", "train"]
+
 DEFAULT_NAMESPACE = "default"
 """The namespace of everything that belongs to no other."""
+
+
+class JobKeys:
+    """The Redis keys of one kind of jobs in a namespace.
+
+    Parts of a tuning job, the keys of its hashes are numbers of items: `items`, JSON; `bodies`, requests of graphs and
+    kernels; `progress`, TuneProgress as JSON, none of those that wait; `results`, TuneResults in MessagePack and zstd.
+
+    Parts of a training job: `metrics`, `logs` and `history` (the rest), streams of these events alone, with the
+    numbers that they have in `events`; `shelves`, a hash: what of these streams went to the blob store, `<part>:<first
+    number>` to the last number; `files`, a hash: name to TrainFile, JSON.
+    """
+
+    def __init__(self, prefix: str, kind: JobKind) -> None:
+        self.kind = kind
+        self.all = f"{prefix}{kind}s"
+        """Sorted set: job by its beginning, ms."""
+        self.open = f"{prefix}{kind}s_open"
+        """Sorted set, as `all`: those that have not ended."""
+        self._prefix = f"{prefix}{kind}:"
+
+    def job(self, job: str) -> str:
+        """Hash: the job as JSON and what changes of it: state, ended (ms), detail, turn. Of a tuning job spent (s),
+        trials, and `n:<state>`: how many items ended so. Of a training job its progress, and how many events and
+        tellings there were."""
+        return self._prefix + job
+
+    def part(self, job: str, part: str) -> str:
+        """`events`: a stream, name and data of each event; ids of a training job's are `<number>-0`, numbers from 1.
+        `lease`: the owner, expires with the lease. Others: see above."""
+        return f"{self._prefix}{job}:{part}"
+
+    def notification(self, job: str) -> str:
+        """What the wake channel calls a job."""
+        return f"{self.kind}:{job}"
 
 
 class Keys:
@@ -60,16 +99,8 @@ class Keys:
         """Hash: digests of a place and a problem to their records.TuningEntry, MessagePack."""
         self.tuned = f"{prefix}tuned"
         """Sorted set: fields of tunings by last use, ms."""
-        self.tunes = f"{prefix}tunes"
-        """Sorted set: batch job by its beginning, ms."""
-        self.tunes_open = f"{prefix}tunes_open"
-        """Sorted set, as tunes: those that have not ended."""
-        self.tune_prefix = f"{prefix}tune:"
-        self.trains = f"{prefix}trains"
-        """Sorted set: training job by its beginning, ms."""
-        self.trains_open = f"{prefix}trains_open"
-        """Sorted set, as trains: those that have not ended."""
-        self.train_prefix = f"{prefix}train:"
+        self.tuning_jobs = JobKeys(prefix, "tune")
+        self.training_jobs = JobKeys(prefix, "train")
         self.saved = f"{prefix}kept"
         """Sorted set: cache key of a saved request by when it was saved, ms."""
         self.saved_sizes = f"{prefix}kept_sizes"
@@ -112,59 +143,6 @@ class Keys:
     def script(self, script: str) -> str:
         """Sorted set: cache keys that a script used, by when and in which order."""
         return self.script_prefix + script
-
-    def tune(self, job: str) -> str:
-        """Hash: the job as JSON and what changes of it: state, ended (ms), spent (s), trials, detail, and `n:<state>`:
-        how many items ended so."""
-        return self.tune_prefix + job
-
-    def tune_items(self, job: str) -> str:
-        """Hash: an item's number to the item, JSON."""
-        return f"{self.tune_prefix}{job}:items"
-
-    def tune_bodies(self, job: str) -> str:
-        """Hash: number of a graph or kernel to its request's body."""
-        return f"{self.tune_prefix}{job}:bodies"
-
-    def tune_progress(self, job: str) -> str:
-        """Hash: an item's number to its TuneProgress, JSON; none of those that wait."""
-        return f"{self.tune_prefix}{job}:progress"
-
-    def tune_results(self, job: str) -> str:
-        """Hash: an item's number to its TuneResults, MessagePack, zstd."""
-        return f"{self.tune_prefix}{job}:results"
-
-    def tune_events(self, job: str) -> str:
-        """Stream: name and data of each event."""
-        return f"{self.tune_prefix}{job}:events"
-
-    def tune_lease(self, job: str) -> str:
-        """Which gateway drives the job; expires with its lease."""
-        return f"{self.tune_prefix}{job}:lease"
-
-    def train(self, job: str) -> str:
-        """Hash: the job as JSON, what changes of it, and how many events and tellings there were."""
-        return self.train_prefix + job
-
-    def train_events(self, job: str) -> str:
-        """Stream: name and data of each event; ids are `<number>-0`, numbers from 1."""
-        return f"{self.train_prefix}{job}:events"
-
-    def train_shelf(self, job: str, what: str) -> str:
-        """Stream: `metrics`, `logs` or `history` (the rest) alone, with the numbers that they have in events."""
-        return f"{self.train_prefix}{job}:{what}"
-
-    def train_shelves(self, job: str) -> str:
-        """Hash: what of these streams went to the blob store, `<what>:<first number>` to the last number."""
-        return f"{self.train_prefix}{job}:shelves"
-
-    def train_files(self, job: str) -> str:
-        """Hash: name to TrainFile, JSON."""
-        return f"{self.train_prefix}{job}:files"
-
-    def train_lease(self, job: str) -> str:
-        """Which gateway drives the job; expires with its lease."""
-        return f"{self.train_prefix}{job}:lease"
 
     def saved_request(self, key: str) -> str:
         """The body of a request, for tuning jobs that name it by key."""

@@ -228,20 +228,20 @@ def test_redis_does_not_fill_up_while_the_blob_store_is_away(
     http: httpx2.Client, pool: TrainingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "ARCHIVE_ENTRIES", 2)
-    for name, value in (("SHELF", 2), ("_UNSHELVED_BYTES", 100), ("_MOST_UNSHELVED_BYTES", 3000)):
+    for name, value in (("ARCHIVE_ENTRIES", 2), ("_UNARCHIVED_BYTES", 100), ("_MOST_UNARCHIVED_BYTES", 3000)):
         monkeypatch.setattr(f"torchrelay.service.jobs.training.run.{name}", value)
-    sound = TrainingFiles.put_shelf
+    sound = TrainingFiles.put_segment
 
     async def away(self: TrainingFiles, *_: object) -> None:
         raise Unavailable("the blob store takes nothing")
 
-    monkeypatch.setattr(TrainingFiles, "put_shelf", away)
+    monkeypatch.setattr(TrainingFiles, "put_segment", away)
     pool.pace = 0.05
     name = begun(http, capture=False)
     wait_until(lambda: shown(http, name).get("step", 0) >= 2, seconds=20)
     time.sleep(STEPS * 2 * pool.pace + 2)  # its ranks have taken all steps
     assert shown(http, name)["step"] < STEPS - 1
-    monkeypatch.setattr(TrainingFiles, "put_shelf", sound)
+    monkeypatch.setattr(TrainingFiles, "put_segment", sound)
     assert ended(http, name)["state"] == "done"
     assert [each.event.step for each in entries(http, name, "metrics")] == list(range(STEPS))
 
@@ -255,16 +255,16 @@ def test_who_does_not_drive_a_job_any_more_takes_nothing_of_it_to_the_blob_store
         wait_until(lambda: shown(http, name).get("step", 0) >= 3, seconds=20)
         tenant = gateway.app.state.gateway.tenants.default
 
-        async def shelve() -> None:
+        async def archive() -> None:
             redis = Redis.from_url(redis_server.url)
             store = TrainingFiles(LocalStore(tmp_path / "elsewhere", mkdir=True), "default")
             stale = TrainingJobs(
                 redis, tenant.keys, Scripts(redis), store, lease_seconds=1, most_open=1, files_bytes=1
             )
-            await stale.shelve(name, "another", all_of_it=True)
+            await stale.archive(name, "another", everything=True)
             await redis.aclose()
 
-        asyncio.run(shelve())
+        asyncio.run(archive())
         assert ended(http, name)["state"] == "done"
         assert [each.event.step for each in entries(http, name, "metrics")] == list(range(STEPS))
 

@@ -409,11 +409,11 @@ def test_counters_are_of_the_ranks_that_run_now() -> None:
     progress = TrainingJobProgress()
     for attempt in (0, 1):
         for event in story(attempt)[:-3]:
-            progress.hear(event)
+            progress.apply(event)
         assert progress.compiles().hits == 6
         assert progress.first_step_seconds == 3.0
     assert (progress.started, progress.restarts, progress.ranks) == (1001.0, 1, 2)
-    progress.hear(RankStarted(rank=0, world_size=2, pid=1, host="a", attempt=2, at=2000))
+    progress.apply(RankStarted(rank=0, world_size=2, pid=1, host="a", attempt=2, at=2000))
     assert (progress.compiles().hits, progress.started) == (0, 1001.0)
     again = decoding.from_json(msgspec.json.encode(progress), type=TrainingJobProgress)
     assert again == progress

@@ -17,7 +17,8 @@ from torchrelay.compiler.request import key as keys
 from torchrelay.compiler.tuning.queries import SearchRequest
 from torchrelay.compiler.tuning.records import Operand, Problem, parse_problem
 from torchrelay.service.admission import saved_requests
-from torchrelay.service.jobs.tuning import controller, records
+from torchrelay.service.jobs import records
+from torchrelay.service.jobs.tuning import run
 from tune_parts import (
     CEILINGS,
     SearchingPool,
@@ -324,8 +325,8 @@ def test_the_oldest_jobs_that_have_ended_make_room(
 def test_a_job_of_many_problems_tells_fewer_timings_of_each(
     http: httpx2.Client, pool: SearchingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "_LEAST_TIMINGS", 1)
-    monkeypatch.setattr(controller, "_ALL_TIMINGS", 3)
+    monkeypatch.setattr(run, "_LEAST_TIMINGS", 1)
+    monkeypatch.setattr(run, "_ALL_TIMINGS", 3)
     name = begun(http, operator(16))
     ended(http, name)
     assert [timing.candidate for timing in results(http, name)[0].timings] == ["triton_mm"]
@@ -467,7 +468,7 @@ def test_a_job_is_driven_again_though_the_cancellation_of_its_graph_was_lost(
     http: httpx2.Client, pool: SearchingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As up to Python 3.11 asyncio.wait_for loses one that comes with Redis' answer."""
-    lost, room = [], controller.TuningJobRun._room
+    lost, room = [], run.TuningJobRun._wait_for_idle_worker
 
     async def loses_one_cancellation(drive: Any, *arguments: Any) -> None:
         try:
@@ -478,7 +479,7 @@ def test_a_job_is_driven_again_though_the_cancellation_of_its_graph_was_lost(
             lost.append(True)
             await room(drive, *arguments)
 
-    monkeypatch.setattr(controller.TuningJobRun, "_room", loses_one_cancellation)
+    monkeypatch.setattr(run.TuningJobRun, "_wait_for_idle_worker", loses_one_cancellation)
     body = graph(24)
     compiled(http, body)
     pool.state = "busy"

@@ -127,7 +127,7 @@ async def cancel(job: Job, gateway: Gateway, trainer: Trainer) -> TrainJob:
     if found.state not in TRAIN_ENDED:
         await _log(tenant, trainer, "train_cancelled", found)
         async with gateway.notifications.woken(notification_name(job)) as wake:
-            await tenant.training_jobs.turn(job, "cancel", detail=f"cancelled by {trainer.name}")
+            await tenant.training_jobs.cancel(job, f"cancelled by {trainer.name}")
             await _look(tenant)
             until = time.monotonic() + _CANCEL_SECONDS
             while found.state not in TRAIN_ENDED and time.monotonic() < until and not gateway.state.stopping:
@@ -152,7 +152,7 @@ async def resume(job: Job, gateway: Gateway, trainer: Trainer) -> TrainJob:
         await _log(tenant, trainer, "train_resumed", found)
         detail = f"resumed by {trainer.name}"
         waits = StateChanged(state="waiting", at=time.time(), detail=detail)
-        await tenant.training_jobs.turn(job, "resume", detail=detail, turned=waits, source=trainer.source)
+        await tenant.training_jobs.resume(job, waits, source=trainer.source)
         await _look(tenant)
     return await tenant.training_jobs.job(job)
 
@@ -291,7 +291,7 @@ async def events(
 async def _look(tenant: TenantParts) -> None:
     """Begin at once where this gateway can; else it, or another, does so soon."""
     try:
-        await tenant.training_controller.look()
+        await tenant.training_controller.take_over()
     except RedisError as error:
         log.warning("trains_not_looked_at", error=str(error))
 

@@ -21,7 +21,8 @@ from .....compiler.errors import MalformedRequest, SourceForbidden
 from .....compiler.request import codec
 from ....access.audit import AuditAction, AuditEvent
 from ....access.tokens import Grant
-from ....jobs.tuning.records import JobTransition, notification_name
+from ....jobs.records import JobTransition
+from ....jobs.tuning.records import notification_name
 from ....storage.redis.streams import STREAM_START, is_stream_id
 from ...http.event_stream import ServerEvent, event_stream_responses, follow_job
 from ...http.json_body import decode_json
@@ -126,7 +127,7 @@ async def _turn(
             f"{found.sources[0]!r} of this job"
         )
     await _log(tenant, tuner, action, found)
-    await tenant.tuning_jobs.turn(job, what, detail=f"{what} by {tuner.name}" if what == "cancel" else "")
+    await tenant.tuning_jobs.change(job, what, detail=f"{what} by {tuner.name}" if what == "cancel" else "")
     await _look(tenant)
     return await tenant.tuning_jobs.job(job)
 
@@ -162,7 +163,7 @@ async def events(
 async def _look(tenant: TenantParts) -> None:
     """Begin at once where this gateway can; else it, or another, does so soon."""
     try:
-        await tenant.tuning_controller.look()
+        await tenant.tuning_controller.take_over()
     except RedisError as error:
         log.warning("tunes_not_looked_at", error=str(error))
 

@@ -1,7 +1,7 @@
--- How far an item of a batch job is, told by who drives the job. What has ended stays as it is.
+-- Record how far an item of a tuning job is, as the holder of the job's lease. An item that has ended stays as it is.
 -- KEYS: job, lease, progress, results, events.
 -- ARGV: id, owner, number, progress JSON, state, results or '', seconds, trials, wake channel, most events.
--- Returns 'kept', 'ended' (it had) or 'lost' (another drives the job, or it has ended).
+-- Returns 'recorded', 'ended' (the item had) or 'lost' (another holds the lease, or the job has ended).
 local state = redis.call('HGET', KEYS[1], 'state')
 if redis.call('GET', KEYS[2]) ~= ARGV[2] or state == 'done' or state == 'cancelled' then
   return 'lost'
@@ -22,4 +22,4 @@ if not open[ARGV[5]] then
 end
 redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[10], '*', 'event', 'item', 'data', ARGV[4])
 redis.call('PUBLISH', ARGV[9], 'tune:' .. ARGV[1])
-return 'kept'
+return 'recorded'

@@ -1,7 +1,8 @@
--- The oldest entries of a job's metrics, logs or history have gone to the blob store: note where, and forget them here.
+-- Note a segment: the oldest entries of a job's metrics, logs or history, now in the blob store. Delete them here.
 -- KEYS: entries, shelves, lease. ARGV: 'metrics', 'logs' or 'history', number of the last one that went,
 -- first one's, owner.
--- A shelf is noted as `<what>:<first>`, with the last one's number. Returns 1, or 0 (another drives the job).
+-- The field of a segment is `<series>:<first>`, its value the last one's number. Returns 1, or 0 (another holds the
+-- lease).
 if redis.call('GET', KEYS[3]) ~= ARGV[4] then
   return 0
 end

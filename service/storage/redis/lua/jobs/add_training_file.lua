@@ -1,6 +1,6 @@
--- Note a file of a training job, which the blob store has; or say whether it may have it.
--- KEYS: job, files. ARGV: name, TrainFile JSON or '' to ask, bytes, most files, most bytes of all.
--- Returns 'kept', 'gone' (no such job), 'many' or 'large'.
+-- Note a file of a training job that is in the blob store, or check whether the job may have it.
+-- KEYS: job, files. ARGV: name, TrainFile JSON or '' to check, bytes, most files, most bytes of all.
+-- Returns 'ok', 'gone' (no such job), 'many' or 'large'.
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return 'gone'
 end
@@ -21,4 +21,4 @@ end
 if ARGV[2] ~= '' then
   redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 end
-return 'kept'
+return 'ok'

@@ -1,0 +1,168 @@
+"""Runs the jobs of one kind in one namespace: takes the lease of each job that no gateway runs, and renews it.
+
+If this gateway dies, its leases expire and another gateway takes the jobs over. Runs wait while Redis is down. A
+Redis that comes back without a job gets the job again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from redis.exceptions import RedisError
+
+from ...compiler.errors import NotFound, Overloaded
+from ..base.async_tasks import end
+from ..storage.redis.notifications import Notifications
+from ..storage.redis.retry import retry_while_down
+from .records import DurableJobs, LeaseOutcome
+
+log = structlog.get_logger(__name__)
+
+_MOST_PAUSE_SECONDS = 1.0
+"""Between two renewals of a lease, however often the job's events notify us."""
+
+
+class JobLost(Exception):
+    """Another gateway runs the job, or it has ended."""
+
+
+class JobRun:
+    """One job under one lease."""
+
+    def __init__(self, jobs: DurableJobs[Any, Any], job: str, owner: str, turn: int) -> None:
+        self.id = job
+        self.owner = owner
+        self._jobs = jobs
+        self._turn = turn
+
+    async def run(self) -> None:
+        """Bring the job to its end. Raises JobLost."""
+        raise NotImplementedError
+
+    def snapshot(self) -> Any:
+        """The record of the job as far as it is."""
+        raise NotImplementedError
+
+    async def restore(self) -> None:
+        """Write what else Redis has lost with the job. Raises RedisError."""
+
+    def cancel(self, by: str) -> None:
+        """The job is to end. by: who cancelled it, in words."""
+
+    def stop(self) -> None:
+        """This gateway does not run the job any more."""
+
+    async def renew(self) -> LeaseOutcome:
+        """Renew the lease. A job that Redis has lost is written again. Raises RedisError, Overloaded."""
+        outcome, cancelled_by = await self._jobs.take(self.id, self.owner, self._turn)
+        if outcome == "gone":
+            log.warning(f"{self._jobs.kind}_written_again", job=self.id)
+            await self.restore()
+            await self._jobs.create(self.snapshot())
+            outcome, cancelled_by = await self._jobs.take(self.id, self.owner, self._turn)
+        if outcome == "held" and cancelled_by:
+            self.cancel(cancelled_by)
+        return outcome
+
+
+class JobController:
+    """Runs the jobs whose leases this gateway holds."""
+
+    def __init__(
+        self,
+        jobs: DurableJobs[Any, Any],
+        start: Callable[[Any, str], JobRun],
+        notifications: Notifications,
+        *,
+        lease_seconds: float,
+    ) -> None:
+        """start: makes the run of a loaded job for an owner."""
+        self._jobs = jobs
+        self._start = start
+        self._notifications = notifications
+        self._lease_seconds = lease_seconds
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._taking_over: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def take_over(self) -> None:
+        """Take over the open jobs that no gateway runs. Raises RedisError."""
+        for job in await self._jobs.open():
+            if job in self._running:
+                continue
+            owner = uuid.uuid4().hex
+            outcome, _ = await self._jobs.take(job, owner)
+            if outcome == "held" and not self._closed:
+                task = asyncio.create_task(self._run(job, owner), name=f"{self._jobs.kind} {job}")
+                self._running[job] = task
+                task.add_done_callback(lambda done, job=job: self._done(job, done))
+
+    def running(self) -> int:
+        """How many jobs this gateway runs."""
+        return len(self._running)
+
+    async def close(self) -> None:
+        """Leave all jobs to other gateways. Ranks of training jobs go on."""
+        self._closed = True
+        await end(*self._taking_over)
+        await end(*self._running.values())
+
+    def _done(self, job: str, task: asyncio.Task[None]) -> None:
+        if self._running.get(job) is task:
+            del self._running[job]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error(f"{self._jobs.kind}_broke", job=job, exc_info=error)
+        elif not self._closed:  # the job may have been resumed meanwhile
+            again = asyncio.create_task(self._take_over_again(), name=f"take over {self._jobs.kind} jobs")
+            self._taking_over.add(again)
+            again.add_done_callback(self._taking_over.discard)
+
+    async def _take_over_again(self) -> None:
+        with contextlib.suppress(RedisError):
+            await self.take_over()
+
+    async def _run(self, job: str, owner: str) -> None:
+        kind = self._jobs.kind
+        log.info(f"{kind}_driven", job=job)
+        run: JobRun | None = None
+        try:
+            run = self._start(await retry_while_down(lambda: self._jobs.load(job)), owner)
+            renewal = asyncio.create_task(self._renew(run))
+            work = asyncio.create_task(run.run())
+            try:
+                await asyncio.wait({renewal, work}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await end(renewal)
+                await end(work)
+            if work.done() and not work.cancelled() and (error := work.exception()) is not None:
+                raise error
+        except (JobLost, NotFound):
+            log.info(f"{kind}_left", job=job)
+        finally:
+            if run is not None:
+                run.stop()
+            try:
+                await self._jobs.release(job, owner)
+            except RedisError as error:
+                log.warning(f"{kind}_not_released", job=job, error=str(error))  # it expires by itself
+
+    async def _renew(self, run: JobRun) -> None:
+        """Renew the lease until the job is another gateway's or has ended."""
+        async with self._notifications.woken(self._jobs.notification(run.id)) as notified:
+            while True:
+                try:
+                    if await run.renew() != "held":
+                        return
+                except (RedisError, Overloaded) as error:
+                    log.warning(f"{self._jobs.kind}_lease_not_renewed", job=run.id, error=str(error))
+                notified.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._lease_seconds / 3):
+                        await notified.wait()
+                        # the job's own events notify us too
+                        await asyncio.sleep(min(_MOST_PAUSE_SECONDS, self._lease_seconds / 30))

@@ -1,0 +1,175 @@
+"""Jobs of one kind, as Redis stores them: created, listed, leased, ended, cancelled and resumed.
+
+No gateway owns a job. One gateway at a time holds its lease and runs it (controller.py). Every script that writes
+checks the lease. All gateways answer for all jobs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, Literal, TypeVar, cast
+
+from redis.asyncio import Redis
+
+from ...compiler.api.training.jobs import TrainJob
+from ...compiler.api.tuning.jobs import TuneJob
+from ...compiler.errors import NotFound, Overloaded
+from ..storage.redis.connections import reserved_for_leases
+from ..storage.redis.keys import JobKeys, Keys
+from ..storage.redis.scripts import Scripts
+
+MOST = 200
+"""Jobs of a namespace. Past it the oldest that have ended are forgotten."""
+
+JobTransition = Literal["end", "cancel", "resume"]
+LeaseOutcome = Literal["held", "taken", "ended", "gone"]
+FieldValue = bytes | str | int | float
+Fields = Mapping[bytes, bytes]
+
+
+J = TypeVar("J", TuneJob, TrainJob)
+R = TypeVar("R")
+"""A job with all that its run needs."""
+
+
+class DurableJobs(ABC, Generic[J, R]):
+    """The jobs of one kind in one namespace. Every method raises RedisError."""
+
+    noun: str
+    """What messages call a job."""
+
+    def __init__(
+        self, redis: Redis, keys: Keys, job_keys: JobKeys, scripts: Scripts, *, lease_seconds: float
+    ) -> None:
+        self.kind = job_keys.kind
+        self._redis = redis
+        self._namespace = keys.namespace
+        self._channel = keys.wake
+        self._keys = job_keys
+        self._scripts = scripts
+        self._lease_ms = int(lease_seconds * 1000)
+
+    @abstractmethod
+    async def create(self, record: R) -> None:
+        """Write a new job, or one that Redis has lost. A job that exists stays as it is. Raises Overloaded."""
+
+    @abstractmethod
+    async def load(self, job: str) -> R:
+        """All of a job. Raises NotFound."""
+
+    @abstractmethod
+    def _shown(self, fields: Fields) -> J:
+        """The job that a hash holds, as people see it."""
+
+    async def jobs(self) -> list[J]:
+        """The newest first."""
+        names = await self._redis.zrevrange(self._keys.all, 0, MOST - 1)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hgetall(self._keys.job(name.decode()))
+            found = await pipe.execute()
+        return [self._shown(fields) for fields in found if b"job" in fields]
+
+    async def open(self) -> list[str]:
+        """Ids of the jobs that have not ended, the oldest first."""
+        return [name.decode() for name in await self._redis.zrange(self._keys.open, 0, -1)]
+
+    async def job(self, job: str) -> J:
+        """Raises NotFound."""
+        return self._shown(await self._fields(job))
+
+    async def take(self, job: str, owner: str, turn: int | None = None) -> tuple[LeaseOutcome, str]:
+        """Take or renew the lease of a job, unless it has ended, or was resumed since `turn`. Also returns who
+        cancelled the job, in words, or ''."""
+        outcome, *cancelled_by = await self._lease(job, owner, "take", turn)
+        return cast(LeaseOutcome, outcome.decode()), cancelled_by[0].decode() if cancelled_by else ""
+
+    async def release(self, job: str, owner: str) -> None:
+        """Give the lease back, so that another gateway can take it at once."""
+        await self._lease(job, owner, "release", None)
+
+    def notification(self, job: str) -> str:
+        """What the wake channel calls a job."""
+        return self._keys.notification(job)
+
+    async def _lease(self, job: str, owner: str, what: str, turn: int | None) -> list[bytes]:
+        with reserved_for_leases():
+            answer: list[bytes] = await self._scripts.lease_job(
+                keys=[self._keys.job(job)],
+                args=[
+                    job,
+                    self.kind,
+                    self._channel,
+                    owner,
+                    self._lease_ms,
+                    what,
+                    "" if turn is None else turn,
+                ],
+            )
+        return answer
+
+    async def _create(
+        self,
+        job: J,
+        hashes: Mapping[str, Mapping[Any, FieldValue]],
+        *,
+        event: tuple[str, bytes],
+        most_open: int,
+    ) -> None:
+        """hashes: fields by the suffix of the hash's key. event: name and data. Raises Overloaded."""
+        answer = await self._scripts.create_job(
+            keys=[self._keys.all, self._keys.open, self._keys.job(job.id)],
+            args=[
+                *(job.id, self.kind, self._channel, f"{job.created * 1000:.0f}", MOST, most_open, *event),
+                *(
+                    part
+                    for suffix, fields in hashes.items()
+                    for name, value in fields.items()
+                    for part in (suffix, name, value)
+                ),
+            ],
+        )
+        if answer[0] == b"many":
+            raise self._too_many(answer[1])
+
+    async def _change(
+        self,
+        job: str,
+        transition: JobTransition,
+        fields: Mapping[str, FieldValue],
+        *,
+        owner: str = "",
+        state: str = "",
+        event: tuple[str, bytes] = ("", b""),
+        most_open: int = 1 << 31,
+        most_events: int = 1 << 31,
+    ) -> None:
+        """Nothing happens where the job's state does not allow it. Raises NotFound, Overloaded."""
+        answer = await self._scripts.change_job(
+            keys=[self._keys.all, self._keys.open, self._keys.job(job)],
+            args=[
+                *(job, self.kind, self._channel, transition, owner, state, *event, most_open, most_events),
+                *(part for field in fields.items() for part in field),
+            ],
+        )
+        if answer[0] == b"gone":
+            raise self._missing(job)
+        if answer[0] == b"many":
+            raise self._too_many(answer[1])
+
+    async def _fields(self, job: str) -> Fields:
+        """Raises NotFound."""
+        fields: Fields = await self._redis.hgetall(self._keys.job(job))
+        if b"job" not in fields:
+            raise self._missing(job)
+        return fields
+
+    def _missing(self, job: str) -> NotFound:
+        return NotFound(f"there is no {self.noun} {job}", hint=f"`torchrelay {self.kind} ls` lists them")
+
+    def _too_many(self, count: int) -> Overloaded:
+        return Overloaded(
+            f"{int(count)} {self.noun}s of namespace {self._namespace} are open, the most that may",
+            hint=f"Wait for one, or `torchrelay {self.kind} cancel` one",
+        )

@@ -1,0 +1,412 @@
+"""Runs one tuning job: searches its operators, compiles its graphs and kernels, and records each result.
+
+Operators go to the search queue. Graphs are compiled one after the other, and only while a worker is idle. A gateway
+that takes the job over goes on with the items that have not ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from redis.exceptions import RedisError
+
+from ....compiler.api import compiles
+from ....compiler.api.tuning import kernels
+from ....compiler.api.tuning.jobs import (
+    ENDED,
+    ItemState,
+    KernelTuneItem,
+    OperatorTuneItem,
+    TuneItem,
+    TuneProgress,
+    TuneResult,
+)
+from ....compiler.artifact import container
+from ....compiler.artifact import manifest as artifact_manifest
+from ....compiler.errors import CompileFailed, Overloaded, OverQuota, RelayError
+from ....compiler.tuning.queries import SearchRequest, SearchResult, TuningQuery, TuningTask
+from ....compiler.tuning.records import DeviceEnvironment, Problem, TuningEntry, parse_problem_text
+from ...admission.admit import Admission
+from ...admission.compile_request import CompileRequest
+from ...base.async_tasks import run_together
+from ...base.worker_pools import CompilePool
+from ...cache.artifact_cache import ArtifactCache
+from ...compile.dispatcher import Dispatcher
+from ...compile.followers import Followers
+from ...compile.search.database import TuningDatabase
+from ...compile.search.queue import SearchQueue
+from ...compile.search.task import SearchState, SearchTarget, SearchTask
+from ...storage.redis.retry import retry_while_down
+from ..controller import JobLost, JobRun
+from .records import TuningJobRecord, TuningJobs, pack, unpack, waiting
+
+_TIMINGS = 256
+_LEAST_TIMINGS = 16
+_ALL_TIMINGS = 1 << 16
+"""A result has the timings of its fastest candidates, fewer in a job of many items: about so many in all items."""
+_FAILURES = 64
+_WHY = 300
+_BUDGET = "the job's budget was spent before"
+_MOST_PAUSE_SECONDS = 60.0
+"""The longest pause before a compile that was refused for now is requested again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningJobParts:
+    """What runs need of the rest of the service."""
+
+    jobs: TuningJobs
+    queue: SearchQueue
+    dispatcher: Dispatcher
+    followers: Followers
+    cache: ArtifactCache
+    tunings: TuningDatabase
+    admission: Admission
+    pool: CompilePool
+
+
+class TuningJobRun(JobRun):
+    """One job under one lease."""
+
+    def __init__(self, parts: TuningJobParts, loaded: TuningJobRecord, owner: str) -> None:
+        super().__init__(parts.jobs, loaded.job.id, owner, loaded.turn)
+        self.loaded = loaded
+        self._parts = parts
+        self._progress = dict(loaded.progress)
+        self._results = dict(loaded.results)
+        self._spent = loaded.job.spent
+        self._trials = loaded.job.trials
+        self._target = SearchTarget(loaded.job.toolchain, loaded.job.target, loaded.job.threads)
+        self._tasks: dict[int, SearchTask] = {}
+        self._devices: dict[DeviceEnvironment, None] = {}
+        """Devices that have measured problems of the job."""
+        self._devices_known = asyncio.Event()
+        """A device is known, or all operators have ended."""
+        self._recordings: set[asyncio.Task[None]] = set()
+        self._timings = max(_LEAST_TIMINGS, min(_TIMINGS, _ALL_TIMINGS // len(loaded.items)))
+
+    def snapshot(self) -> TuningJobRecord:
+        """The job as far as it is."""
+        job = msgspec.structs.replace(self.loaded.job, spent=self._spent, trials=self._trials)
+        job = msgspec.structs.replace(job, items={"waiting": len(self.loaded.items)})
+        return msgspec.structs.replace(self.loaded, job=job, progress=self._progress, results=self._results)
+
+    def stop(self) -> None:
+        """Cancel the searches that have not ended."""
+        for task in self._tasks.values():
+            task.cancel()
+        for task in self._recordings:
+            task.cancel()
+
+    async def run(self) -> None:
+        """End all items, then the job. Raises JobLost."""
+        left = [n for n in range(len(self.loaded.items)) if not self._ended(n)]
+        operators = [n for n in left if isinstance(self.loaded.items[n], OperatorTuneItem)]
+        operators.sort(key=lambda n: -_ceiling(self.loaded.items[n]))
+        for data in self._results.values():
+            for result in await asyncio.to_thread(unpack, data):
+                self._add_device(result.entry.place)
+        if not operators:
+            self._devices_known.set()
+        try:
+            await run_together(
+                self._compile_all([n for n in left if n not in set(operators)]),
+                *(self._search(n) for n in operators),
+            )
+        except BaseExceptionGroup as failed:
+            if failed.subgroup(JobLost) is not None:
+                raise JobLost from None
+            raise
+        await self._parts.jobs.change(self.id, "end", owner=self.owner)
+
+    # --- operators -----------------------------------------------------------------------------------------
+
+    async def _search(self, n: int) -> None:
+        item = self.loaded.items[n]
+        assert isinstance(item, OperatorTuneItem)
+        if self._check_budget():
+            await self._end(n, "skipped", _BUDGET)
+            return
+        question = TuningTask(
+            id=f"{self.id}.{n}.{self.owner[:8]}",
+            problem=item.problem,
+            exact=False,
+            space=item.space,
+            samples=self.loaded.job.budget.samples,
+        )
+        task = self._parts.queue.submit(
+            question, self._target, on_change=lambda state, detail: self._on_change(n, state, detail)
+        )
+        self._tasks[n] = task
+        outcome = await task.outcome()
+        del self._tasks[n]
+        if isinstance(outcome, SearchResult):
+            self._add_device(outcome.entry.place)
+            known = task.known or not outcome.timings
+            result = self._result(n, outcome, known=known)
+            await self._end(
+                n,
+                "known" if known else "done",
+                _winner(outcome.entry),
+                [result],
+                spent=0.0 if known else outcome.entry.seconds,
+                trials=0 if known else outcome.entry.candidates,
+            )
+        elif self._check_budget():
+            await self._end(n, "skipped", _BUDGET)
+        else:
+            await self._end(n, "failed", outcome)
+
+    def _on_change(self, n: int, state: SearchState, detail: str) -> None:
+        if state == "searching" and not self._ended(n):
+            self._progress[n] = self._progress_of(n, "searching", detail)
+            task = asyncio.create_task(self._record_quietly(self._progress[n]))
+            self._recordings.add(task)
+            task.add_done_callback(self._recordings.discard)
+
+    async def _record_quietly(self, progress: TuneProgress) -> None:
+        with contextlib.suppress(RedisError):
+            await self._parts.jobs.record_item(self.id, self.owner, progress)
+
+    def _check_budget(self) -> bool:
+        """Whether the budget is spent. If so, cancel the searches that have not begun."""
+        budget, (seconds, trials) = self.loaded.job.budget, self.loaded.base
+        spent = bool(
+            (budget.seconds and self._spent - seconds >= budget.seconds)
+            or (budget.trials and self._trials - trials >= budget.trials)
+        )
+        if spent:
+            for task in self._tasks.values():
+                if task.state == "queued":
+                    task.cancel()
+        return spent
+
+    # --- graphs and kernels --------------------------------------------------------------------------------
+
+    async def _compile_all(self, numbers: Sequence[int]) -> None:
+        for n in numbers:
+            if self._check_budget():
+                await self._end(n, "skipped", _BUDGET)
+                continue
+            try:
+                results, detail = await self._compile(n)
+            except RelayError as error:
+                await self._end(n, "failed", error.message)
+            else:
+                measured = [r for r in results if not r.known]
+                await self._end(
+                    n,
+                    "done" if measured else "known",
+                    detail,
+                    results,
+                    spent=sum(r.entry.seconds for r in measured),
+                    trials=sum(r.entry.candidates for r in measured),
+                )
+
+    async def _compile(self, n: int) -> tuple[list[TuneResult], str]:
+        """Compile a graph or kernel; its results and a detail for people. Raises the compile's error."""
+        parts, item = self._parts, self.loaded.items[n]
+        body = self.loaded.bodies[n]
+        request = await parts.admission.parse(body)
+        queries = _QueryLog(parts.queue)
+        data = await retry_while_down(lambda: parts.cache.lookup(request.key, "fetch"))
+        fresh = data is None
+        if data is None:
+            with parts.dispatcher.listening(request.key, queries):
+                data = await self._compiled(n, request, body)
+        manifest = await asyncio.to_thread(container.read_manifest, data)
+        found = [SearchResult(entry) for entry in queries.entries.values()] if fresh else []
+        for each in found:
+            self._add_device(each.entry.place)
+        texts = {measured.problem: measured.uses for measured in manifest.tuning}
+        if isinstance(item, KernelTuneItem):
+            texts = {kernels.problem(item.kernel).text(): 1}
+        if not texts.keys() <= queries.entries.keys():
+            found += [SearchResult(entry) for entry in await self._stored(item, manifest)]
+        results: dict[str, TuneResult] = {}
+        for each in found:
+            text = each.entry.problem.text()
+            if text in texts and text not in results:
+                search = queries.found.get(text)
+                measured = search is not None and search.entry == each.entry
+                outcome = search if search is not None and measured else each
+                results[text] = msgspec.structs.replace(
+                    self._result(n, outcome, known=not measured),
+                    graphs=[(request.key, texts[text])],
+                )
+        if isinstance(item, KernelTuneItem):
+            if not results:
+                raise CompileFailed("compiled, and nothing was measured: the worker's log says why")
+            return list(results.values()), _winner(next(iter(results.values())).entry)
+        return list(results.values()), _count(len(manifest.tuning))
+
+    async def _stored(self, item: TuneItem, manifest: artifact_manifest.Manifest) -> list[TuningEntry]:
+        """What the database has for an artifact's problems, on the devices of this job."""
+        problems = [
+            problem for m in manifest.tuning if (problem := parse_problem_text(m.problem)) is not None
+        ]
+        if isinstance(item, KernelTuneItem):
+            problems = [kernels.problem(item.kernel)]
+        await self._devices_known.wait()
+        found: list[TuningEntry] = []
+        for place in self._devices:
+            for start in range(0, len(problems), 256):
+                batch = problems[start : start + 256]
+                found += await retry_while_down(lambda p=place, b=batch: self._parts.tunings.known(p, b))
+        return found
+
+    async def _compiled(self, n: int, request: CompileRequest, body: bytes) -> bytes:
+        """The artifact, compiled once a worker is idle. Raises the compile's error."""
+        parts = self._parts
+        while True:
+            await self._wait_for_idle_worker(request)
+            try:
+                answer = await retry_while_down(lambda: parts.dispatcher.ask(request, body, finish=False))
+            except (Overloaded, OverQuota) as error:
+                await self._record_quietly(self._progress_of(n, "waiting", error.message))
+                await asyncio.sleep(max(1.0, min(error.retry_after or 5, _MOST_PAUSE_SECONDS)))
+                continue
+            if answer != "hit":
+                await self._record_quietly(self._progress_of(n, "searching", "compiles"))
+                await parts.followers.follow(request.key, functools.partial(self._on_compile_progress, n))
+            data = await retry_while_down(lambda: parts.cache.lookup(request.key, "fetch"))
+            if data is not None:
+                return data
+
+    async def _wait_for_idle_worker(self, request: CompileRequest) -> None:
+        """Other compiles go first."""
+        pause = 0.1
+        while not any(
+            (w.toolchain, w.target, w.state) == (request.toolchain, request.target, "idle")
+            for w in self._parts.pool.workers()
+        ):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 2.0)
+
+    async def _on_compile_progress(self, n: int, progress: compiles.CompileProgress) -> None:
+        if progress.stage == "autotune" and progress.detail:
+            await self._record_quietly(self._progress_of(n, "searching", progress.detail))
+
+    # --- recording -----------------------------------------------------------------------------------------
+
+    async def _end(
+        self,
+        n: int,
+        state: ItemState,
+        detail: str,
+        results: Sequence[TuneResult] = (),
+        *,
+        spent: float = 0.0,
+        trials: int = 0,
+    ) -> None:
+        """Record the end of an item. Raises JobLost."""
+        progress = self._progress_of(n, state, detail, spent)
+        packed = await asyncio.to_thread(pack, results) if results else b""
+        self._progress[n] = progress
+        if packed:
+            self._results[n] = packed
+        self._spent += spent
+        self._trials += trials
+        self._check_budget()
+        if all(
+            self._ended(m) for m, item in enumerate(self.loaded.items) if isinstance(item, OperatorTuneItem)
+        ):
+            self._devices_known.set()
+        recorded = await retry_while_down(
+            lambda: self._parts.jobs.record_item(
+                self.id, self.owner, progress, packed, spent=spent, trials=trials
+            )
+        )
+        if not recorded and not await self._recover():
+            raise JobLost
+
+    async def _recover(self) -> bool:
+        """Whether the job is still ours, after its lease had expired or Redis had lost it. All ended items are
+        recorded again then."""
+        if await retry_while_down(self.renew) != "held":
+            return False
+        for n, progress in self._progress.items():
+            if progress.state in ENDED:
+                packed = self._results.get(n, b"")
+                if not await retry_while_down(
+                    lambda p=progress, r=packed: self._parts.jobs.record_item(self.id, self.owner, p, r)
+                ):
+                    return False
+        return True
+
+    def _result(self, n: int, outcome: SearchResult, *, known: bool) -> TuneResult:
+        item = self.loaded.items[n]
+        failures = [
+            msgspec.structs.replace(failure, why=failure.why[:_WHY])
+            for failure in outcome.failures[:_FAILURES]
+        ]
+        return TuneResult(
+            item=self._text(n),
+            line=item.line,
+            entry=outcome.entry,
+            timings=[] if known else outcome.timings[: self._timings],
+            failures=[] if known else failures,
+            known=known,
+            ceiling=_ceiling(item),
+        )
+
+    def _add_device(self, place: DeviceEnvironment) -> None:
+        self._devices[place] = None
+        self._devices_known.set()
+
+    def _progress_of(self, n: int, state: ItemState, detail: str, seconds: float = 0.0) -> TuneProgress:
+        item = waiting(n, self.loaded.items[n])
+        return msgspec.structs.replace(item, state=state, detail=detail[:_WHY], seconds=round(seconds, 3))
+
+    def _ended(self, n: int) -> bool:
+        progress = self._progress.get(n)
+        return progress is not None and progress.state in ENDED
+
+    def _text(self, n: int) -> str:
+        return waiting(n, self.loaded.items[n]).text
+
+
+class _QueryLog:
+    """The tuning queries of one compile, and their answers.
+
+    entries: by problem's text. found: of those that the compile has measured, or the queue while it waited.
+    """
+
+    def __init__(self, queue: SearchQueue) -> None:
+        self.entries: dict[str, TuningEntry] = {}
+        self.found: dict[str, SearchResult] = {}
+        self._queue = queue
+        self._awaited: set[Problem] = set()
+
+    def __call__(self, question: TuningQuery, entries: Sequence[TuningEntry]) -> None:
+        for entry in entries:
+            text = entry.problem.text()
+            if entry.problem in self._awaited and text not in self.entries:
+                found = self._queue.found(entry.place, entry.problem)
+                if found is not None and found.timings:
+                    self.found[text] = found
+            self.entries[text] = entry
+        match question:
+            case SearchResult(entry):
+                self.found[entry.problem.text()] = question
+            case SearchRequest(_, problems):
+                self._awaited |= set(problems)
+
+
+def _count(problems: int) -> str:
+    if not problems:
+        return "nothing to search: no operator has several candidates"
+    return f"{problems} problem{'s' * (problems != 1)}"
+
+
+def _ceiling(item: TuneItem) -> bool:
+    return isinstance(item, OperatorTuneItem) and item.ceiling
+
+
+def _winner(entry: TuningEntry) -> str:
+    return f"{entry.winner.candidate[:200]} {entry.winner.milliseconds:.4g} ms"

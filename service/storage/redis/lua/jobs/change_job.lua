@@ -1,0 +1,71 @@
+-- End, cancel or resume a job.
+-- KEYS: jobs, open, job.
+-- ARGV: id, kind ('tune' or 'train'), wake channel, 'end', 'cancel' (ask the lease's holder to end it) or 'resume',
+--       owner (of who ends it) or '' (anybody may), state that it gets, name and data of the event, most open ones,
+--       how many events of a job that has ended stay, then field and value of what is set with it.
+-- Returns {'changed'}, {'unchanged'} (the job is not in a state for it), {'gone'} (there is no such job) or
+-- {'many', how many are open}.
+local jobs, open, job = KEYS[1], KEYS[2], KEYS[3]
+local training, transition = ARGV[2] == 'train', ARGV[4]
+local state = redis.call('HGET', job, 'state')
+if not state then
+  return {'gone'}
+end
+local ended = state == 'done' or state == 'failed' or state == 'cancelled'
+local possible
+if transition == 'end' then
+  possible = not ended and (ARGV[5] == '' or redis.call('GET', job .. ':lease') == ARGV[5])
+elseif transition == 'cancel' then
+  possible = not ended and redis.call('HGET', job, 'wish') == ''
+else
+  possible = ended and not (training and state == 'done')
+end
+if not possible then
+  return {'unchanged'}
+end
+if transition == 'resume' and redis.call('ZCARD', open) >= tonumber(ARGV[9]) then
+  return {'many', redis.call('ZCARD', open)}
+end
+for at = 11, #ARGV, 2 do
+  redis.call('HSET', job, ARGV[at], ARGV[at + 1])
+end
+redis.call('PUBLISH', ARGV[3], ARGV[2] .. ':' .. ARGV[1])
+if transition == 'cancel' then
+  return {'changed'}
+end
+local time = redis.call('TIME')
+local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+redis.call('HINCRBY', job, 'turn', 1)
+if transition == 'end' then
+  redis.call('HSET', job, 'state', ARGV[6], 'ended', now)
+  redis.call('ZREM', open, ARGV[1])
+  redis.call('DEL', job .. ':lease')
+else
+  redis.call('HSET', job, 'state', ARGV[6], 'ended', 0)
+  redis.call('ZADD', open, redis.call('ZSCORE', jobs, ARGV[1]) or now, ARGV[1])
+  if training then
+    redis.call('HINCRBY', job, 'resumes', 1)
+  else
+    -- items that failed, were skipped or had only begun are searched again, with the whole budget
+    local again = { failed = true, skipped = true, searching = true }
+    local progress = redis.call('HGETALL', job .. ':progress')
+    for i = 1, #progress, 2 do
+      if again[cjson.decode(progress[i + 1]).state] then
+        redis.call('HDEL', job .. ':progress', progress[i])
+      end
+    end
+    redis.call('HDEL', job, 'n:failed', 'n:skipped')
+    local spent = redis.call('HMGET', job, 'spent', 'trials')
+    redis.call('HSET', job, 'base_spent', spent[1], 'base_trials', spent[2])
+  end
+end
+local number = '*'
+if training then
+  number = redis.call('HINCRBY', job, 'events', 1) .. '-0'
+  redis.call('XADD', job .. ':history', number, 'data', ARGV[8])
+end
+redis.call('XADD', job .. ':events', number, 'event', ARGV[7], 'data', ARGV[8])
+if training and transition == 'end' then
+  redis.call('XTRIM', job .. ':events', 'MAXLEN', '~', ARGV[10])
+end
+return {'changed'}
