@@ -32,8 +32,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # another from coming to it. For this process, whose torch is not loaded yet, and for all that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-QUICK = ("tests/unit/",)
-"""What `make test` runs: files and folders."""
+QUICK = (
+    "tests/unit/",
+    "tests/service/access/test_access.py",
+    "tests/service/access/test_tokens.py",
+    "tests/service/cache/test_cache.py",
+    "tests/service/compile/test_compile.py",
+    "tests/service/compile/test_single_flight.py",
+    "tests/workers/process/",
+    "tests/e2e/client/test_commands.py",
+    "tests/e2e/training/test_jobs.py",
+    "tests/e2e/tuning/test_tune_jobs.py",
+)
+"""What `make test` runs, files and folders: what takes milliseconds, and of each part of the system something real. The
+last three share one service, and compile, tune and train on it."""
 SHARE = re.compile(r"\d+/[1-9]\d*")
 
 ONE_SERVICE = ("tests/compile/", "tests/e2e/", "tests/train_parallel/")
