@@ -30,7 +30,7 @@ def cpp_libraries(opened: Artifact, folder: Path) -> dict[tuple[tuple[str, ...],
 
 
 def triton_modules(opened: Artifact, folder: Path) -> dict[str, Path]:
-    """Triton's own C extensions, by torch_internals.triton_module_id."""
+    """Triton's own C extensions, by triton_module_id (torch_internals/triton/extensions.py)."""
     return {
         name.removeprefix(member_names.TRITON): store_library(data, folder)
         for name, data in opened.members.items()

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
         (text,) = arguments
         options = decoding.from_json(text, type=ExportOptions)
     except (ValueError, msgspec.MsgspecError) as error:
-        print(f"export_rank takes ExportOptions as JSON: {error}", file=sys.stderr)
+        print(f"exporting.rank_main takes ExportOptions as JSON: {error}", file=sys.stderr)
         return 2
     rank = load_rank()
     try:

@@ -5,7 +5,7 @@ BUNDLE = "bundle.pickle"
 only after the signature holds."""
 
 TRITON = "triton/"
-"""Prefix of Triton's own C extensions, by torch_internals.triton_module_id."""
+"""Prefix of Triton's own C extensions, by triton_module_id (torch_internals/triton/extensions.py)."""
 
 LIBRARIES = "libraries.msgpack"
 """[(argument types, C++ source, member name), ...]: which library answers which request of generated code."""

@@ -31,7 +31,7 @@ class CandidateBuilds:
 
 
 class Candidates(Protocol):
-    """An operator and its candidates; torch_internals.Selection is Inductor's.
+    """An operator and its candidates; torch_internals/algorithm_selection has Inductor's.
 
     device: `cpu` or `cuda`. candidates: the text of each, no two alike. aten: those that are PyTorch's own kernels.
     """

@@ -32,7 +32,7 @@ class SearchPool(Protocol):
 
 
 class TrainPool(Protocol):
-    """What training jobs need of it. `job`: train_records.at_nodes."""
+    """What training jobs need of it. `job`: node_messages.node_job_id."""
 
     async def train_begin(self, order: TrainOrder) -> None: ...
     async def train_warm(self, order: TrainOrder) -> None: ...

@@ -202,7 +202,7 @@ def test_hostile_bodies_are_refused_and_nothing_is_started_for_them(
         exercise(http)
         usual = gateway.done()
         # The hook works, and sees the one process that a gateway may start.
-        assert [event for event in usual if "subprocess.Popen" in event and "intake_child" in event]
+        assert [event for event in usual if "subprocess.Popen" in event and "parse_process" in event]
         allowed = 0
         for body in bodies():
             answer = post(http, body)

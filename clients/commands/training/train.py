@@ -1,4 +1,4 @@
-"""`torchrelay train`: training jobs, listed, shown, followed, cancelled and resumed. train_run.py begins them."""
+"""`torchrelay train`: training jobs, listed, shown, followed, cancelled and resumed. run.py starts them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`torchrelay tune`: the team's tuning winners as a file for version control, and back; what changed in it.
 
-Batch jobs are tune_jobs.py's, the report is tune_report.py's.
+jobs.py has the commands of batch jobs, report.py the report.
 """
 
 from __future__ import annotations

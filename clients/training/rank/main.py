@@ -30,7 +30,8 @@ _SAVE_SECONDS = 600.0
 """The longest that a checkpoint under way may take when the script has ended well; or badly:"""
 _SAVE_SECONDS_FAILED = 10.0
 _CLOCK_SECONDS = 0.1
-"""A file's time may lie so long before the clock's; those of the working directory are older (train_package)."""
+"""A file's time may lie so long before the clock's; those of the working directory are older: packing
+sets them so (compiler/api/training/working_directory.py)."""
 
 
 def preload() -> None:

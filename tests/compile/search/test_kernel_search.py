@@ -44,14 +44,14 @@ def test_a_graph_that_is_rebuilt_is_left_with_the_same_and_nothing_is_measured_a
 ) -> None:
     run = runs["twice"]
     assert (run["searched"], run["recalled"], run["uses"]) == (1, 0, [1])
-    assert run["asked"] == ["Lookup", "Found"]
+    assert run["asked"] == ["EntryLookup", "SearchResult"]
     assert len(run["left"]) == len(run["grids"]) == 1
-    assert runs["twice lost"]["asked"] == ["Lookup"]
+    assert runs["twice lost"]["asked"] == ["EntryLookup"]
 
 
 def test_what_was_measured_is_told(runs: dict[str, Any]) -> None:
     run = runs["several"]
-    assert run["asked"] == ["Lookup", "Found"]
+    assert run["asked"] == ["EntryLookup", "SearchResult"]
     entry = run["entry"]
     assert entry["problem"]["op"] == "triton.scale"
     assert entry["winner"]["candidate"] == run["timings"][0]
@@ -62,7 +62,12 @@ def test_what_was_measured_is_told(runs: dict[str, Any]) -> None:
 
 def test_a_known_winner_is_taken_by_every_later_compile(runs: dict[str, Any]) -> None:
     first, again, plain = (runs["known"][name] for name in ("first", "again", "plain"))
-    assert first["asked"] == ["Lookup", "Found", "Lookup", "Lookup"]  # one list: nothing was told twice
+    assert first["asked"] == [
+        "EntryLookup",
+        "SearchResult",
+        "EntryLookup",
+        "EntryLookup",
+    ]
     for later in (again, plain):  # one that tunes, and one that does not
         assert (later["searched"], later["recalled"]) == (0, 1)
         assert (later["left"], later["grids"]) == (first["left"], first["grids"])
@@ -74,7 +79,7 @@ def test_other_candidates_or_sizes_are_another_problem_and_their_order_is_not(ru
 
 def test_a_compile_that_does_not_tune_measures_nothing(runs: dict[str, Any]) -> None:
     run = runs["default"]
-    assert (run["searched"], run["recalled"], run["asked"]) == (0, 0, ["Lookup"])
+    assert (run["searched"], run["recalled"], run["asked"]) == (0, 0, ["EntryLookup"])
     assert len(run["left"]) == len(run["grids"]) == 2
 
 
@@ -122,13 +127,13 @@ def test_a_grid_that_misses_a_part_shows(runs: dict[str, Any]) -> None:
 
 def test_a_search_that_loses_every_process_leaves_the_choice_to_inductor(runs: dict[str, Any]) -> None:
     run = runs["lost"]
-    assert (run["searched"], run["asked"]) == (0, ["Lookup"])
+    assert (run["searched"], run["asked"]) == (0, ["EntryLookup"])
     assert len(run["left"]) == 2
 
 
 def test_a_kernel_that_runs_in_no_configuration_is_left_to_inductor(runs: dict[str, Any]) -> None:
     run = runs["none"]
-    assert (run["searched"], run["asked"], len(run["left"])) == (0, ["Lookup"], 2)
+    assert (run["searched"], run["asked"], len(run["left"])) == (0, ["EntryLookup"], 2)
 
 
 @pytest.mark.parametrize("name", ["pointwise", "matmul"])

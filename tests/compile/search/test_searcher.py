@@ -101,7 +101,7 @@ def test_a_described_operator_is_completed_and_measured(told: Told, task: Tuning
 
 def test_a_candidate_is_named_before_it_runs(told: Told) -> None:
     kinds = [type(q).__name__ for q in told.asked if getattr(q, "task", "") == "bmm"]
-    assert kinds == ["Trying", "Trying", "Found"]
+    assert kinds == ["CandidateAttempt", "CandidateAttempt", "SearchResult"]
 
 
 def test_what_is_known_is_not_measured_again(told: Told, tmp_path: Path) -> None:
