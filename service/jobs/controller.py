@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,7 @@ class JobLost(Exception):
     """Another gateway runs the job, or it has ended."""
 
 
-class JobRun:
+class JobRun(ABC):
     """One job under one lease."""
 
     def __init__(self, jobs: DurableJobs[Any, Any], job: str, owner: str, turn: int) -> None:
@@ -40,21 +41,21 @@ class JobRun:
         self._jobs = jobs
         self._turn = turn
 
+    @abstractmethod
     async def run(self) -> None:
         """Bring the job to its end. Raises JobLost."""
-        raise NotImplementedError
 
+    @abstractmethod
     def snapshot(self) -> Any:
         """The record of the job as far as it is."""
-        raise NotImplementedError
 
-    async def restore(self) -> None:
+    async def restore(self) -> None:  # noqa: B027, not each kind has more to write
         """Write what else Redis has lost with the job. Raises RedisError."""
 
-    def cancel(self, by: str) -> None:
+    def cancel(self, by: str) -> None:  # noqa: B027
         """The job is to end. by: who cancelled it, in words."""
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027
         """This gateway does not run the job any more."""
 
     async def renew(self) -> LeaseOutcome:
