@@ -23,8 +23,7 @@ from ..tuning import records
 from ..tuning.candidates import Candidates
 from ..tuning.queries import TuningTask
 from ..tuning.records import Operand, Problem
-from ..tuning.tile_config import TileConfig
-from .function_candidates import CopyCandidates
+from .copy_candidates import CopyCandidates
 
 aten = torch.ops.aten
 
@@ -150,26 +149,9 @@ OPERATORS = _operators()
 COPY = "copy"
 
 
-class NeighbourGuide(Struct, frozen=True):
-    """A Guide for whom there are these configurations alone, beside PyTorch's own kernels."""
-
-    configurations: Sequence[TileConfig]
-
-    def expects(self, problem: Problem, device: str) -> str | None:
-        return None
-
-    def more(self, problem: Problem) -> Sequence[TileConfig]:
-        return self.configurations
-
-    @property
-    def only_more(self) -> bool:
-        return True
-
-
-def lower_problem(task: TuningTask, device: str, around: NeighbourGuide | None = None) -> Candidates:
-    """What a compile for `device` (`cpu` or `cuda`) chooses from for the task's problem; or what it could, `around`
-    what was good. To be called, as whatever is then done with the candidates, inside `in_force`. Raises
-    UnsupportedProblem."""
+def lower_problem(task: TuningTask, device: str) -> Candidates:
+    """The candidates among which a compile for `device` (`cpu` or `cuda`) chooses for the task's problem. Call it, and
+    use them, inside `in_force`. Raises UnsupportedProblem."""
     problem = task.problem
     if problem.op == COPY:
         if len(problem.operands) != 1:
@@ -196,7 +178,6 @@ def lower_problem(task: TuningTask, device: str, around: NeighbourGuide | None =
                 constants,
                 torch.device(device, 0) if device == "cuda" else torch.device(device),
                 channels_last=channels_last,
-                guide=around,
             )
         except Exception as error:  # whatever PyTorch says of operands that do not suit
             raise UnsupportedProblem(f"{type(error).__name__}: {_first_line(error)}") from error

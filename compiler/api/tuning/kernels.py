@@ -5,7 +5,6 @@ No torch and no Triton."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -125,26 +124,19 @@ def source_of(problem: Problem) -> str:
 
 
 def problem(kernel: KernelSpec) -> Problem:
-    """What the database calls a kernel item."""
-    return problem_of(kernel.source, kernel.tensors, kernel.constants, kernel.grids)
+    """A call's problem in the tuning database.
 
-
-def problem_of(
-    source: schema.KernelSource,
-    tensors: Sequence[tuple[str, Operand]],
-    constants: Sequence[tuple[str, schema.KernelConstant]],
-    grids: Sequence[Sequence[int]],
-) -> Problem:
-    """What the database calls a call of a kernel. Its settings name the code and the candidates by digests, so a
-    winner is one for these candidates of this very source. The result is the last tensor: kernels write to arguments.
+    Its settings name the source and the candidates by digests, so a winner is valid for these candidates of this source
+    only. The result is the last tensor: kernels write to arguments.
     """
+    source = kernel.source
     tried = sorted(
         f"{config_text(config)} {grid[0]},{grid[1]},{grid[2]}"
-        for config, grid in zip(source.configs, grids, strict=True)
+        for config, grid in zip(source.configs, kernel.grids, strict=True)
     )
-    settings = {f"arg.{name}": constant_text(value) for name, value in constants}
+    settings = {f"arg.{name}": constant_text(value) for name, value in kernel.constants}
     settings["configs"] = hashlib.sha256("\n".join(tried).encode()).hexdigest()[:32]
     settings["source"] = source_digest(source)
-    settings["tensors"] = " ".join(name for name, _ in tensors)
-    operands = tuple(operand for _, operand in tensors)
+    settings["tensors"] = " ".join(name for name, _ in kernel.tensors)
+    operands = tuple(operand for _, operand in kernel.tensors)
     return Problem(f"{_OPERATOR}{source.name}", operands, operands[-1], tuple(sorted(settings.items())))
