@@ -1,4 +1,4 @@
-"""User-written kernels in tuning jobs: a kernel with its candidates and arguments in; its request and its problem out.
+"""User-written kernels in tuning jobs: a kernel with candidates and arguments in; its request and its problem out.
 
 No torch and no Triton."""
 
@@ -18,17 +18,17 @@ MAX_CANDIDATES = 1024
 
 
 MAX_ARGUMENTS = 56
-"""Tensors of a kernel, and other arguments: a problem has room for so many."""
+"""Limit of a kernel's tensors, and of its other arguments: a problem has room for as many."""
 
 
 _OPERATOR = "triton."
 
 
 class KernelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A kernel as it is sent: source with all candidates, their grids in the same order, and what it is called with.
+    """A kernel with all candidates, their grids in the same order, and its arguments.
 
     tensors: parameter and shape, in the order of the function's signature. constants: all other arguments, in that
-    order too.
+    order.
     """
 
     source: schema.KernelSource
@@ -44,7 +44,7 @@ class KernelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def constant_text(value: schema.KernelConstant) -> str:
-    """A constant for people and for settings of a problem."""
+    """For people, and for a problem's settings."""
     return f"tl.{value.name}" if isinstance(value, schema.TritonDType) else repr(value)
 
 
@@ -58,9 +58,9 @@ def config_text(config: schema.KernelConfig) -> str:
 
 
 def request(kernel: KernelSpec, toolchain: schema.Toolchain, target: schema.Target) -> schema.GraphRequest:
-    """What a worker compiles for a kernel item: a graph of one call, which searches among its configurations.
+    """The request for a kernel item: a graph of one call, whose compile searches among the configurations.
 
-    It goes the way of any graph with source: checked, and only by permission (docs/decisions/0015).
+    It is checked like any request with source, and needs the same permission (docs/decisions/0015).
     """
     nodes = [schema.Node("placeholder", "", []) for _ in kernel.tensors]
     call: dict[str, schema.Arg] = {
@@ -109,17 +109,17 @@ def request(kernel: KernelSpec, toolchain: schema.Toolchain, target: schema.Targ
 
 
 def source_digest(source: schema.KernelSource) -> str:
-    """Names a kernel's code, without its configurations; hexadecimal."""
+    """Of a kernel's code without its configurations; hexadecimal."""
     return hashlib.sha256(msgspec.msgpack.encode((source.name, source.source))).hexdigest()
 
 
 def is_of_source(problem: Problem) -> bool:
-    """Whether it is a user-written kernel's."""
+    """Whether the problem is a user-written kernel's."""
     return problem.op.startswith(_OPERATOR)
 
 
 def source_of(problem: Problem) -> str:
-    """The digest of the source that such a problem is of; '' if it names none."""
+    """The source's digest in a user-written kernel's problem; '' for other problems."""
     return dict(problem.settings).get("source", "") if is_of_source(problem) else ""
 
 
