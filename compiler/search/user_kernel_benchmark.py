@@ -151,7 +151,8 @@ class KernelBenchmark:
     # --- arguments -----------------------------------------------------------------------------------------
 
     def _make_arguments(self) -> None:
-        generator = torch.Generator(self._order.device).manual_seed(int(self._name[:8], 16))
+        device = self._order.device
+        generator = torch.Generator(device).manual_seed(int(self._name[:8], 16))
         self._inputs = {name: numerics.fill(value, generator) for name, value in self._allocated().items()}
         self.move(0)
 
