@@ -40,12 +40,13 @@ class TritonWinner(Struct, frozen=True, forbid_unknown_fields=True):
 @contextlib.contextmanager
 def sharing_binaries(exchange: KernelExchange | None) -> Iterator[None]:
     """Inside the block, and in processes forked there, Triton looks kernels up in the store before it compiles."""
-    store = exchange
-    if store is None or importlib.util.find_spec("triton") is None:
+    if exchange is None or importlib.util.find_spec("triton") is None:
         yield
         return
     from triton import knobs
     from triton.runtime.cache import FileCacheManager
+
+    store = exchange
 
     class Manager(FileCacheManager):  # type: ignore[misc]
         def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:

@@ -30,7 +30,7 @@ from ..tuning import queries
 from ..tuning.candidates import Candidates
 from ..tuning.records import DeviceEnvironment, Problem, TuningEntry
 from . import compare_candidates, device_lock, ranking
-from .known_winners import KnownWinners
+from .known_winners import KnownWinners, measurement
 
 log = logging.getLogger(__name__)
 
@@ -120,16 +120,8 @@ class CompileSearch:
         for problem, entry in self._entries.items():
             if not self._uses[problem]:  # only a dry run met it
                 continue
-            timing = (entry.aten if self._only_aten else None) or entry.winner
-            measurements.append(
-                manifest.Measurement(
-                    problem=problem.text(),
-                    winner=timing.candidate,
-                    milliseconds=timing.milliseconds,
-                    candidates=entry.candidates,
-                    uses=self._uses[problem],
-                )
-            )
+            taken = (entry.aten if self._only_aten else None) or entry.winner
+            measurements.append(measurement(entry, taken, self._uses[problem]))
         return measurements
 
     def begin(self) -> None:

@@ -6,11 +6,12 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 
+from ..artifact import manifest
 from ..errors import TuningUnknown, Unavailable
 from ..graph.device_environment import device_environment
 from ..request import schema
 from ..tuning import queries
-from ..tuning.records import DeviceEnvironment, Problem, TuningEntry
+from ..tuning.records import DeviceEnvironment, Problem, Timing, TuningEntry
 
 log = logging.getLogger(__name__)
 
@@ -115,3 +116,14 @@ class KnownWinners:
     def _valid(self, entries: Collection[TuningEntry], problem: Problem, device: str) -> list[TuningEntry]:
         environment = self.environment(device)
         return [entry for entry in entries if (entry.problem, entry.place) == (problem, environment)]
+
+
+def measurement(entry: TuningEntry, taken: Timing, uses: int) -> manifest.Measurement:
+    """A problem in an artifact's manifest. taken: the candidate that was used."""
+    return manifest.Measurement(
+        problem=entry.problem.text(),
+        winner=taken.candidate,
+        milliseconds=taken.milliseconds,
+        candidates=entry.candidates,
+        uses=uses,
+    )

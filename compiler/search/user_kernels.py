@@ -31,7 +31,7 @@ from ..tuning import queries
 from ..tuning.records import Operand, Problem, TuningEntry
 from . import ranking, user_kernel_benchmark
 from .compare_candidates import FAILED_LATER, search_result
-from .known_winners import KnownWinners
+from .known_winners import KnownWinners, measurement
 from .user_kernel_benchmark import (
     BenchmarkStopped,
     CandidateFails,
@@ -113,13 +113,7 @@ class UserKernelSearch:
     def measurements(self) -> list[manifest.Measurement]:
         """For the manifest: each problem with its winner."""
         return [
-            manifest.Measurement(
-                problem=problem.text(),
-                winner=entry.winner.candidate,
-                milliseconds=entry.winner.milliseconds,
-                candidates=entry.candidates,
-                uses=self._uses[problem],
-            )
+            measurement(entry, entry.winner, self._uses[problem])
             for problem, entry in self._entries.items()
             if entry is not None
         ]
