@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 
@@ -55,29 +55,6 @@ def no_watchdog(seconds: float) -> Iterator[None]:
     yield
 
 
-class CandidateRunner(Protocol):
-    """Runs the candidates of one selection, in a `with` block."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def start(self, candidate: int) -> float | None:
-        """Run it once; returns its largest error as a share of the reference's largest value, None without a
-        reference. Raises CandidateFailed."""
-
-    def take(self, order: Sequence[int]) -> list[float | None]:
-        """One sample in milliseconds of each started candidate in `order`; None once a candidate has failed."""
-
-
-def candidate_runner(selection: Candidates, threads: int) -> CandidateRunner:
-    """For a prepared selection. threads: for kernels on a CPU."""
-    reference = selection.reference()
-    if selection.device == "cpu":
-        return ForkedCpuRunner(selection, reference, threads)
-    return GpuRunner(selection, reference)
-
-
 def error_of(result: torch.Tensor, reference: torch.Tensor | None) -> float | None:
     """Infinite for a result of another shape or with NaN."""
     if reference is None:
@@ -107,6 +84,8 @@ class ForkedCpuRunner:
             self._running.pop(candidate).close()
 
     def start(self, candidate: int) -> float | None:
+        """Run it once; returns its largest error as a share of the reference's largest value, None without a
+        reference. Raises CandidateFailed."""
         if (len(self._running) + 1) * _peak_memory() > MAX_FORKED_BYTES:
             raise CandidateFailed("this process is too large to be forked once more")
         try:
@@ -122,6 +101,7 @@ class ForkedCpuRunner:
         return None if self._reference is None else float(error_share)
 
     def take(self, order: Sequence[int]) -> list[float | None]:
+        """One sample in milliseconds of each started candidate in `order`; None once a candidate has failed."""
         return [self._sample(candidate) for candidate in order]
 
     def _sample(self, candidate: int) -> float | None:
@@ -231,6 +211,7 @@ class BufferRotation:
 
 class InProcessRunner:
     """Runs candidates in this process; a candidate that ends the process ends the search. Subclasses take samples.
+    `start` and `take` as in ForkedCpuRunner.
 
     group: samples taken at a time. before_group: called with a group's candidates before it is taken.
     """
@@ -394,3 +375,11 @@ def gpu_works() -> bool:
         return int(torch.ones(1024, device="cuda").mul_(2).sum().item()) == 2048
     except Exception:
         return False
+
+
+def candidate_runner(selection: Candidates, threads: int) -> ForkedCpuRunner | GpuRunner:
+    """For a prepared selection, to be used in a `with` block. threads: for kernels on a CPU."""
+    reference = selection.reference()
+    if selection.device == "cpu":
+        return ForkedCpuRunner(selection, reference, threads)
+    return GpuRunner(selection, reference)

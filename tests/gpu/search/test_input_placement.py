@@ -56,7 +56,7 @@ def test_candidates_find_the_same_numbers_in_each_place(name: str) -> None:
             selection.close()
 
 
-def starts(running: benchmark.CandidateRunner, candidate: int) -> bool:
+def starts(running: benchmark.GpuRunner, candidate: int) -> bool:
     try:
         running.start(candidate)
     except benchmark.CandidateFailed:
