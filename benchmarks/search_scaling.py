@@ -69,7 +69,7 @@ SAMPLE_SECONDS = 8e-5
 NOISE = 0.01
 """Of a sample."""
 AOT_SECONDS, FORWARD_SECONDS, BACKWARD_SECONDS = 4.0, 2.5, 3.5
-"""Of a scout: when the first problem that wants padding is met, and how long each half is lowered."""
+"""Of a dry run: when the first problem that wants padding is met, and how long each half is lowered."""
 LAYERS = 12
 """Each meets a layer's problems again, and what is new may be told then."""
 
