@@ -1,15 +1,12 @@
-"""How often two searches of one problem end with different winners: with operands in one place of memory and in many,
-with and without looking around the best configurations.
+"""How often two searches of one problem end with different winners, with operands in one place of memory and in many.
 
     python benchmarks/search_agreement.py
-    python benchmarks/search_agreement.py --problems 600 --places 64 --rounds 0,2
+    python benchmarks/search_agreement.py --problems 600 --places 64
 
-Ranking, looking around and joining rounds are the search's own (compiler/search/ranking.py, contest.py);
-kernels are played.
-A problem is a landscape over Triton's configurations with an optimum of its own, more or less flat, with PyTorch's own
-kernel near it. A sample has noise, spikes and a timer's ticks; and each candidate is faster or slower by a share of its
-own in each place of memory, drawn anew for each search. So the figures are no GPU's; what two rows differ by is what
-moving the operands, or looking around, does.
+The ranking is the search's own (compiler/search/ranking.py); kernels are simulated. A problem is a landscape over
+Triton's configurations with an optimum of its own, more or less flat, with PyTorch's own kernel near it. A sample has
+noise, spikes and a timer's ticks; and each candidate is faster or slower by a share of its own in each place of memory,
+drawn anew for each search. So the figures are no GPU's; the difference of two rows is what moving the operands does.
 """
 
 from __future__ import annotations
@@ -18,12 +15,9 @@ import argparse
 import math
 import random
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from torchrelay.compiler.search import compare_candidates
 from torchrelay.compiler.search import ranking as search_ranking
-from torchrelay.compiler.search.task_executor import ROUNDS
-from torchrelay.compiler.tuning import records
 from torchrelay.compiler.tuning.tile_config import TileConfig, parse_tile_config
 from torchrelay.examples.harness.table import print_table
 
@@ -42,8 +36,6 @@ PLACEMENT = 0.006
 TICK = 3.2e-5
 """Of CUDA's events, in milliseconds."""
 SAMPLE_SECONDS = 2.5e-4
-PLACE = records.DeviceEnvironment("GPU", "9.0", "1", "2.13", "3.7", "13.0")
-PROBLEM = records.parse_problem("mm(f16[4,4], f16[4,4]) -> f16[4,4]")
 
 
 def text_of(c: TileConfig) -> str:
@@ -78,36 +70,17 @@ class Landscape:
 
 
 class Search:
-    """One search from nothing. places: in which operands lie by turns. rounds: of looking around the best, at most."""
+    """One search from nothing. places: copies of the operands in memory, used in turn."""
 
-    def __init__(self, landscape: Landscape, seed: int, places: int, rounds: int) -> None:
+    def __init__(self, landscape: Landscape, seed: int, places: int) -> None:
         self.seconds = 0.0
         self._landscape = landscape
         self._random = random.Random(seed)
         self._places = places
-        self._rounds = rounds
         self._shares: dict[tuple[str, int], float] = {}
 
     def winner(self) -> str:
-        """As compiler/search/search_worker.py has it."""
-        ties = search_ranking.DEFAULTS.ties
         candidates = [OWN, *(text_of(TileConfig("mm", *each)) for each in OFFERED)]
-        tried: set[str] = set()
-        found: compare_candidates.SearchOutcome | None = None
-        for left in range(self._rounds, -1, -1):
-            now = self._hold(candidates, tried)
-            best = min(timing.milliseconds for timing in now.timings)
-            worse = found is not None and best * (1 + ties) > found.timings[0].milliseconds
-            found = now if found is None else compare_candidates.merge_outcomes(found, now, ties)
-            tried |= set(candidates)
-            around = [] if worse or not left else compare_candidates.neighbours_to_try(found, tried, ties)
-            if not around:
-                break
-            candidates = [OWN, *map(text_of, around)]
-        assert found is not None
-        return found.entry.winner.candidate
-
-    def _hold(self, candidates: Sequence[str], first: Collection[str]) -> compare_candidates.SearchOutcome:
         true = [self._landscape.milliseconds(candidate) for candidate in candidates]
         turn = 0
 
@@ -118,21 +91,11 @@ class Search:
             self.seconds += sum(taken) / 1e3 + SAMPLE_SECONDS * len(taken)
             return [max(round(each / TICK), 1) * TICK for each in taken]
 
-        def rank(i: int) -> tuple[bool, bool, str]:  # as contest.preferred
-            return candidates[i] != OWN, candidates[i] not in first, candidates[i]
-
-        preferred = sorted(range(len(candidates)), key=rank)
+        # as compare_candidates.preferred
+        preferred = sorted(range(len(candidates)), key=lambda i: (candidates[i] != OWN, candidates[i]))
         ranking = search_ranking.rank(take, preferred, name=self._landscape.name, clock=lambda: self.seconds)
-        timings = {
-            i: records.Timing(candidates[i], told.median, told.low, told.high, told.samples)
-            for i, told in ranking.timed.items()
-        }
         assert ranking.winner is not None
-        entry = records.TuningEntry(
-            problem=PROBLEM, place=PLACE, winner=timings[ranking.winner], candidates=len(candidates)
-        )
-        in_order = sorted(timings.values(), key=lambda timing: (timing.milliseconds, timing.candidate))
-        return compare_candidates.SearchOutcome(entry, in_order, [], frozenset())
+        return candidates[ranking.winner]
 
     def _share(self, candidate: str, place: int) -> float:
         key = candidate, place
@@ -145,12 +108,12 @@ class Search:
         return spike * math.exp(self._random.gauss(0, NOISE))
 
 
-def row(problems: int, places: int, rounds: int) -> list[str]:
+def row(problems: int, places: int) -> list[str]:
     different = apart = contested = 0
     seconds, speeds = [], []
     for number in range(problems):
         landscape = Landscape(number)
-        searches = [Search(landscape, 2 * number + i, places, rounds) for i in range(2)]
+        searches = [Search(landscape, 2 * number + i, places) for i in range(2)]
         winners = [search.winner() for search in searches]
         seconds += [search.seconds for search in searches]
         times = [landscape.milliseconds(winner) for winner in winners]
@@ -160,7 +123,7 @@ def row(problems: int, places: int, rounds: int) -> list[str]:
         apart += max(times) > min(times) * (1 + search_ranking.DEFAULTS.band)
     mean = statistics.geometric_mean(speeds)
     return [
-        *map(str, (places, rounds, different, apart, contested)),
+        *map(str, (places, different, apart, contested)),
         f"{mean:.4f}",
         f"{statistics.mean(seconds):.1f}",
     ]
@@ -173,22 +136,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--problems", type=int, default=150)
     parser.add_argument("--places", type=numbers, default=[1, 16, 64])
-    parser.add_argument(
-        "--rounds", type=numbers, default=list(ROUNDS.values()), help="around the best, at most"
-    )
     args = parser.parse_args()
     print_table(
         f"{args.problems} problems, each searched twice from nothing",
         [
             "places",
-            "rounds",
             "differ",
             "by over 2%",
             "Triton wins both",
             "of PyTorch's own",
             "measured, s each",
         ],
-        [row(args.problems, places, rounds) for rounds in args.rounds for places in args.places],
+        [row(args.problems, places) for places in args.places],
     )
 
 

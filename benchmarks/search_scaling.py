@@ -23,7 +23,7 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -37,11 +37,10 @@ from torchrelay.compiler import decoding
 from torchrelay.compiler.api import compiles
 from torchrelay.compiler.errors import NoWorker
 from torchrelay.compiler.request import schema
-from torchrelay.compiler.search import compare_candidates
 from torchrelay.compiler.search import ranking as search_ranking
 from torchrelay.compiler.search.in_compile import CompileSearch
-from torchrelay.compiler.search.search_worker import TASKS_AT_HAND, SearchWorker
-from torchrelay.compiler.search.task_executor import ROUNDS
+from torchrelay.compiler.search.search_worker import TASKS_HELD, SearchWorker
+from torchrelay.compiler.search.task_executor import TaskExecutor
 from torchrelay.compiler.torch_internals.triton import compile_workers
 from torchrelay.compiler.tuning import queries, records
 from torchrelay.compiler.tuning.candidates import CandidateBuilds, Candidates
@@ -70,7 +69,7 @@ SAMPLE_SECONDS = 8e-5
 NOISE = 0.01
 """Of a sample."""
 AOT_SECONDS, FORWARD_SECONDS, BACKWARD_SECONDS = 4.0, 2.5, 3.5
-"""Of a scout: when the first problem that wants padding is met, and how long each half is lowered."""
+"""Of a dry run: when the first problem that wants padding is met, and how long each half is lowered."""
 LAYERS = 12
 """Each meets a layer's problems again, and what is new may be told then."""
 
@@ -123,7 +122,7 @@ class PlayedCandidates(msgspec.Struct):
 
 
 class PlayedBench:
-    """A workbench on which nothing runs."""
+    """A TaskExecutor on which nothing runs."""
 
     def __init__(
         self,
@@ -135,8 +134,7 @@ class PlayedBench:
         scale: float,
         start: float,
     ) -> None:
-        self.place = place
-        self.ties = search_ranking.DEFAULTS.ties
+        self.environment = place
         self.busy = 0.0
         """Seconds in which something was measured."""
         self._loop = loop
@@ -148,15 +146,12 @@ class PlayedBench:
     def warm_up(self) -> None:
         self._loop.sleep(self._start)
 
-    def rounds(self, task: TuningTask) -> int:
-        return ROUNDS[task.space]
-
-    def candidates(self, task: TuningTask, around: Sequence[TileConfig] = ()) -> Candidates:
+    def candidates(self, task: TuningTask) -> Candidates:
         known = self._recorded[task.problem]
         self._loop.sleep(known.rebuild)
         offered = list(map(configuration_from, list(known.builds)[: known.offered]))
         own = ["aten mm"] if known.builds else ["aten mm", "aten padded mm"]
-        texts = [*own, *map(text_of, around or offered)]
+        texts = [*own, *map(text_of, offered)]
         return cast(Candidates, PlayedCandidates(task.problem, texts, list(range(len(own)))))
 
     def build(self, task: TuningTask, selection: Candidates) -> CandidateBuilds:
@@ -168,8 +163,8 @@ class PlayedBench:
 
         return CandidateBuilds(futures)
 
-    def rest(self, buildings: Sequence[CandidateBuilds], seconds: float) -> None:
-        left = [future for building in buildings for future in building.futures if not future.done()]
+    def wait_for_build(self, builds: Sequence[CandidateBuilds], seconds: float) -> None:
+        left = [future for each in builds for future in each.futures if not future.done()]
 
         def arrange(wake: Callable[[], None]) -> None:
             self._loop.call_later(seconds, wake)
@@ -185,19 +180,18 @@ class PlayedBench:
         alike = [seconds for name, seconds in builds.items() if name.startswith(tile)]
         return builds.get(configuration_name(wanted)) or statistics.mean(alike or builds.values())
 
-    def contest(
+    def measure(
         self,
         task: TuningTask,
         selection: Candidates,
-        building: CandidateBuilds,
+        builds: CandidateBuilds,
         *,
-        begun: float,
-        first: Collection[str],
-        before: Callable[[str], None],
-    ) -> compare_candidates.SearchOutcome:
+        started: float,
+        before_first_run: Callable[[str], None],
+    ) -> queries.SearchResult:
         since = self._loop.now
         for text in selection.candidates:
-            before(text)
+            before_first_run(text)
             self._loop.sleep(LOAD_SECONDS)
         milliseconds = [self._milliseconds(task.problem, text) for text in selection.candidates]
         draws = random.Random(f"{task.problem.text()} {selection.candidates}")
@@ -218,12 +212,12 @@ class PlayedBench:
         winner = selection.candidates[ranking.winner or 0]
         entry = TuningEntry(
             problem=task.problem,
-            place=self.place,
+            place=self.environment,
             winner=next(timing for timing in timings if timing.candidate == winner),
             candidates=len(timings),
-            seconds=self._loop.now - begun,
+            seconds=self._loop.now - started,
         )
-        return compare_candidates.SearchOutcome(entry, timings, [], frozenset())
+        return queries.SearchResult(entry, timings=timings)
 
     def _milliseconds(self, problem: Problem, text: str) -> float:
         """PyTorch's own kernel takes what was recorded; others, drawn, up to three times that: none came near."""
@@ -233,7 +227,7 @@ class PlayedBench:
         own = self._recorded[problem].milliseconds
         return own if text == "aten mm" else own * (1.06 + 2.0 * drawn * drawn)
 
-    def check(self, task: TuningTask) -> None: ...
+    def check_device(self, task: TuningTask) -> None: ...
 
 
 class PlayedLanes:
@@ -264,8 +258,8 @@ class PlayedLanes:
         self._busy[worker] = True
         searcher = SearchWorker(
             asker(self._loop, on_query),
-            self._benches[worker],
-            ahead=TASKS_AT_HAND,
+            cast(TaskExecutor, self._benches[worker]),
+            max_held=TASKS_HELD,
             progress=lambda stage, detail: None,
         )
         try:
@@ -331,11 +325,11 @@ def play(recording: Recording, gpus: int, args: argparse.Namespace) -> Play:
             cast(Any, request),
             ask=None,
             settings=search_ranking.DEFAULTS,
-            unable="",
-            beside=None,
+            cannot_run="",
+            lock_folder=None,
             clock=clock,
         )
-        place = search.place("cuda")
+        place = search.environment("cuda")
         most = min(compile_workers.MAX_COMPILE_WORKERS, args.processors * gpus)
         benches = {
             f"gpu{n}": PlayedBench(
@@ -349,8 +343,9 @@ def play(recording: Recording, gpus: int, args: argparse.Namespace) -> Play:
             scheduler = SearchScheduler(PlayedLanes(loop, benches, toolchain), metrics)
             queue = SearchQueue("default", tunings, scheduler, metrics)
             queue.expect(SearchTarget(toolchain, target))
-            search._ask = asker(loop, CompileQueries(tunings, queue, ask).answer)
-            search._scouts_left = 1
+            search._ask = search._known._ask = asker(loop, CompileQueries(tunings, queue, ask).answer)
+            search._known.reachable = True
+            search._dry_runs_left = 1
             try:
                 await loop.play(lambda: compiled(loop, search, recording))
                 known = {entry.problem for entry in await queue.known(place, list(recorded))}
@@ -390,7 +385,7 @@ class PlayedClock:
 def compiled(loop: PlayedLoop, search: CompileSearch, recording: Recording) -> None:
     """A compile that meets each problem in its time, and again when it has begun again."""
     lowered(loop, search, recording)
-    search.hand_over()
+    search.finish_dry_run()
     lowered(loop, search, recording)
 
 
@@ -412,9 +407,9 @@ def lowered(loop: PlayedLoop, search: CompileSearch, recording: Recording) -> No
             if text:
                 problem = records.parse_problem_text(text)
                 assert problem is not None
-                search.expects(problem, "cuda")
+                search.expected_candidate(problem, "cuda")
         if half == "forward":
-            search.tell()
+            search.report_problems()
 
 
 def main() -> int:

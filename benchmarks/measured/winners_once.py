@@ -18,7 +18,6 @@ from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
 from torchrelay.compiler.search import ranking, search_worker
 from torchrelay.compiler.search.task_executor import TaskExecutor
 from torchrelay.compiler.tuning import queries, records
-from torchrelay.compiler.tuning.tile_config import parse_tile_config
 
 ROUNDS = 512
 SECONDS = 20.0
@@ -48,11 +47,16 @@ def main() -> None:
 def held(bench: TaskExecutor, number: int, pair: Pair) -> list[float | None]:
     """None: that candidate does not work here."""
     task = queries.TuningTask(id=f"pair-{number}", problem=pair.problem)
-    begun = time.monotonic()
-    around = [found for text in (pair.one, pair.other) if (found := parse_tile_config(text)) is not None]
-    selection = bench.candidates(task, around)
-    building = bench.build(task, selection)
-    outcome = bench.contest(task, selection, building, begun=begun, first=(), before=lambda candidate: None)
+    started = time.monotonic()
+    selection = bench.candidates(task)
+    others = tuple(text for text in selection.candidates if text not in (pair.one, pair.other))
+    outcome = bench.measure(
+        msgspec.structs.replace(task, avoid=others),
+        selection,
+        bench.build(task, selection),
+        started=started,
+        before_first_run=lambda candidate: None,
+    )
     times = {timing.candidate: timing.milliseconds for timing in outcome.timings}
     return [times.get(pair.one), times.get(pair.other)]
 

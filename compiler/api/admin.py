@@ -1,4 +1,4 @@
-"""What a gateway tells administrators: tokens, artifacts, namespaces, keys and the audit log, as structs.
+"""Bodies of the administration endpoints: tokens, artifacts, namespaces, keys and the audit log.
 
 Times are seconds since 1970, UTC, unless a name says otherwise."""
 
@@ -13,59 +13,59 @@ from ..artifact.trust_document import ListedKey
 from .bounds import TEN_YEARS_SECONDS, Amount, Count
 
 Role = Literal["read", "compile", "tune", "train", "admin"]
-"""read: artifacts, progress, stats; every other role includes it. compile: ask for compiles. tune, train: ask
-for tuning and training jobs. admin: everything."""
+"""read: artifacts, progress, stats; every other role includes it. compile: request compiles. tune, train: start tuning
+and training jobs. admin: everything."""
 
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/tokens`. `expires_seconds`: the token's life from now; null: it does not expire."""
+    """Body of `POST /v1/tokens`. expires_seconds: from now; null: never."""
 
     name: Annotated[str, Meta(pattern="^[A-Za-z0-9._@-]{1,64}$")]
     roles: Annotated[frozenset[Role], Meta(min_length=1)]
     expires_seconds: Annotated[int, Meta(ge=1, le=TEN_YEARS_SECONDS)] | None = None
     namespace: Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,62}|\*)?$")] = ""
-    """'': the administrator's own; `*`: all of them, which only a token for all may give."""
+    """'': the administrator's own; `*`: all, which only a token for all namespaces may give."""
     rate: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None
-    """Requests a second; null: as the settings say; 0: no limit."""
+    """Requests per second; null: the setting's; 0: no limit."""
     allow_source: bool = False
-    """Whether graphs with source that runs at compile time (user-written Triton kernels) are compiled for it."""
+    """It may send source that runs at compile time (user-written Triton kernels)."""
 
 
 class TokenRecord(Struct, frozen=True, kw_only=True):
     """A token, without its secret."""
 
     id: str
-    """Names the token where it must not be shown; opens nothing."""
+    """Public; grants nothing."""
     name: str
     roles: frozenset[Role]
     namespace: str = "default"
-    """Or `*`: all of them."""
+    """`*`: all."""
     created: int
     rate: float | None = None
-    """Requests a second; None: as the service's settings say; 0: no limit."""
+    """Requests per second; None: the setting's; 0: no limit."""
     expires: int | None = None
     revoked: int | None = None
     allow_source: bool = False
     """It may send source that runs at compile time."""
 
     def over(self, now: float) -> int | None:
-        """When it stopped opening anything; None while it does."""
+        """When it stopped being valid; None while it is."""
         ends = [end for end in (self.expires, self.revoked) if end is not None and end <= now]
         return min(ends, default=None)
 
 
 class TokenReply(Struct, frozen=True):
-    """Answer of `POST /v1/tokens`. `token` is shown this once: the service keeps only its digest."""
+    """Answer of `POST /v1/tokens`. The service stores only the token's digest."""
 
     token: str
     record: TokenRecord
 
 
 class CacheEntry(Struct, frozen=True, kw_only=True):
-    """An artifact that the cache offers. `seconds`: what its compile took."""
+    """An artifact in the cache. seconds: its compile time."""
 
     key: str
     digest: str
@@ -86,8 +86,8 @@ class CacheReply(Struct, frozen=True):
 
 
 class ArtifactReply(Struct, frozen=True):
-    """Answer of `GET /v1/cache/{key}`. `signer`: ids of the keys that signed; `manifest`: unverified, to look at;
-    `components`: what the key covers."""
+    """Answer of `GET /v1/cache/{key}`. signer: ids of the signing keys. manifest: not verified. components: what the
+    key covers."""
 
     entry: CacheEntry
     signer: str
@@ -96,7 +96,7 @@ class ArtifactReply(Struct, frozen=True):
 
 
 class ImportReply(Struct, frozen=True):
-    """Answer of `POST /v1/cache`. exists: the key had an artifact already, which stays."""
+    """Answer of `POST /v1/cache`. exists: the key already had an artifact, which was not replaced."""
 
     key: str
     outcome: Literal["imported", "exists"]
@@ -110,18 +110,18 @@ class CollectReply(Struct, frozen=True):
 
 
 class Quota(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a namespace may use. 0: no limit; null: as the settings say."""
+    """A namespace's limits. 0: no limit; null: the setting's."""
 
     compiles: int | None = None
-    """Distinct graphs that compile or wait for it at the same time."""
+    """Graphs that compile or wait at the same time."""
     compile_seconds: float | None = None
-    """That workers spend on it in a period."""
+    """Workers' time in a period."""
     bytes: int | None = None
-    """Of its artifacts; past it, its least recently used go."""
+    """Of artifacts; beyond it the least recently used ones are evicted."""
 
 
 class QuotaChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `PATCH /v1/namespaces/{name}`: a Quota; what it does not name stays as it is."""
+    """Body of `PATCH /v1/namespaces/{name}`: the fields of its Quota to change."""
 
     compiles: Count | UnsetType | None = UNSET
     compile_seconds: Amount | UnsetType | None = UNSET
@@ -133,7 +133,7 @@ class NamespaceReply(Struct, frozen=True, kw_only=True):
 
     name: str
     own: Quota
-    """What an administrator set for it."""
+    """Set by an administrator."""
     quota: Quota
     """In force."""
     compiles: int
@@ -141,13 +141,13 @@ class NamespaceReply(Struct, frozen=True, kw_only=True):
     compile_seconds: float
     """Spent in this period."""
     period_ends_seconds: float
-    """From now; 0: nothing was spent, and the next compile begins a period."""
+    """From now; 0: the next compile begins a period."""
     bytes: int
     artifacts: int
 
 
 class KeysReply(Struct, frozen=True):
-    """Answer of `/v1/keys`. `current` signs now. `epoch`: what was signed in an earlier one counts no longer."""
+    """Answer of `/v1/keys`. current: signs now. epoch: signatures of earlier epochs are not valid."""
 
     current: str
     serial: int
@@ -157,7 +157,7 @@ class KeysReply(Struct, frozen=True):
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True):
-    """Who (`name`, and `token`'s public id) did what to which key. `id` orders entries; `at` by Redis' clock."""
+    """Who (name, and the token's public id) did what to which key. id: orders entries. at: by Redis' clock."""
 
     id: str
     at: float

@@ -1,4 +1,4 @@
-"""Numbers with bounds that several endpoints' bodies have."""
+"""Bounds of numbers in several endpoints' bodies."""
 
 from __future__ import annotations
 

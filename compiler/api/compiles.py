@@ -11,7 +11,7 @@ from ..request.schema import Target, Toolchain
 
 
 class NearestEntry(Struct, frozen=True):
-    """The entry nearest to a request. `created`: seconds since 1970; `seconds`: what its compile took."""
+    """The cache's entry that is nearest to a request. created: seconds since 1970. seconds: its compile time."""
 
     key: str
     created: float
@@ -25,11 +25,11 @@ class MissExplanation(Struct, frozen=True):
 
     key: str
     published: bool
-    """Whether the cache offers it by now."""
+    """Whether the cache has it now."""
     asked: float | None
-    """When it missed last, seconds since 1970; None for an entry whose miss is forgotten."""
+    """Time of its last miss, seconds since 1970; None if the miss is no longer recorded."""
     compared: int
-    """Entries that were looked at."""
+    """Entries."""
     nearest: NearestEntry | None
 
 
@@ -37,7 +37,7 @@ Stage = Literal["queued", "aot", "inductor", "search", "autotune", "verify", "pu
 
 
 class CompileProgress(Struct, frozen=True, forbid_unknown_fields=True):
-    """One event of a compile. `seconds`: since the compile was queued."""
+    """One event of a compile. seconds: since it was queued."""
 
     stage: Stage
     seconds: float
@@ -65,7 +65,7 @@ class CompileStatus(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AgreedOutcome(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the processes of one job agree on for a key: the SHA-256 of an artifact's file, or why there is none."""
+    """What a job's ranks agree on for a key: the SHA-256 of an artifact's file, or why there is none."""
 
     digest: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$", max_length=64)] = ""
     error: ErrorBody | None = None
@@ -75,9 +75,9 @@ Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
 
 
 class ScriptUse(Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/prefetch`: a script's names (digests, the most exact first) and the keys it used, in order.
+    """Body of `POST /v1/prefetch`: a script's ids, the most exact first, and the keys that it used, in order.
 
-    `prefetched`: those of them that were not asked for when they were needed, because they were there already.
+    prefetched: those of them that prefetching had fetched before they were needed.
     """
 
     scripts: Annotated[list[Digest], Meta(min_length=1, max_length=4)]
@@ -104,9 +104,8 @@ class WorkerInfo(Struct, frozen=True, forbid_unknown_fields=True):
     jobs_done: int
     host: str = ""
     isolation: list[str] = []
-    """What shuts its compiles in: of namespaces, landlock and seccomp, or `none`, or `off`; [] until it
-    is known."""
+    """Of its compiles: any of namespaces, landlock, seccomp; or `none`, or `off`; []: not known yet."""
     searching: bool = False
-    """Whether kernels are searched on its device, beside what it compiles."""
+    """Whether a search worker uses its device."""
     processors: int = 0
-    """That it may use; 0: it does not tell."""
+    """Which it may use; 0: unknown."""

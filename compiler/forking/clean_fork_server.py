@@ -1,8 +1,7 @@
-"""A server that keeps this process as it was before it used a GPU, and runs a function in fresh forks of that.
+"""A fork of this process from before it used a GPU, which forks a fresh process for each order.
 
-CUDA cannot be used after a fork from a process that has used it, and a kernel that hangs or faults ends its process's
-use of the GPU. A process that runs kernels which may do either therefore starts a `CleanForkServer` before it uses the
-GPU, and has that make a fresh fork for each attempt.
+CUDA cannot be used in a fork of a process that has used it, and a kernel that hangs or faults ends its process's use of
+the GPU. So a process that must try such kernels starts a `CleanForkServer` before it uses the GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator
 from .forked_process import ForkedProcess, ForkedProcessLost
 
 _BEGUN, _SENT, _DONE, _ENDED = b"b", b"s", b"d", b"e"
-"""How a message begins: a fork's process id; what it sends; its work is done; it has ended."""
+"""First byte of a message: a fork's process id; a message of the fork; its work is done; it has ended."""
 _FORK_SECONDS = 60.0
 
 SendMessage = Callable[[bytes], None]
@@ -23,7 +22,7 @@ ForkedWork = Callable[[bytes, SendMessage], None]
 
 
 class CleanForkServer:
-    """`work(order, send)` runs in forks of this process as it is at `with`; nothing is left after the block."""
+    """Runs `work(order, send)` in forks of this process as it is at `with`; ends all of them after the block."""
 
     def __init__(self, work: ForkedWork) -> None:
         self._work = work
@@ -37,8 +36,8 @@ class CleanForkServer:
         self._server.close()
 
     def run(self, order: bytes, timeout: Callable[[], float]) -> Iterator[bytes]:
-        """What a new fork sends, until its work is done. timeout: seconds for which it may send nothing; called before
-        each message. Raises ForkedProcessLost."""
+        """The messages of a new fork, until its work is done. timeout(): the longest wait for the next message. Raises
+        ForkedProcessLost."""
         self._server.send(order)
         pid = int.from_bytes(self._server.receive(_FORK_SECONDS)[1:], "little")
         ended = done = False
@@ -60,8 +59,8 @@ class CleanForkServer:
             raise ForkedProcessLost("its process ended")
 
     def _serve(self, server: ForkedProcess) -> None:
-        """In the server: a fresh fork for each order; its messages, passed on, and its end."""
-        with contextlib.suppress(ForkedProcessLost):  # this process' maker has ended
+        """In the server: make a fork for each order, and forward its messages and its end."""
+        with contextlib.suppress(ForkedProcessLost):  # the process that uses the server has ended
             while True:
                 order = server.receive()
                 fork = ForkedProcess.running(lambda fork: self._once(order, fork, server))  # noqa: B023 (it runs at once)

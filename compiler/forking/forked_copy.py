@@ -1,7 +1,6 @@
-"""A part of this process' work done in a fork of it, which asks what only this process knows, and sends its result.
+"""A part of this process's work, done in a fork that can ask this process questions and sends its result.
 
-The fork goes on from the same state on another processor while this process does something else. Its result is an
-offer: this process can always do the work itself.
+The result is optional: this process can always do the work itself.
 """
 
 from __future__ import annotations
@@ -18,19 +17,17 @@ from .forked_process import ForkedProcess, ForkedProcessLost
 AnswerQuestion = Callable[[bytes], bytes]
 
 LEAST_SECONDS = 60.0
-"""How long `result` waits at least. It waits twice as long as the fork has run by then, if that is more."""
+"""`result` waits this long, or twice as long as the fork has run by then, if that is more."""
 
 _END_SECONDS = 5.0
 
 _QUESTION, _RESULT = b"q", b"r"
-"""How each message of the fork begins."""
+"""First byte of the fork's messages."""
 
 
 class ForkedCopy(ForkedProcess):
-    """One fork, seen from both sides. answer: called with the fork's questions in a thread of this process; raises
-    nothing.
-
-    Raises OSError where no process can be made.
+    """One fork, used from both sides. answer: called with the fork's questions in a thread of this process; never
+    raises. Raises OSError if no process can be made.
     """
 
     def __init__(self, answer: AnswerQuestion = lambda question: b"") -> None:
@@ -44,31 +41,29 @@ class ForkedCopy(ForkedProcess):
             self._reader.start()
 
     def ask(self, question: bytes) -> bytes:
-        """Inside the fork: what the other process answers. Raises ForkedProcessLost if it is gone."""
+        """In the fork: the other process's answer. Raises ForkedProcessLost."""
         self.send(_QUESTION + question)
         return self.receive()
 
     def finish(self, result: bytes) -> NoReturn:
-        """Inside the fork: send the result, and end."""
+        """In the fork: send the result and exit."""
         self.send(_RESULT + result)
         os._exit(0)
 
     def result(self) -> bytes | None:
-        """Wait for the fork's result. None: it ended without one, or did not send it in time. Leaves nothing of it."""
+        """Wait for the fork's result, and end it. None: it sent none in time."""
         self._reader.join(max(LEAST_SECONDS, 2 * (time.monotonic() - self._begun)))
         self.close()
         return self._result
 
     def close(self) -> None:
-        """Leave nothing of the fork. Inside it: end, without a result."""
+        """End the fork. In the fork: exit without a result."""
         if self.inside:
             os._exit(1)
         if not self._closed:
             self._closed = True
             self.kill()
-            self._reader.join(
-                _END_SECONDS
-            )  # it sees the end; a connection that it reads is not closed under it
+            self._reader.join(_END_SECONDS)  # it reads the connection, which must not be closed meanwhile
             self.disconnect()
 
     def _read(self) -> None:

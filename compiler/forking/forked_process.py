@@ -18,10 +18,10 @@ class ForkedProcessLost(Exception):
 
 
 class ForkedProcess:
-    """One fork, seen from both sides, which send messages to each other. `inside`: whether this is the fork.
+    """One fork, used from both sides to exchange messages. inside: whether this is the fork.
 
-    Raises OSError where no process can be made. A fork inherits the locks that other threads held, and nobody releases
-    them there: whoever waits for it needs a time limit.
+    Raises OSError if no process can be made. Locks that other threads held stay locked in a fork for ever: wait for it
+    with a time limit.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class ForkedProcess:
 
     @classmethod
     def running(cls, body: Callable[[Self], None]) -> Self:
-        """A fork that runs body(itself) and ends, without what this process would do at its own end."""
+        """A fork that runs body(itself) and exits without this process's exit handlers."""
         process = cls()
         if process.inside:
             status = 1
@@ -68,11 +68,11 @@ class ForkedProcess:
         raise ForkedProcessLost(f"it sent nothing for {seconds:.1f} s, which is too long")
 
     def disconnect(self) -> None:
-        """Close this side's connection; a further fork of this one must, or the other side does not see its end."""
+        """Close this side's connection. A fork of this process must do it, or the other side would not see its end."""
         self._connection.close()
 
     def close(self) -> None:
-        """Outside: kill the fork if it runs, and leave nothing of it."""
+        """Outside the fork: kill and reap it."""
         self.kill()
         self.disconnect()
 

@@ -1,10 +1,9 @@
-"""Kernels that earlier compiles built, kept on a worker's disk: a kernel's name in; its file out.
+"""Kernels that earlier compiles built, on a worker's disk: a kernel's name in; its file out.
 
-Inductor names a C++ library by a digest of its source, the compiler's whole command line and its version: who asks
-for the same name wants the same binary. Triton's binaries and winners have names of the same kind
-(triton_cache.py). A job only reads the store and lays what it built beside it (`KernelExchange`); the
-process that watches the job takes that in, so that other jobs find a library as soon as it is built. Namespaces
-share nothing: what a job offers is loaded by later ones.
+Inductor names a C++ library by a digest of its source, the compiler's command line and version, so the same name means
+the same binary. Triton's binaries and winners have names of the same kind (triton_cache.py). A job only reads the store
+and puts its own files into a second folder (`KernelExchange`); the process that supervises the job collects them, so
+that other jobs find a kernel as soon as it is built. Namespaces share nothing, because later jobs load these files.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import stat
 import tempfile
 import time
@@ -24,34 +22,17 @@ from msgspec import Struct
 NAME = re.compile(r"c[a-z2-7]{51}(\.main)?\.so|t[a-z2-7]{52}\.triton|w[a-z2-7]{52}\.json")
 """A library as torch._inductor.codecache names it; one Triton kernel's binaries; a winner."""
 LIBRARY_LIMIT = 64 << 20
-"""Bytes; a larger file is no kernel."""
+"""Bytes of one file."""
 DEFAULT_LIMIT = 2 << 30
 NAMESPACE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _UNFINISHED_SECONDS = 3600.0
 
 
 class KernelExchange(Struct, frozen=True):
-    """What a job sees: where to look for libraries, and where to lay its own. Safe for threads."""
+    """A job's access: the store that it reads, and the folder for its own files. Safe for threads."""
 
     store: Path
     offers: Path
-
-    def borrow(self, name: str, target: Path) -> bool:
-        """Copy the stored library to `target`, whole or not at all; False if there is none.
-
-        A copy, because a link would let the job change what others will load.
-        """
-        source = self.store / name
-        if NAME.fullmatch(name) is None or not source.is_file():
-            return False
-        with _beside(target) as temporary:
-            try:
-                shutil.copyfile(source, temporary)
-            except FileNotFoundError:  # trimmed a moment ago
-                return False
-            temporary.replace(target)
-        (self.offers / name).touch()  # empty: it was used
-        return True
 
     def read(self, name: str) -> bytes | None:
         """The stored file; None if there is none."""
@@ -61,28 +42,37 @@ class KernelExchange(Struct, frozen=True):
             data = (self.store / name).read_bytes()
         except FileNotFoundError:
             return None
-        (self.offers / name).touch()
+        (self.offers / name).touch()  # an empty offer says that the stored file was used
         return data
 
-    def offer_bytes(self, name: str, data: bytes) -> None:
-        """Lay a file out for the store, whole or not at all."""
-        handle, whole = tempfile.mkstemp(dir=self.offers.parent)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        if NAME.fullmatch(name) is not None:
-            with contextlib.suppress(FileExistsError):
-                os.link(whole, self.offers / name)
-        Path(whole).unlink()
+    def copy_to(self, name: str, target: Path) -> bool:
+        """Write the stored file to `target` atomically; False if there is none.
+
+        A link would let the job change what others will load.
+        """
+        data = self.read(name)
+        if data is None:
+            return False
+        with _temporary_file(target) as temporary:
+            temporary.write_bytes(data)
+            temporary.replace(target)
+        return True
 
     def offer(self, built: Path) -> None:
-        """Lay a finished library out for the store."""
+        """Offer a finished file, by its name."""
         if NAME.fullmatch(built.name) is not None:
             with contextlib.suppress(FileExistsError):
                 os.link(built, self.offers / built.name)
 
+    def offer_bytes(self, name: str, data: bytes) -> None:
+        if NAME.fullmatch(name) is not None:
+            with _temporary_file(self.offers) as temporary, contextlib.suppress(FileExistsError):
+                temporary.write_bytes(data)
+                os.link(temporary, self.offers / name)
+
 
 class KernelStore:
-    """The libraries of one worker machine, in one folder that several slots share; at most `limit_bytes` of them."""
+    """The kernels of one worker machine, in a folder that its slots share; at most `limit_bytes`."""
 
     def __init__(self, folder: Path, limit_bytes: int = DEFAULT_LIMIT) -> None:
         _private(folder)
@@ -90,23 +80,23 @@ class KernelStore:
         self._limit_bytes = limit_bytes
 
     def of(self, namespace: str) -> NamespaceKernels:
-        """The libraries that `namespace` built, in a folder of its own. Raises ValueError for another name."""
+        """Raises ValueError for what is no namespace's name."""
         if NAMESPACE.fullmatch(namespace) is None:
             raise ValueError(f"{namespace!r} is no namespace")
         return NamespaceKernels(self.folder / namespace, self._trim)
 
     def _trim(self) -> None:
-        """Remove the least recently used libraries, of all namespaces, until the rest fits."""
-        held: list[tuple[float, int, Path]] = []
+        """Remove the least recently used files, of all namespaces, until the rest fits."""
+        files: list[tuple[float, int, Path]] = []
         for path in self.folder.glob("*/*"):
             with contextlib.suppress(FileNotFoundError):  # another slot trims too
                 status = path.stat()
                 if NAME.fullmatch(path.name) is not None:
-                    held.append((status.st_mtime, status.st_size, path))
+                    files.append((status.st_mtime, status.st_size, path))
                 elif status.st_mtime < time.time() - _UNFINISHED_SECONDS:
-                    path.unlink()  # a copy that a crash cut short
-        total = sum(size for _, size, _ in held)
-        for _, size, path in sorted(held):
+                    path.unlink()  # left by a crash
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
             if total <= self._limit_bytes:
                 return
             path.unlink(missing_ok=True)
@@ -114,37 +104,37 @@ class KernelStore:
 
 
 class NamespaceKernels:
-    """One namespace's folder of the store. `trim` keeps the whole store in its limit."""
+    """One namespace's folder of the store. trim: keeps the whole store within its limit."""
 
     def __init__(self, folder: Path, trim: Callable[[], None]) -> None:
         _private(folder)
         self.folder = folder
         self._trim = trim
 
-    def take_in(self, offers: Path) -> int:
-        """Keep what a job laid out, and note what it used; returns how many libraries are new."""
-        kept = 0
-        try:  # the job may have put anything in its folder's place, or in it
+    def collect(self, offers: Path) -> int:
+        """Store what a job offers, and note what it used; returns how many files are new."""
+        new = 0
+        try:  # the job may have replaced the folder or put anything into it
             folder = os.open(offers, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
             return 0
         try:
             for name in sorted(os.listdir(folder)):  # noqa: PTH208 (by descriptor)
                 if NAME.fullmatch(name) is not None:
-                    kept += self._keep(name, folder)
-                with contextlib.suppress(OSError):  # a folder: it goes with the job's own
+                    new += self._store(name, folder)
+                with contextlib.suppress(OSError):  # a folder: it is removed with the job's own
                     os.unlink(name, dir_fd=folder)
         finally:
             os.close(folder)
-        if kept:
+        if new:
             self._trim()
-        return kept
+        return new
 
-    def _keep(self, name: str, folder: int) -> bool:
+    def _store(self, name: str, folder: int) -> bool:
         target = self.folder / name
         try:
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-        except OSError:  # a link, or gone: nothing that a job of ours lays out
+        except OSError:  # a link, or gone
             return False
         with os.fdopen(descriptor, "rb") as source:
             status = os.fstat(descriptor)
@@ -155,8 +145,8 @@ class NamespaceKernels:
                 return False
             if not 0 < status.st_size <= LIBRARY_LIMIT:
                 return False
-            with _beside(target) as temporary:
-                temporary.write_bytes(source.read(status.st_size))  # no more, if it still grows
+            with _temporary_file(target) as temporary:
+                temporary.write_bytes(source.read(status.st_size))  # it may still grow
                 temporary.replace(target)
         return True
 
@@ -168,8 +158,8 @@ def _private(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _beside(target: Path) -> Iterator[Path]:
-    """A temporary file in `target`'s folder, gone afterwards unless it was moved."""
+def _temporary_file(target: Path) -> Iterator[Path]:
+    """In `target`'s folder; removed afterwards unless it was moved."""
     handle, name = tempfile.mkstemp(prefix=".", dir=target.parent)
     os.close(handle)
     try:

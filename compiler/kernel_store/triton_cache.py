@@ -1,9 +1,9 @@
 """Triton kernels that earlier compiles built and measured: a kernel's key in; its binaries, or its winner, out.
 
-Binaries go by Triton's own key (source, signature, options, target, Triton's and ptxas' versions), through Triton's
-own interface for caches. Winners go by a digest of a kernel's generated source, of the sizes it was launched with, of
-its candidates, and of the GPU and the versions that measured. Both lie in a namespace's kernel store
-(libraries.py); what a store says is the namespace's own claim, and chooses among a kernel's candidates only.
+Binaries have Triton's own key (source, signature, options, target, versions of Triton and ptxas) and are found through
+Triton's interface for caches. A winner's key is a digest of the kernel's generated source, launch sizes and candidates,
+and of the GPU and versions that measured. Both are in the namespace's kernel store (libraries.py); a stored winner can
+only choose among a kernel's candidates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PACK_LIMIT = 64 << 20
 
 
 class TritonWinner(Struct, frozen=True, forbid_unknown_fields=True):
-    """A measured choice: the configuration as Triton prints it, its time, and how many were compared."""
+    """The fastest configuration, as Triton prints it; its time; and how many were compared."""
 
     configuration: str
     milliseconds: float
@@ -39,7 +39,7 @@ class TritonWinner(Struct, frozen=True, forbid_unknown_fields=True):
 
 @contextlib.contextmanager
 def sharing_binaries(exchange: KernelExchange | None) -> Iterator[None]:
-    """Inside the block, and in processes forked there, Triton looks into the store before it compiles."""
+    """Inside the block, and in processes forked there, Triton looks kernels up in the store before it compiles."""
     if exchange is None or importlib.util.find_spec("triton") is None:
         yield
         return
@@ -89,7 +89,7 @@ def was_reused(folder: Path) -> bool:
 
 
 def find_winner(exchange: KernelExchange | None, key: bytes) -> TritonWinner | None:
-    """What was measured for a kernel before; None if nothing was, or what is stored is none."""
+    """None if nothing was measured, or the stored file is malformed."""
     data = None if exchange is None else exchange.read(_winner_name(key))
     if data is None:
         return None
@@ -99,7 +99,7 @@ def find_winner(exchange: KernelExchange | None, key: bytes) -> TritonWinner | N
         return None
 
 
-def keep_winner(exchange: KernelExchange | None, key: bytes, winner: TritonWinner) -> None:
+def offer_winner(exchange: KernelExchange | None, key: bytes, winner: TritonWinner) -> None:
     """Offer a measurement to later compiles."""
     if exchange is not None:
         exchange.offer_bytes(_winner_name(key), msgspec.json.encode(winner))

@@ -32,7 +32,7 @@ class CompileGuide(
     """What a lowering asks before it makes candidates, and whether it stops before code is generated."""
 
     @property
-    def may_be_copied(self) -> bool:
+    def can_fork(self) -> bool:
         """Whether a copy of this process chooses as this one does, and measures nothing."""
 
 
@@ -155,7 +155,7 @@ def _may_go_ahead(program: Program, request: schema.GraphRequest, guide: Compile
     could make assumptions about, no kernels that either measures, no GPU (it cannot be used in two processes)."""
     symbolic = program.symbols or program.numbers or symbolic_shapes.has_symbols(program.fake_mode)
     measured = request.mode not in _COPIED or (
-        request.mode != "default" and (guide is None or not guide.may_be_copied)
+        request.mode != "default" and (guide is None or not guide.can_fork)
     )
     return request.target.kind == "cpu" and not measured and not request.options and not symbolic
 

@@ -92,7 +92,7 @@ def compile_request(
         patching.patched_environment(**caches),
         triton_cache.sharing_binaries(kernels),
         triton_caches.without_autotune_cache(),  # before there are Triton's compilers
-        user_kernels.fork_server_for(request) as nursery,  # before there are threads, and a GPU in use
+        user_kernels.fork_server_for(request) as fork_server,  # before there are threads, and a GPU in use
         _kernel_processes(request, threads),
         kernel_libraries.sharing_cpp_libraries(kernels) as builds,
         triton_kernels.recording_triton_kernels(kernels) as triton,
@@ -101,7 +101,7 @@ def compile_request(
         own_kernels = UserKernelSearch(
             request,
             ask=ask,
-            nursery=nursery,
+            fork_server=fork_server,
             settings=settings.search,
             during=lambda problem: clock.during("autotune", problem),
         )
@@ -109,8 +109,8 @@ def compile_request(
             request,
             ask=ask,
             settings=settings.search,
-            unable=_why_not_runnable(request),
-            beside=None if kernels is None else kernels.store,
+            cannot_run=_why_not_runnable(request),
+            lock_folder=None if kernels is None else kernels.store,
             clock=clock,
         )
         compiled = _compiled(request, own_kernels, winners, threads, clock)
@@ -193,7 +193,7 @@ def _compiled(
     template that won, once more with PyTorch's own kernels."""
     while True:
         program = pipeline_program.rebuild(request)
-        own_kernels.settle(program.gm)
+        own_kernels.choose(program.gm)
         winners.begin()
         again = ""
         try:
@@ -208,12 +208,12 @@ def _compiled(
                     keep_halves=verify.draws_random_numbers(program.gm),
                 )
         except dry_run.DryRunFinished:
-            winners.hand_over()
+            winners.finish_dry_run()
         except CompileFailed as error:
-            if winners.scouting:
-                winners.give_up_scouting()
+            if winners.in_dry_run:
+                winners.abandon_dry_run()
                 log.warning("compiled without others' searches: %s", error)
-            elif type(error) is CompileFailed and winners.do_without_templates():
+            elif type(error) is CompileFailed and winners.avoid_templates():
                 log.warning("compiled once more without templates: %s", error)
                 again = "without templates"
             else:

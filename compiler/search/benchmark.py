@@ -1,8 +1,8 @@
-"""Candidates made to run: an operator's candidates in; how far off each is, and timed samples of it, out.
+"""Run an operator's candidates: Candidates in; each one's error, and timed samples of it, out.
 
-On a CPU each runs in a copy of this process: one that crashes or hangs loses its copy and nothing else. On a GPU, which
-cannot be used after a fork, they run here. Every sample begins with cold caches: a kernel in a model finds there what
-the kernels before it left, not its own inputs. On a CPU one that other work disturbed is taken again.
+On a CPU each candidate runs in a fork of this process, so that a crash or a hang costs that fork only. On a GPU, which
+cannot be used after a fork, candidates run in this process. Every sample begins with cold caches: in a model a kernel
+does not find its inputs there either (docs/decisions/0017-how-kernels-are-measured.md).
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Self
 
 import torch
 
 from ..forking.forked_process import ForkedProcess, ForkedProcessLost
 from ..torch_internals import devices
-from ..tuning.candidates import Candidates
+from ..tuning.candidates import Candidates, RunnableCandidates
 
 FIRST_SECONDS = 120.0
 SAMPLE_SECONDS = 30.0
-"""How long a candidate may take to get ready and run once, and to run again, before it counts as hung."""
+"""Time limits of a candidate's preparation with its first run, and of a later run."""
 
 RETAKES = 8
 UNDISTURBED = 0.01
-"""A sample on a CPU is taken again, at most so often, until its threads waited for a processor no longer than this
-share of its time; else the least disturbed one counts. Other work takes processors away for milliseconds."""
+"""A sample on a CPU is repeated up to RETAKES times until its threads waited for a processor for no more than this
+share of its time; otherwise the least disturbed one counts. Other work takes processors away for milliseconds."""
 
-COPIED_BYTES = 8 << 30
-"""What all copies may hold together: whoever watches a job's memory counts in each of them what they share."""
+MAX_FORKED_BYTES = 8 << 30
+"""Of all forks together: a job's memory limit counts shared pages in each of them."""
 
 _NUMBER = struct.Struct("d")
 _CACHE_BYTES = (1 << 20, 32 << 20, 128 << 20)
-"""Least, where the system does not tell, and most."""
+"""Smallest size used, size used if Linux does not report one, largest size used."""
 
 
 class CandidateFailed(Exception):
@@ -47,7 +47,7 @@ class CandidateFailed(Exception):
 
 
 Watchdog = Callable[[float], AbstractContextManager[None]]
-"""Around what may hang, which is given so many seconds."""
+"""watchdog(seconds): limits the time of the block inside."""
 
 
 @contextlib.contextmanager
@@ -55,34 +55,8 @@ def no_watchdog(seconds: float) -> Iterator[None]:
     yield
 
 
-class CandidateRunner(Protocol):
-    """Candidates of one selection that can be run, in a `with` block."""
-
-    def __enter__(self) -> CandidateRunner: ...
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing of it is left."""
-
-    def start(self, candidate: int) -> float | None:
-        """Run it once; its largest error as a share of the reference's largest value (None: there is no reference).
-        Raises CandidateFailed."""
-
-    def take(self, order: Sequence[int]) -> list[float | None]:
-        """One sample, in milliseconds, of each candidate named, all of them started; None from where one fails."""
-
-
-def candidate_runner(selection: Candidates, threads: int) -> CandidateRunner:
-    """For a selection that is prepared. threads: that a CPU's kernels run in."""
-    reference = selection.reference()
-    return (
-        ForkedCpuRunner(selection, reference, threads)
-        if selection.device == "cpu"
-        else GpuRunner(selection, reference)
-    )
-
-
 def error_of(result: torch.Tensor, reference: torch.Tensor | None) -> float | None:
-    """Infinite for a result of another shape or that is not a number."""
+    """Infinite for a result of another shape or with NaN."""
     if reference is None:
         return None
     if result.shape != reference.shape:
@@ -94,7 +68,7 @@ def error_of(result: torch.Tensor, reference: torch.Tensor | None) -> float | No
 
 
 class ForkedCpuRunner:
-    """On a CPU. Each started candidate has a process, which takes a sample for each message that it gets."""
+    """Each started candidate has a forked process, which takes one sample for each message."""
 
     def __init__(self, selection: Candidates, reference: torch.Tensor | None, threads: int) -> None:
         self._selection = selection
@@ -102,7 +76,7 @@ class ForkedCpuRunner:
         self._threads = threads
         self._running: dict[int, ForkedProcess] = {}
 
-    def __enter__(self) -> ForkedCpuRunner:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -110,21 +84,24 @@ class ForkedCpuRunner:
             self._running.pop(candidate).close()
 
     def start(self, candidate: int) -> float | None:
-        if (len(self._running) + 1) * _held() > COPIED_BYTES:
-            raise CandidateFailed("this process is too large to be copied once more")
+        """Run it once; returns its largest error as a share of the reference's largest value, None without a
+        reference. Raises CandidateFailed."""
+        if (len(self._running) + 1) * _peak_memory() > MAX_FORKED_BYTES:
+            raise CandidateFailed("this process is too large to be forked once more")
         try:
             process = ForkedProcess.running(lambda fork: _in_new_thread(lambda: self._run(candidate, fork)))
         except OSError as error:
             raise CandidateFailed(f"no process could be made: {error}") from error
         try:
-            (off,) = _NUMBER.unpack(process.receive(FIRST_SECONDS))
+            (error_share,) = _NUMBER.unpack(process.receive(FIRST_SECONDS))
         except ForkedProcessLost as lost:
             process.close()
             raise CandidateFailed(str(lost)) from lost
         self._running[candidate] = process
-        return None if self._reference is None else float(off)
+        return None if self._reference is None else float(error_share)
 
     def take(self, order: Sequence[int]) -> list[float | None]:
+        """One sample in milliseconds of each started candidate in `order`; None once a candidate has failed."""
         return [self._sample(candidate) for candidate in order]
 
     def _sample(self, candidate: int) -> float | None:
@@ -140,14 +117,14 @@ class ForkedCpuRunner:
         return float(milliseconds)
 
     def _run(self, candidate: int, fork: ForkedProcess) -> None:
-        """In a candidate's process: run it once and send its error; then send one sample for each message."""
+        """In a candidate's process: run it once, send its error, then send one sample for each message."""
         torch.set_num_threads(self._threads)
         result = self._selection.run(candidate, lambda once: once())
         fork.send(_NUMBER.pack(error_of(result, self._reference) or 0.0))
-        others = torch.zeros(_cache_bytes(), dtype=torch.uint8)
+        flushed = torch.zeros(_cache_bytes(), dtype=torch.uint8)
 
         def sample(once: Callable[[], Any]) -> tuple[float, float]:
-            others.add_(1)
+            flushed.add_(1)
             before, begin = seconds_waited_for_processor(), time.perf_counter()
             once()
             took = max(time.perf_counter() - begin, 1e-9)
@@ -167,16 +144,16 @@ class ForkedCpuRunner:
 
 
 def _in_new_thread(work: Callable[[], None]) -> None:
-    """OpenMP keeps a team of threads for each thread that uses it. After a fork, the thread that was copied would wait
-    for ever for its team, which was not; a new thread gets a team of its own."""
+    """OpenMP keeps a team of threads for each thread that uses it. A fork has no such teams, so its first thread would
+    wait for its team for ever; a new thread gets a new team."""
     thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
     thread.start()
     thread.join()
 
 
 def seconds_waited_for_processor(tasks: Path = Path("/proc/self/task")) -> float:
-    """Seconds that this process's threads were ready to run and had no processor, all together; 0 where Linux does not
-    tell (Documentation/scheduler/sched-stats.rst: the second number of schedstat, nanoseconds)."""
+    """Sum over this process's threads of the time they were ready to run without a processor; 0 if Linux has no such
+    figure (Documentation/scheduler/sched-stats.rst: the second number of schedstat, nanoseconds)."""
     total = 0
     with contextlib.suppress(OSError):
         for task in tasks.iterdir():
@@ -185,8 +162,8 @@ def seconds_waited_for_processor(tasks: Path = Path("/proc/self/task")) -> float
     return total / 1e9
 
 
-def _held() -> int:
-    """Bytes of memory that this process has held at most."""
+def _peak_memory() -> int:
+    """Bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
@@ -202,120 +179,174 @@ def _cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> i
 
 
 class BufferRotation:
-    """Where in a GPU's memory operands are to lie for the next samples: in a few places by turns, as many as there is
-    room for. Where they lie makes one kernel a per cent faster and the next one slower, and they lie elsewhere in each
-    process (decision 17)."""
+    """Rotates a GPU kernel's operands through several copies in memory: addresses make one kernel a per cent faster and
+    the next one slower, and differ in each process (decision 17)."""
 
-    MOST = 64
+    MAX = 64
     SHARE = 0.1
-    """Of the memory that is free: what all copies may take."""
+    """Of the free memory: limit of all copies together."""
 
     def __init__(self) -> None:
         self._turns = 0
-        self._count = self.MOST
+        self._count = self.MAX
 
     def next(self, move: Callable[[int], bool]) -> int:
-        """move: has the operands in a place, the first time by copying them; False: they stay in place 0."""
-        place = self._turns % self._count
+        """Returns the next copy's number. move(copy): have candidates use that copy, which the first call makes; False:
+        operands cannot be moved from copy 0."""
+        copy = self._turns % self._count
         self._turns += 1
         before = torch.cuda.memory_allocated()
         try:
-            moved = move(place)
+            moved = move(copy)
         except torch.OutOfMemoryError:
             move(0)
             moved = False
         if not moved:
             self._count = 1
             return 0
-        if place == 1 and (taken := torch.cuda.memory_allocated() - before) > 0:
-            self._count = min(self.MOST, 2 + int(self.SHARE * torch.cuda.mem_get_info()[0] / taken))
-        return place
+        if copy == 1 and (size := torch.cuda.memory_allocated() - before) > 0:
+            self._count = min(self.MAX, 2 + int(self.SHARE * torch.cuda.mem_get_info()[0] / size))
+        return copy
 
 
-class GpuRunner:
-    """On the current GPU, in this process; a candidate that ends the process's use of the GPU ends the search.
+class InProcessRunner:
+    """Runs candidates in this process; a candidate that ends the process ends the search. Subclasses take samples.
+    `start` and `take` as in ForkedCpuRunner.
 
-    The inputs lie elsewhere at each call of `take` (Places).
-
-    A few dozen samples are enqueued behind a kernel that does nothing for longer than that takes, so that no wait of
-    the host's (another thread, an import, other work) stands between them: else they are taken again. Each starts with
-    a write of four times the L2 cache; the events stand around nothing but the candidate.
+    group: samples taken at a time. before_group: called with a group's candidates before it is taken.
     """
 
-    AT_ONCE = 48
-    """Samples in line: Python enqueues them in about a millisecond, and CUDA's queue has room for them."""
-    LEAD_SECONDS = (2e-3, 0.1)
-    """How long the first of them waits at first, and at most."""
-    ATTEMPTS = 4
+    GROUP = 48
 
-    def __init__(self, selection: Candidates, reference: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        selection: RunnableCandidates,
+        reference: torch.Tensor | None = None,
+        *,
+        group: int = GROUP,
+        before_group: Callable[[Sequence[int]], None] = lambda group: None,
+    ) -> None:
         self._selection = selection
         self._reference = reference
-        self._once: dict[tuple[int, int], Callable[[], Any]] = {}
-        """By place and candidate."""
-        self._places = BufferRotation()
-        self._others: torch.Tensor | None = None
-        self._lead = self.LEAD_SECONDS[0]
+        self._group = group
+        self._before_group = before_group
+        self._ready: dict[tuple[int, int], Callable[[], Any]] = {}
+        """What runs a candidate once, by operands' copy and candidate."""
 
-    def __enter__(self) -> GpuRunner:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._once.clear()
-        self._others = None
+        self._ready.clear()
         self._reference = None
 
     def start(self, candidate: int) -> float | None:
         def body(once: Callable[[], Any]) -> None:
-            self._once[0, candidate] = once
+            self._ready[0, candidate] = once
             once()
 
         try:
             result = self._selection.run(candidate, body)
-            torch.cuda.synchronize()
+            self._synchronize()
             return error_of(result, self._reference)
         except Exception as error:
-            self._once.pop((0, candidate), None)
-            raise CandidateFailed(" ".join(str(error).split())[:500] or type(error).__name__) from error
+            self._ready.pop((0, candidate), None)
+            text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise CandidateFailed(text[:500]) from error
 
     def take(self, order: Sequence[int]) -> list[float | None]:
-        if self._others is None:
-            size = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-            self._others = torch.empty(max(4 * size, 64 << 20), dtype=torch.uint8, device="cuda")
-        place = self._places.next(self._selection.move)
+        copy = self._next_copy()
         for candidate in sorted({*order}):
-            self._bind(place, candidate)
+            self._bind(copy, candidate)
         times: list[float | None] = []
-        for begin in range(0, len(order), self.AT_ONCE):
-            times += self._in_line(place, order[begin : begin + self.AT_ONCE], self._others)
+        for begin in range(0, len(order), self._group):
+            group = order[begin : begin + self._group]
+            self._before_group(group)
+            times += self._take_group(copy, group)
         return times
 
-    def _bind(self, place: int, candidate: int) -> None:
-        """Have the candidate ready on the inputs where they are now."""
-        if (place, candidate) in self._once or (0, candidate) not in self._once:
+    def _synchronize(self) -> None:
+        """Wait for what was started, and raise its errors."""
+
+    def _next_copy(self) -> int:
+        """Which copy of the operands the next samples use."""
+        return 0
+
+    def _take_group(self, copy: int, group: Sequence[int]) -> list[float | None]:
+        raise NotImplementedError
+
+    def _bind(self, copy: int, candidate: int) -> None:
+        """Prepare a started candidate to run on the present copy of the operands."""
+        if (copy, candidate) in self._ready or (0, candidate) not in self._ready:
             return
 
         def body(once: Callable[[], Any]) -> None:
-            self._once[place, candidate] = once
+            self._ready[copy, candidate] = once
 
         try:
             self._selection.run(candidate, body)
         except Exception:
-            self._lose(candidate)
+            self._drop(candidate)
 
-    def _lose(self, candidate: int) -> None:
+    def _launch(self, copy: int, candidate: int) -> bool:
+        """False if it fails, now or earlier."""
+        once = self._ready.get((copy, candidate))
+        if once is None:
+            return False
+        try:
+            once()
+        except Exception:
+            self._drop(candidate)
+            return False
+        return True
+
+    def _drop(self, candidate: int) -> None:
         traceback.print_exc()
-        for key in [key for key in self._once if key[1] == candidate]:
-            del self._once[key]
+        for key in [key for key in self._ready if key[1] == candidate]:
+            del self._ready[key]
 
-    def _in_line(self, place: int, order: Sequence[int], others: torch.Tensor) -> list[float | None]:
+
+class GpuRunner(InProcessRunner):
+    """On the current GPU. Each call of `take` uses another copy of the operands (BufferRotation).
+
+    A group of samples is enqueued behind a kernel that does nothing until all of them are enqueued, so that no delay of
+    the host falls between them; if it ended too early, the group is taken again. A group of InProcessRunner.GROUP fits
+    into CUDA's queue, and Python enqueues it in about a millisecond. Each sample starts with a write of four times the
+    L2 cache, and its events enclose the candidate only.
+    """
+
+    LEAD_SECONDS = (2e-3, 0.1)
+    """How long the first sample waits at first, and at most."""
+    ATTEMPTS = 4
+
+    _rotation: BufferRotation
+    _flushed: torch.Tensor
+
+    def __enter__(self) -> Self:
+        size = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+        self._flushed = torch.empty(max(4 * size, 64 << 20), dtype=torch.uint8, device="cuda")
+        self._rotation = BufferRotation()
+        self._lead = self.LEAD_SECONDS[0]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        del self._flushed
+
+    def _synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def _next_copy(self) -> int:
+        return self._rotation.next(self._selection.move)
+
+    def _take_group(self, copy: int, group: Sequence[int]) -> list[float | None]:
         least, most = self.LEAD_SECONDS
         for _ in range(self.ATTEMPTS):
             begun = time.perf_counter()
             started = _event()
             devices.delay_current_stream(self._lead)
             started.record()
-            events = [self._enqueue(place, candidate, others) for candidate in order]
+            events = [self._enqueue(copy, candidate) for candidate in group]
             in_time = not started.query()
             self._lead = min(max(2 * (time.perf_counter() - begun), least), most)
             torch.cuda.synchronize()
@@ -323,17 +354,11 @@ class GpuRunner:
                 break
         return [None if pair is None else max(pair[0].elapsed_time(pair[1]), 1e-6) for pair in events]
 
-    def _enqueue(self, place: int, candidate: int, others: torch.Tensor) -> tuple[Any, Any] | None:
-        once = self._once.get((place, candidate))
-        if once is None:
-            return None
+    def _enqueue(self, copy: int, candidate: int) -> tuple[Any, Any] | None:
         begin, end = _event(), _event()
-        others.zero_()
+        self._flushed.zero_()
         begin.record()
-        try:
-            once()
-        except Exception:
-            self._lose(candidate)
+        if not self._launch(copy, candidate):
             return None
         end.record()
         return begin, end
@@ -342,3 +367,19 @@ class GpuRunner:
 def _event() -> Any:
     event: Any = torch.cuda.Event
     return event(enable_timing=True)
+
+
+def gpu_works() -> bool:
+    """Whether this process can still use its GPU."""
+    try:
+        return int(torch.ones(1024, device="cuda").mul_(2).sum().item()) == 2048
+    except Exception:
+        return False
+
+
+def candidate_runner(selection: Candidates, threads: int) -> ForkedCpuRunner | GpuRunner:
+    """For a prepared selection, to be used in a `with` block. threads: for kernels on a CPU."""
+    reference = selection.reference()
+    if selection.device == "cpu":
+        return ForkedCpuRunner(selection, reference, threads)
+    return GpuRunner(selection, reference)

@@ -1,8 +1,7 @@
 """Stage 8, where max-autotune chooses: an operator and its candidates in; the one that implements it out.
 
-A winner that the request's lock file or the team's database knows for this problem, on this device and with these
-versions, is taken as it is. What nobody knows is measured once in a compile, however often the graph has it, and told.
-Only a candidate that agrees with a reference in higher precision can win.
+A winner from the request's lock or the namespace's database is used as it is. An unknown problem is searched once in a
+compile, by a search worker if there is one, otherwise here.
 """
 
 from __future__ import annotations
@@ -10,71 +9,65 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
-from msgspec import Struct
 
 from .. import decoding
 from ..api import compiles
 from ..artifact import manifest
-from ..errors import TuningUnknown, Unavailable
-from ..graph.device_environment import device_environment
+from ..errors import Unavailable
 from ..request import schema
 from ..torch_internals.algorithm_selection.padding_candidates import PADDING_PREFIX
 from ..torch_internals.algorithm_selection.selector_cache import ATEN
 from ..torch_internals.inductor.dry_run import DryRunFinished
 from ..tuning import queries
 from ..tuning.candidates import Candidates
-from ..tuning.records import DeviceEnvironment, Problem, Timing, TuningEntry
-from ..tuning.tile_config import TileConfig
+from ..tuning.records import DeviceEnvironment, Problem, TuningEntry
 from . import compare_candidates, device_lock, ranking
+from .known_winners import KnownWinners, measurement
 
 log = logging.getLogger(__name__)
 
+MAX_DRY_RUNS = 4
+"""With other winners than a dry run assumed, the graph may have other problems."""
+NO_PROGRESS_SECONDS = 300.0
+"""If others finish none of a compile's problems for this long, it measures them itself."""
+REPORT_SECONDS = 0.3
+"""Least time between two reports of a dry run."""
+DISTURBED_DEVICES = frozenset({"cpu"})
+"""Kinds of device on which a compile's own work disturbs measurements."""
+HOLD_SECONDS = 4.0
+"""How long the service may hold back a reply that has nothing new."""
+_POLL_SECONDS = (0.1, 0.5)
+"""Shortest and longest time from one query to the next without progress: not every service holds replies back."""
+_MAX_PROBLEMS = 256
+"""In one SearchRequest."""
+
 
 class StageClock(Protocol):
-    """Is told what a compile does, and counts the seconds of each stage."""
+    """Records the stage a compile is in, and the seconds of each stage."""
 
     def enter(self, stage: compiles.Stage, detail: str) -> None: ...
     def during(self, stage: compiles.Stage, detail: str) -> AbstractContextManager[None]:
-        """A stage inside the present one, which goes on afterwards."""
-
-
-class _NoClock:
-    """The clock of a copy, whose seconds nobody counts."""
-
-    def enter(self, stage: compiles.Stage, detail: str) -> None:
-        pass
-
-    def during(self, stage: compiles.Stage, detail: str) -> AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-
-class _Chosen(Struct, frozen=True):
-    """Of a copy's lowering: how often each problem was met, and what is known of them."""
-
-    uses: Counter[Problem]
-    entries: dict[Problem, TuningEntry]
-    looked_up: dict[Problem, list[TuningEntry]]
+        """A stage inside the present one, which continues afterwards."""
 
 
 class CompileSearch:
-    """What one compile chooses; the Guide of its lowering. searched, recalled: problems that were measured for it, here
-    or elsewhere, and that were known.
+    """Chooses candidates for one compile. searched, recalled: problems measured for it, here or elsewhere, and known
+    before.
 
-    ask: the team's database, and whoever searches for it. unable: why candidates cannot be run here; '' if they can.
-    beside: a folder that the compiles on this machine share.
+    ask: sends queries to the service. cannot_run: why candidates cannot run on this host; '' if they can. lock_folder:
+    see device_lock.exclusive, for a CPU.
 
-    The first problem that nobody knows makes a scout of the compile: from there on it takes PyTorch's own kernels,
-    generates no code, and gathers what else nobody knows (`scouting`). Then it has all of these searched at once
-    (`hand_over`), and compiles from the beginning; where it comes to one that is still being searched it waits.
+    The first unknown problem turns the lowering into a dry run: from there on it takes PyTorch's own kernels, generates
+    no code and collects the other unknown problems. `finish_dry_run` has them searched by others. Then the compile
+    starts again, and waits where it reaches a problem that is still being searched.
     """
 
     def __init__(
@@ -83,110 +76,92 @@ class CompileSearch:
         *,
         ask: queries.SendQuery | None,
         settings: ranking.RankingSettings,
-        unable: str,
-        beside: Path | None,
+        cannot_run: str,
+        lock_folder: Path | None,
         clock: StageClock,
     ) -> None:
-        self._request = request
+        self._known = KnownWinners(request, ask)
+        self._threads = request.ambient.threads
         self._ask = ask
         self._settings = settings
-        self._unable = unable
-        self._beside = beside
+        self._cannot_run = cannot_run
+        self._lock_folder = lock_folder
         self._clock = clock
-        self._places: dict[str, DeviceEnvironment] = {}
         self._entries: dict[Problem, TuningEntry] = {}
-        self._looked_up: dict[Problem, list[TuningEntry]] = {}
-        self._looking = threading.Lock()
-        self._look_up = self._ask_for
-        self._only_aten = False
         self._uses: Counter[Problem] = Counter()
         self._announced: Problem | None = None
-        self._scouts_left = 0 if ask is None else SCOUTS
-        self._wanted: dict[Problem, str] = {}
-        """Of the scout that is under way: what nobody knows, and on which device."""
-        self._told = 0
-        self._told_at = -math.inf
-        self._open: dict[Problem, str] = {}
-        """What scouts before found out and others still search."""
-        self._handed_over = 0
-        self._fetched: set[Problem] = set()
-        """Measured for this compile, here or elsewhere."""
-        self._own: set[Problem] = set()
-        """Problems that nobody else will search."""
-        self._inside_copy = False
-        self._uses_before: Counter[Problem] = Counter()
+        """Counted by `expected_candidate`, so that `choose` does not count it again."""
+        self._only_aten = False
+        self._dry_runs_left = MAX_DRY_RUNS
+        self._unknown: dict[Problem, str] = {}
+        """Found by the present dry run, with each problem's device."""
+        self._reported = 0
+        self._reported_at = -math.inf
+        self._pending: dict[Problem, str] = {}
+        """Found by earlier dry runs and still being searched by others."""
+        self._submitted = 0
+        self._measured_for_this: set[Problem] = set()
+        self._left_to_this: set[Problem] = set()
+        """Problems that others do not search."""
+        self._in_fork = False
+        self._uses_before_fork: Counter[Problem] = Counter()
 
     @property
     def searched(self) -> int:
-        return len(self._entries.keys() & self._fetched)
+        return len(self._entries.keys() & self._measured_for_this)
 
     @property
     def recalled(self) -> int:
-        return len(self._entries.keys() - self._fetched)
+        return len(self._entries.keys() - self._measured_for_this)
 
     def measurements(self) -> list[manifest.Measurement]:
-        """What was taken for each problem that was measured or known."""
-        taken = [
-            (problem, entry, (entry.aten if self._only_aten else None) or entry.winner)
-            for problem, entry in self._entries.items()
-            if self._uses[problem]  # a scout may have met others
-        ]
-        return [
-            manifest.Measurement(
-                problem=problem.text(),
-                winner=timing.candidate,
-                milliseconds=timing.milliseconds,
-                candidates=entry.candidates,
-                uses=self._uses[problem],
-            )
-            for problem, entry, timing in taken
-        ]
-
-    def do_without_templates(self) -> bool:
-        """From now on take PyTorch's own kernels; false if they were taken already, or a strict lock says which.
-
-        A template's code is generated with what Inductor fuses into it, and Inductor now and then cannot: what ran well
-        alone does not compile inside this graph.
-        """
-        lock = self._request.tuning_lock
-        templates = any(entry.winner.candidate != _text(entry.aten) for entry in self._entries.values())
-        if self._only_aten or not templates or (lock is not None and lock.strict):
-            return False
-        self._only_aten = True
-        return True
+        """For the manifest: each problem of the graph with its winner."""
+        measurements = []
+        for problem, entry in self._entries.items():
+            if not self._uses[problem]:  # only a dry run met it
+                continue
+            taken = (entry.aten if self._only_aten else None) or entry.winner
+            measurements.append(measurement(entry, taken, self._uses[problem]))
+        return measurements
 
     def begin(self) -> None:
         """The graph is lowered from its beginning."""
         self._uses.clear()
         self._announced = None
 
-    def expects(self, problem: Problem, device: str) -> str | None:
-        """The candidate that will be taken, as far as that can be told without making candidates. Raises TuningUnknown
-        where a strict lock has no winner."""
+    def avoid_templates(self) -> bool:
+        """Take PyTorch's own kernels from now on; False if that changes nothing, or a strict lock forbids it.
+
+        Inductor sometimes cannot generate a template together with what it fuses into it.
+        """
+        templates = any(
+            entry.aten is None or entry.winner.candidate != entry.aten.candidate
+            for entry in self._entries.values()
+        )
+        if self._only_aten or not templates or self._known.strict:
+            return False
+        self._only_aten = True
+        return True
+
+    def expected_candidate(self, problem: Problem, device: str) -> str | None:
+        """See CandidatePolicy: called before candidates are made. Raises TuningUnknown where a strict lock has no
+        winner."""
         self._uses[problem] += 1
         self._announced = problem
         if self._only_aten:
             return ATEN
-        self._await(problem)
+        self._wait_for(problem)
         entry = self._entries.get(problem)
         if entry is None:
-            with self._clock.during("autotune", problem.text()):
-                entry = next(iter(self._pinned(problem, device) or self._database(problem, device)), None)
+            with self._autotune_stage(problem):
+                entry = self._known.first(problem, device)
             if entry is None:
-                return ATEN if self._scouts(problem, device) else None
+                return ATEN if self._leave_to_others(problem, device) else None
             self._entries[problem] = entry
         return entry.winner.candidate
 
-    def more(self, problem: Problem) -> Sequence[TileConfig]:
-        """A compile offers what Inductor does; who searches apart from it may look around."""
-        return ()
-
-    @property
-    def only_more(self) -> bool:
-        return False
-
-    def choose(self, selection: Candidates, settle: Callable[[], None]) -> int:
-        """The candidate to take, by position. settle: waits until this process builds nothing.
+    def choose(self, selection: Candidates, wait_for_builds: Callable[[], None]) -> int:
+        """The position of the candidate to take. wait_for_builds: returns when this process builds nothing.
 
         Raises TuningUnknown where a strict lock has no winner; CompileFailed if no candidate works.
         """
@@ -195,277 +170,199 @@ class CompileSearch:
         self._announced = None
         if self._only_aten and selection.aten:
             return selection.aten[0]
-        self._await(problem)
+        self._wait_for(problem)
         entry = self._entries.get(problem)
         if entry is None or entry.winner.candidate not in selection.candidates:
-            with self._clock.during("autotune", problem.text()):
-                entry = self._known(selection)
+            with self._autotune_stage(problem):
+                entry = self._known.among(problem, selection.device, selection.candidates)
                 if entry is None:
-                    if self._scouts(problem, selection.device):
-                        return self._guess(selection)
-                    if self._unable:
-                        log.warning("%s is not measured: %s", problem.text(), self._unable)
+                    if self._leave_to_others(problem, selection.device):
+                        return _assumed_winner(selection)
+                    if self._cannot_run:
+                        log.warning("%s is not measured: %s", problem.text(), self._cannot_run)
                         return compare_candidates.preferred(selection)[0]
-                    entry = self._measured(selection, settle)
-                    self._fetched.add(problem)
+                    entry = self._measure(selection, wait_for_builds)
+                    self._measured_for_this.add(problem)
             self._entries[problem] = entry
         return selection.candidates.index(entry.winner.candidate)
 
-    def _guess(self, selection: Candidates) -> int:
-        """What a scout takes: PyTorch's own kernel, as that depends least on the rest; of padding, which Inductor asks
-        about where a product is large and its sizes are odd, that it pays."""
-        if selection.problem.op.startswith(PADDING_PREFIX):
-            return len(selection.candidates) - 1
-        return compare_candidates.preferred(selection)[0]
+    def environment(self, device: str) -> DeviceEnvironment:
+        return self._known.environment(device)
 
-    # --- in a copy of this process -----------------------------------------------------------------------
+    def _autotune_stage(self, problem: Problem) -> AbstractContextManager[None]:
+        if self._in_fork:  # only the other process reports progress
+            return contextlib.nullcontext()
+        return self._clock.during("autotune", problem.text())
+
+    def _measure(self, selection: Candidates, wait_for_builds: Callable[[], None]) -> TuningEntry:
+        started = time.monotonic()
+        failures = selection.begin_building().wait()
+        wait_for_builds()
+        result = compare_candidates.compare_candidates(
+            selection,
+            environment=self.environment(selection.device),
+            settings=self._settings,
+            threads=self._threads,
+            lock_folder=self._lock_folder if selection.device == "cpu" else device_lock.gpu_lock_folder(),
+            failures=failures,
+            started=started,
+        )
+        return self._known.report(result, selection.device, selection.candidates)
+
+    # --- in a fork of this process that lowers the backward (forked_backward.ForkableSearch) ---------------
 
     @property
-    def may_be_copied(self) -> bool:
-        """Whether what nobody knows would be others' to measure."""
-        return self._ask is not None and bool(self._scouts_left) and not self._own and not self._open
+    def can_fork(self) -> bool:
+        """Whether a fork would choose as this process does: it would measure nothing."""
+        return self._may_dry_run and not self._left_to_this and not self._pending
 
-    def answer(self, question: bytes) -> bytes:
-        """Of a copy: what the database has for a problem. Each is looked up once, whoever comes to it first."""
+    def answer_fork(self, question: bytes) -> bytes:
+        """Called in a thread of this process: look a problem up for the fork."""
         problem, device = decoding.from_msgpack(question, type=tuple[Problem, str])
-        return msgspec.msgpack.encode(self._database(problem, device))
+        return msgspec.msgpack.encode(self._known.stored(problem, device))
 
-    def leave(self, ask: Callable[[bytes], bytes]) -> None:
-        """This is the copy. What nobody knows ends it."""
+    def enter_fork(self, ask: Callable[[bytes], bytes]) -> None:
+        """This process is the fork now; an unknown problem ends it. ask: the other process's `answer_fork`."""
 
-        def through(problem: Problem, device: str) -> list[TuningEntry]:
+        def look_up(problem: Problem, device: str) -> list[TuningEntry]:
             answer = ask(msgspec.msgpack.encode((problem, device)))
             return decoding.from_msgpack(answer, type=list[TuningEntry])
 
-        self._inside_copy, self._look_up, self._looking = True, through, threading.Lock()
-        self._clock = _NoClock()
-        self._uses_before = self._uses.copy()
+        self._in_fork = True
+        self._known.look_up_with(look_up)
+        self._uses_before_fork = self._uses.copy()
 
-    def taken_along(self) -> _Chosen:
-        return _Chosen(self._uses - self._uses_before, self._entries, self._looked_up)
+    def fork_result(self) -> tuple[Counter[Problem], dict[Problem, TuningEntry]]:
+        """In the fork: the uses and winners that it adds."""
+        return self._uses - self._uses_before_fork, self._entries
 
-    def take_over(self, found: _Chosen) -> None:
-        self._uses += found.uses
-        self._entries |= found.entries
-        self._looked_up |= found.looked_up
+    def adopt_fork_result(self, result: tuple[Counter[Problem], dict[Problem, TuningEntry]]) -> None:
+        uses, entries = result
+        self._uses += uses
+        self._entries |= entries
 
-    # --- known winners ---------------------------------------------------------------------------------
-
-    def _known(self, selection: Candidates) -> TuningEntry | None:
-        """The entry that the lock or the database has, if its winner is a candidate."""
-        problem, device = selection.problem, selection.device
-        for entry in (*self._pinned(problem, device), *self._database(problem, device)):
-            if entry.winner.candidate in selection.candidates:
-                return entry
-        lock = self._request.tuning_lock
-        if lock is not None and lock.strict:
-            winner = self._pinned(problem, device)[0].winner.candidate
-            raise TuningUnknown(
-                f"the tuning lock's winner for {problem.text()}, {winner}, is no candidate here"
-            )
-        return None
-
-    def _pinned(self, problem: Problem, device: str) -> list[TuningEntry]:
-        """What the lock has for the problem. Raises TuningUnknown: nothing, and it is strict."""
-        lock, place = self._request.tuning_lock, self.place(device)
-        pinned = [entry for entry in lock.entries if _fits(entry, problem, place)] if lock is not None else []
-        if lock is not None and lock.strict and not pinned:
-            raise TuningUnknown(f"the tuning lock has no winner for {problem.text()} on {place.device}")
-        return pinned
-
-    def _database(self, problem: Problem, device: str) -> list[TuningEntry]:
-        """What the database has for the problem; asked once. Nothing under a strict lock."""
-        lock = self._request.tuning_lock
-        if lock is not None and lock.strict:
-            return []
-        with self._looking:
-            if problem not in self._looked_up:
-                self._looked_up[problem] = self._look_up(problem, device)
-            return self._looked_up[problem]
-
-    def _ask_for(self, problem: Problem, device: str) -> list[TuningEntry]:
-        place = self.place(device)
-        return self._standing(queries.EntryLookup(place, [problem]), problem, place)
-
-    def _standing(
-        self, question: queries.TuningQuery, problem: Problem, place: DeviceEnvironment
-    ) -> list[TuningEntry]:
-        """What the database answers about this problem."""
-        if self._ask is None:
-            return []
-        try:
-            entries = queries.entries_of(self._ask(question))
-        except Unavailable as error:
-            log.warning("%s: without the tuning database: %s", problem.text(), error)
-            self._scouts_left = 0
-            return []
-        return [entry for entry in entries if _fits(entry, problem, place)]
-
-    # --- winners that others search ----------------------------------------------------------------------
+    # --- problems that others search -----------------------------------------------------------------------
 
     @property
-    def scouting(self) -> bool:
-        """Whether this compile only finds out what must be searched."""
-        return bool(self._wanted)
+    def in_dry_run(self) -> bool:
+        return bool(self._unknown)
 
-    def _scouts(self, problem: Problem, device: str) -> bool:
-        """Whether others are to search the problem, which nobody knows."""
-        if self._inside_copy:
-            raise DryRunFinished  # whoever is copied comes to it too
-        if problem in self._own or not (self._scouts_left or self.scouting):
+    @property
+    def _may_dry_run(self) -> bool:
+        return self._known.reachable and self._dry_runs_left > 0
+
+    def _leave_to_others(self, problem: Problem, device: str) -> bool:
+        """Whether others are to search this unknown problem; it then belongs to a dry run."""
+        if self._in_fork:
+            raise DryRunFinished  # the other process will come to this problem too
+        if problem in self._left_to_this or not (self._may_dry_run or self.in_dry_run):
             return False
-        self._wanted[problem] = device
-        if time.monotonic() - self._told_at > TELL_SECONDS:
-            self.tell()
+        self._unknown[problem] = device
+        if time.monotonic() - self._reported_at > REPORT_SECONDS:
+            self.report_problems()
         return True
 
-    def tell(self) -> None:
-        """Have what was found out so far searched, while the scout goes on."""
-        if len(self._wanted) > self._told:
-            self._told, self._told_at = len(self._wanted), time.monotonic()
+    def report_problems(self) -> None:
+        """Have the problems found so far searched while the dry run continues."""
+        if len(self._unknown) > self._reported:
+            self._reported, self._reported_at = len(self._unknown), time.monotonic()
             with contextlib.suppress(Unavailable):
-                self._asked(list(self._wanted))
+                self._request_searches(self._unknown)
 
-    def hand_over(self) -> None:
-        """The scout is done: others search what it found out, while the compile begins again. On a CPU it waits until
-        nothing is searched: what it did meanwhile would be measured too."""
-        self.tell()
-        self._open |= self._wanted
-        self._handed_over = len(self._open)
-        self._wanted, self._told = {}, 0
-        self._scouts_left -= 1
-        if not DISTURBED.isdisjoint(self._open.values()):
-            self._await(None)
+    def finish_dry_run(self) -> None:
+        """Leave the dry run's problems to others. On a CPU wait for all of them: this compile's work would disturb the
+        measurements."""
+        self.report_problems()
+        self._pending |= self._unknown
+        self._submitted = len(self._pending)
+        self._unknown, self._reported = {}, 0
+        self._dry_runs_left -= 1
+        if not DISTURBED_DEVICES.isdisjoint(self._pending.values()):
+            self._wait_for(None)
 
-    def _await(self, problem: Problem | None) -> None:
-        """Until this problem, or None: all that others search, is known, or nobody searches it. What is not known then
-        is measured here. A scout waits for nothing."""
-        if self.scouting or not self._open or (problem is not None and problem not in self._open):
+    def abandon_dry_run(self) -> None:
+        """The dry run failed: measure its problems here."""
+        self._left_to_this.update(self._unknown)
+        self._unknown, self._reported, self._dry_runs_left = {}, 0, 0
+
+    def _wait_for(self, problem: Problem | None) -> None:
+        """Wait until `problem` is known or left to this compile (None: until all pending problems are). A dry run does
+        not wait."""
+
+        def pending() -> bool:
+            return bool(self._pending) if problem is None else problem in self._pending
+
+        if self.in_dry_run or not pending():
             return
-        with self._clock.during("search", self._how_far()):
-            pause, news = _PAUSES[0], time.monotonic()
-            while self._open if problem is None else problem in self._open:
+        with self._clock.during("search", self._progress()):
+            pause, last_progress = _POLL_SECONDS[0], time.monotonic()
+            while pending():
                 asked = time.monotonic()
                 try:
-                    found, given_up, searching = self._asked(list(self._open), self._open, PATIENCE_SECONDS)
+                    found, given_up, searching = self._request_searches(self._pending, HOLD_SECONDS)
                 except Unavailable as error:
-                    log.warning("what is not known yet is measured here: %s", error)
-                    self._scouts_left = 0
-                    self._search_here(list(self._open))
+                    log.warning("unknown problems are measured here: %s", error)
+                    self._dry_runs_left = 0
+                    self._search_here(list(self._pending))
                     return
                 for known, entry in found.items():
-                    self._looked_up[known] = [entry]
-                    self._fetched.add(known)
-                    del self._open[known]
-                self._search_here(given_up.intersection(self._open))
+                    self._known.add(entry)
+                    self._measured_for_this.add(known)
+                    del self._pending[known]
+                self._search_here(given_up.intersection(self._pending))
                 if not searching:
-                    self._search_here(list(self._open))
+                    self._search_here(list(self._pending))
                 elif found or given_up:
-                    pause, news = _PAUSES[0], time.monotonic()
-                    self._clock.enter("search", self._how_far())
-                elif time.monotonic() - news > NEWS_SECONDS:
-                    log.warning("no problem was searched elsewhere for %.0f s", NEWS_SECONDS)
-                    self._search_here(list(self._open))
+                    pause, last_progress = _POLL_SECONDS[0], time.monotonic()
+                    self._clock.enter("search", self._progress())
+                elif time.monotonic() - last_progress > NO_PROGRESS_SECONDS:
+                    log.warning("no problem was searched elsewhere for %.0f s", NO_PROGRESS_SECONDS)
+                    self._search_here(list(self._pending))
                 else:
                     time.sleep(max(0.0, pause - (time.monotonic() - asked)))
-                    pause = min(pause * 1.5, _PAUSES[1])
+                    pause = min(pause * 1.5, _POLL_SECONDS[1])
 
-    def _how_far(self) -> str:
-        return f"{self._handed_over - len(self._open)} of {self._handed_over} problems searched"
+    def _progress(self) -> str:
+        return f"{self._submitted - len(self._pending)} of {self._submitted} problems searched"
 
     def _search_here(self, problems: Collection[Problem]) -> None:
         for problem in problems:
-            del self._open[problem]
-        self._own.update(problems)
+            del self._pending[problem]
+        self._left_to_this.update(problems)
 
-    def give_up_scouting(self) -> None:
-        """Measure here what the scout was to find out: it failed."""
-        self._own.update(self._wanted)
-        self._wanted, self._told, self._scouts_left = {}, 0, 0
-
-    def _asked(
-        self,
-        problems: Sequence[Problem],
-        devices: Mapping[Problem, str] | None = None,
-        patience: float = 0.0,
+    def _request_searches(
+        self, problems: Mapping[Problem, str], hold_seconds: float = 0.0
     ) -> tuple[dict[Problem, TuningEntry], set[Problem], bool]:
-        """Of these problems: what is known, what nobody will search, and whether anything is still being searched.
-        Raises Unavailable."""
-        devices = self._wanted if devices is None else devices
+        """Have problems searched. Returns the known winners, the problems that others will not search, and whether any
+        is being searched. Raises Unavailable."""
+        assert self._ask is not None
+        requests: list[queries.SearchRequest] = []
+        for device in sorted(set(problems.values())):
+            same = [problem for problem in problems if problems[problem] == device]
+            for begin in range(0, len(same), _MAX_PROBLEMS):
+                part = same[begin : begin + _MAX_PROBLEMS]
+                requests.append(queries.SearchRequest(self.environment(device), part, hold_seconds))
+        if len(requests) > 1:  # a reply that is held back would delay the others
+            requests = [msgspec.structs.replace(request, patience=0.0) for request in requests]
         found: dict[Problem, TuningEntry] = {}
         given_up: set[Problem] = set()
         searching = False
-        assert self._ask is not None
-        kinds = sorted({devices[problem] for problem in problems})
-        if len(kinds) > 1 or len(problems) > _MOST_WANTED:  # what is new may be in another answer
-            patience = 0.0
-        for device in kinds:
-            place = self.place(device)
-            here = [problem for problem in problems if devices[problem] == device]
-            for begin in range(0, len(here), _MOST_WANTED):
-                part = here[begin : begin + _MOST_WANTED]
-                answer = self._ask(queries.SearchRequest(place, part, patience))
-                if isinstance(answer, queries.KnownEntries):
-                    found |= {e.problem: e for e in answer.entries if e.place == place and e.problem in part}
-                    given_up.update(answer.given_up)
-                    searching = searching or answer.open > 0
+        for request in requests:
+            reply = self._ask(request)
+            if isinstance(reply, queries.KnownEntries):
+                found |= {
+                    entry.problem: entry
+                    for entry in reply.entries
+                    if entry.place == request.place and entry.problem in request.problems
+                }
+                given_up.update(reply.given_up)
+                searching = searching or reply.open > 0
         return found, given_up, searching
 
-    def place(self, device: str) -> DeviceEnvironment:
-        """Where this compile measures what runs on `device`."""
-        if device not in self._places:
-            request = self._request
-            self._places[device] = device_environment(
-                request.toolchain, request.target, device, request.ambient.threads
-            )
-        return self._places[device]
 
-    # --- measured winners ------------------------------------------------------------------------------
-
-    def _measured(self, selection: Candidates, settle: Callable[[], None]) -> TuningEntry:
-        """Measure the candidates and tell what was found; what stands for everyone now, unless it failed here."""
-        begun = time.monotonic()
-        doomed = selection.begin_building().wait()
-        settle()
-        found = compare_candidates.compare_candidates(
-            selection,
-            place=self.place(selection.device),
-            settings=self._settings,
-            threads=self._request.ambient.threads,
-            beside=self._beside if selection.device == "cpu" else device_lock.gpu_lock_folder(),
-            doomed=doomed,
-            begun=begun,
-        )
-        told = queries.SearchResult(
-            found.entry, timings=found.timings[:MOST_TOLD], failures=found.failures[:MOST_TOLD]
-        )
-        for standing in self._standing(told, selection.problem, self.place(selection.device)):
-            winner = standing.winner.candidate
-            if winner in selection.candidates and selection.candidates.index(winner) not in found.failed:
-                return standing
-        return found.entry
-
-
-SCOUTS = 4
-"""With other winners than a scout has taken the graph may have other problems."""
-NEWS_SECONDS = 300.0
-"""A compile waits so long for one more of its problems to be searched."""
-TELL_SECONDS = 0.3
-"""A scout tells no more often what it has found out."""
-DISTURBED = frozenset({"cpu"})
-"""Kinds of device on which what a compile does shows in what is measured beside it."""
-PATIENCE_SECONDS = 4.0
-"""For so long at most is the service to hold an answer back in which nothing is new."""
-_PAUSES = (0.1, 0.5)
-"""From one question to the next without news, at least: not every service waits."""
-_MOST_WANTED = 256
-MOST_TOLD = 400
-"""Timings, and failures, that a report has room for (queries.QUESTION_LIMIT)."""
-
-
-def _text(timing: Timing | None) -> str:
-    return "" if timing is None else timing.candidate
-
-
-def _fits(entry: TuningEntry, problem: Problem, place: DeviceEnvironment) -> bool:
-    return entry.problem == problem and entry.place == place
+def _assumed_winner(selection: Candidates) -> int:
+    """A dry run takes PyTorch's own kernel, which influences other problems least, and assumes that padding pays:
+    Inductor asks only if a product is large and its sizes are odd."""
+    if selection.problem.op.startswith(PADDING_PREFIX):
+        return len(selection.candidates) - 1
+    return compare_candidates.preferred(selection)[0]

@@ -1,7 +1,7 @@
-"""Stage 8, apart from any compile: a problem in; what a compile that has it would choose from out.
+"""Stage 8, in a search worker: a problem in; the candidates among which a compile would choose out.
 
-The operator comes from a closed table, its arguments are literals, and the settings are those that a Selection names:
-no code comes with a problem. It is lowered as a graph of its own, with nothing around it.
+A problem contains no code: its operator is in a closed table, its arguments are literals, and only known settings are
+applied. It is lowered as a graph of one operator.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from msgspec import Struct
 
+from ..torch_internals import patching
 from ..torch_internals.algorithm_selection import lower_operator, operator_candidates, padding_candidates
 from ..torch_internals.dynamo import fake_tensors
 from ..torch_internals.dynamo.types import OpOverload
@@ -23,8 +24,7 @@ from ..tuning import records
 from ..tuning.candidates import Candidates
 from ..tuning.queries import TuningTask
 from ..tuning.records import Operand, Problem
-from ..tuning.tile_config import TileConfig
-from .function_candidates import CopyCandidates
+from .copy_candidates import CopyCandidates
 
 aten = torch.ops.aten
 
@@ -150,26 +150,9 @@ OPERATORS = _operators()
 COPY = "copy"
 
 
-class NeighbourGuide(Struct, frozen=True):
-    """A Guide for whom there are these configurations alone, beside PyTorch's own kernels."""
-
-    configurations: Sequence[TileConfig]
-
-    def expects(self, problem: Problem, device: str) -> str | None:
-        return None
-
-    def more(self, problem: Problem) -> Sequence[TileConfig]:
-        return self.configurations
-
-    @property
-    def only_more(self) -> bool:
-        return True
-
-
-def lower_problem(task: TuningTask, device: str, around: NeighbourGuide | None = None) -> Candidates:
-    """What a compile for `device` (`cpu` or `cuda`) chooses from for the task's problem; or what it could, `around`
-    what was good. To be called, as whatever is then done with the candidates, inside `in_force`. Raises
-    UnsupportedProblem."""
+def lower_problem(task: TuningTask, device: str) -> Candidates:
+    """The candidates among which a compile for `device` (`cpu` or `cuda`) chooses for the task's problem. Call it, and
+    use them, inside `in_force`. Raises UnsupportedProblem."""
     problem = task.problem
     if problem.op == COPY:
         if len(problem.operands) != 1:
@@ -196,9 +179,8 @@ def lower_problem(task: TuningTask, device: str, around: NeighbourGuide | None =
                 constants,
                 torch.device(device, 0) if device == "cuda" else torch.device(device),
                 channels_last=channels_last,
-                guide=around,
             )
-        except Exception as error:  # whatever PyTorch says of operands that do not suit
+        except Exception as error:  # PyTorch refuses the operands
             raise UnsupportedProblem(f"{type(error).__name__}: {_first_line(error)}") from error
         if task.exact:
             for selection in selections:
@@ -208,7 +190,7 @@ def lower_problem(task: TuningTask, device: str, around: NeighbourGuide | None =
     if not found:
         raise UnsupportedProblem("Inductor has no candidates for it here")
     if task.exact:
-        raise UnsupportedProblem(f"it is {found[-1].problem.text()} alone")
+        raise UnsupportedProblem(f"rebuilt, it is another problem: {found[-1].problem.text()}")
     return found[-1]
 
 
@@ -217,7 +199,7 @@ _MASK = re.compile(r"none|causal|(?:window|prefix):([1-9][0-9]{0,8})")
 
 
 def _flex_attention(task: TuningTask, device: str) -> Candidates:
-    """Attention in inference, with a mask from a closed table. A compile's own has a mask that nobody could name."""
+    """Attention in inference, with a mask from a closed table. A compile's own mask is code and has no name."""
     problem, settings = task.problem, dict(task.problem.settings)
     mask = _MASK.fullmatch(settings.get("mask", "none"))
     if task.exact or mask is None or settings.keys() - {"mask"} - _MODES - SPACES:
@@ -261,7 +243,7 @@ def _flex_attention(task: TuningTask, device: str) -> Candidates:
 
 
 class _Traced(BaseException):
-    """Dynamo has traced what it was to trace."""
+    """Ends Dynamo's trace once it has produced the graph."""
 
 
 def _mask_of(name: str, width: int) -> Callable[[Any, Any, Any, Any], Any] | None:
@@ -286,7 +268,7 @@ def _padding(task: TuningTask, device: str) -> Candidates:
     operands, _, _ = _operands(problem, {})
     found = padding_candidates.PaddingCandidates(op, fake_tensors.fake_operands(operands, device), excluded)
     if task.exact and found.problem != problem:
-        raise UnsupportedProblem(f"it is {found.problem.text()} alone")
+        raise UnsupportedProblem(f"rebuilt, it is another problem: {found.problem.text()}")
     return found
 
 
@@ -305,7 +287,7 @@ def _arguments(problem: Problem, operator: _Operator, settings: Mapping[str, str
                 raise UnsupportedProblem(f"{problem.op} has no argument {rest}")
             given[rest] = _literal(text)
         elif kind != "given" and name not in _MODES | _SHAPES | SPACES:
-            raise UnsupportedProblem(f"{name}={text} cannot be put in force")
+            raise UnsupportedProblem(f"the setting {name}={text} cannot be applied")
     dtypes = {problem.operands[i].dtype for i in (0, 1) if i < len(problem.operands)}
     if "out_dtype" in operator.names and "out_dtype" not in given and problem.result.dtype not in dtypes:
         given["out_dtype"] = _DTYPES.get(f"torch.{problem.result.dtype}")
@@ -347,7 +329,7 @@ def _operands(
     offsets = _numbers(settings.get("offsets", ""), 1 << 53) or [0] * len(operands)
     constants = frozenset(_numbers(settings.get("constants", ""), len(operands)))
     if len(offsets) != len(operands) or any(offsets[i] for i in constants):
-        raise UnsupportedProblem("its offsets are not its operands'")
+        raise UnsupportedProblem("its offsets do not match its operands")
     return operands, offsets, constants
 
 
@@ -360,8 +342,7 @@ def _numbers(text: str, limit: int) -> list[int]:
 
 @contextlib.contextmanager
 def in_force(task: TuningTask) -> Iterator[None]:
-    """Inside the block the process is as the task's settings say; it can be inside one such block at a time. Raises
-    UnsupportedProblem."""
+    """Inside the block the task's settings apply to this process; one block at a time. Raises UnsupportedProblem."""
     settings = dict(task.problem.settings)
     options = {name: settings[name] for name in SPACES & settings.keys()}
     if not all(re.fullmatch(r"[A-Za-z0-9_,]{1,64}", value) for value in options.values()):
@@ -373,30 +354,22 @@ def in_force(task: TuningTask) -> Iterator[None]:
         raise UnsupportedProblem(f"precision={precision[:80]} is none of {', '.join(sorted(_PRECISIONS))}")
     matmul = torch.backends.cuda.matmul
     reduced = {"fp16": True, "bf16": True, **_reduced(settings.get("reduced_precision", ""))}
-    tf32 = _bool(settings.get("cudnn.allow_tf32", "True"))
-    flags: list[tuple[Any, str, Any]] = [
+    flags: list[tuple[Any, str, bool]] = [
         (matmul, "allow_fp16_reduced_precision_reduction", reduced["fp16"]),
         (matmul, "allow_bf16_reduced_precision_reduction", reduced["bf16"]),
-        (torch.backends.cudnn, "allow_tf32", tf32),
+        (torch.backends.cudnn, "allow_tf32", _bool(settings.get("cudnn.allow_tf32", "True"))),
     ]
-    before = [getattr(owner, name) for owner, name, _ in flags]
-    precise = torch.get_float32_matmul_precision()
-    try:
-        _set(flags, [value for _, _, value in flags])
-        if precise != precision:
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in flags:
+            if getattr(owner, name) != value:
+                stack.enter_context(patching.patched(owner, name, value))
+        before = torch.get_float32_matmul_precision()
+        if precision != before:
             torch.set_float32_matmul_precision(precision)
-        with config.inductor_config(options), torch.no_grad():
-            yield
-    finally:
-        if precise != precision:
-            torch.set_float32_matmul_precision(precise)
-        _set(flags, before)
-
-
-def _set(flags: Sequence[tuple[Any, str, Any]], values: Sequence[Any]) -> None:
-    for (owner, name, _), value in zip(flags, values, strict=True):
-        if getattr(owner, name) != value:
-            setattr(owner, name, value)
+            stack.callback(torch.set_float32_matmul_precision, before)
+        stack.enter_context(config.inductor_config(options))
+        stack.enter_context(torch.no_grad())
+        yield
 
 
 def _bool(text: str) -> bool:
@@ -408,5 +381,5 @@ def _bool(text: str) -> bool:
 def _reduced(text: str) -> dict[str, bool]:
     pairs = [part.partition("=") for part in text.split()]
     if any(name not in ("fp16", "bf16") for name, _, _ in pairs):
-        raise UnsupportedProblem(f"reduced_precision={text[:80]} cannot be put in force")
+        raise UnsupportedProblem(f"the setting reduced_precision={text[:80]} cannot be applied")
     return {name: _bool(value) for name, _, value in pairs}

@@ -1,12 +1,11 @@
-"""Which of several candidates is fastest: something that takes timed samples in, a ranking out. Pure; knows no torch.
+"""Rank candidates by timed samples: a function that takes samples in; a ranking out. Pure; imports no torch.
 
-Samples are interleaved: each round takes one of every candidate, in another order, so whatever slows the machine for a
-while slows all of them, and candidates are compared round by round. A few rounds are taken at a time, so that who
-takes them can have the operands elsewhere for the next: where they lie makes a kernel faster or slower by a per cent.
-Medians, and intervals of medians from order statistics alone: times are skewed, and no shape is assumed. The field is
-halved and halved again, or faster: who is slower than the best for certain is measured no more, and the rest twice as
-often. Among those that are as good as the best the winner is who stands first in an order that does not depend on the
-samples, so that two searches agree; where they do not, their winners are to lie within the tie band of each other.
+Samples are interleaved: each round takes one sample of every candidate, in another order, so whatever slows the machine
+slows all of them, and candidates are compared round by round. Rounds are taken a few at a time, so that the operands
+can be moved between them. Medians and their intervals come from order statistics: times are skewed, and no distribution
+is assumed. Candidates that are certainly slower than the best are dropped, and the rest is measured twice as often.
+Among candidates as good as the best, the first one in a fixed order wins, so that two searches agree
+(docs/decisions/0017-how-kernels-are-measured.md).
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from fractions import Fraction
 from msgspec import Struct
 
 TakeSamples = Callable[[Sequence[int]], Sequence[float | None]]
-"""One timed sample, in milliseconds, of each candidate of a list, in its order (it may name one many times); None for
-a candidate that failed, then and from there on."""
+"""One timed sample, in milliseconds, for each element of a list of candidates, which may repeat; None once a candidate
+has failed."""
 
 
 class RankingSettings(Struct, frozen=True, kw_only=True):
     band: float = 0.02
-    """The tie band: two searches' winners are to differ by no more than this, as a share."""
+    """The tie band: two searches' winners should differ by no more than this share."""
     rounds: int = 10
-    """Samples of each candidate before any is dropped that is not hopeless."""
+    """Samples of each candidate that is not hopeless before any is dropped."""
     at_once: int = 5
-    """Rounds of one call of `take`."""
+    """Rounds in one call of `take`."""
     most: int = 4096
-    """Samples of one candidate."""
+    """Limit of samples of one candidate."""
     seconds: float = 10.0
-    """After this long the first `rounds` are finished, and nothing more is begun."""
+    """After this time, only the first `rounds` are completed."""
 
     @property
     def ties(self) -> float:
-        """A candidate this much slower than the best, as a share, is as good. Half of the band: who is at the edge is
-        as good for one search and not for the next, and each is off by a little."""
+        """A candidate slower than the best by no more than this share is as good. Half of the band, because a candidate
+        at the edge is as good in one search and not in the next."""
         return self.band / 2
 
 
@@ -49,7 +48,7 @@ DEFAULTS = RankingSettings()
 
 
 class SampleSummary(Struct, frozen=True):
-    """A median, and a 95% confidence interval of it."""
+    """A median and its 95% confidence interval."""
 
     median: float
     low: float
@@ -58,7 +57,7 @@ class SampleSummary(Struct, frozen=True):
 
 
 class Ranking(Struct, frozen=True):
-    """winner: None if every candidate failed. timed: by candidate, in milliseconds; of those that did not fail."""
+    """winner: None if every candidate failed. timed: milliseconds, by candidate that did not fail."""
 
     winner: int | None
     timed: dict[int, SampleSummary]
@@ -73,16 +72,16 @@ def rank(
     settings: RankingSettings = DEFAULTS,
     clock: Callable[[], float] = time.monotonic,
 ) -> Ranking:
-    """Measure the candidates 0 to n - 1.
+    """Measure candidates.
 
-    preferred: all of them; of those that are as good as the best, the first one wins. name: of what is measured; the
-    order of the samples is a function of it alone.
+    preferred: all of them; the first one that is as good as the best wins. name: the problem's; it alone determines the
+    order of samples.
     """
     begun = clock()
     samples: dict[int, list[float]] = {candidate: [] for candidate in preferred}
     alive, failed = set(preferred), set[int]()
     batch = _orders(name, alive, 0, 1)
-    _sort_in({candidate: [] for candidate in alive}, batch, take(batch), failed)  # warms up; kept out
+    _sort_in({candidate: [] for candidate in alive}, batch, take(batch), failed)  # warm-up, not counted
     alive -= failed
     done, wanted, limit = 0, settings.rounds, 1 + settings.ties
     while alive:
@@ -107,8 +106,8 @@ def rank(
                 leader = next(c for c in preferred if c in alive and ratios[c].median <= limit)
             return Ranking(leader, _summaries(samples, failed), frozenset(failed))
         wanted = min(2 * wanted, settings.most)
-    rest = _summaries(samples, failed)  # whoever was dropped before all that were better failed
-    shortest = min((told.median for told in rest.values()), default=0.0)
+    rest = _summaries(samples, failed)  # dropped candidates, if all better ones failed
+    shortest = min((summary.median for summary in rest.values()), default=0.0)
     winner = next((c for c in preferred if c in rest and rest[c].median <= limit * shortest), None)
     return Ranking(winner, rest, frozenset(failed))
 
@@ -119,8 +118,8 @@ def _best(samples: dict[int, list[float]], alive: set[int]) -> int:
 
 
 HOPELESS = 1.25
-"""Who is slower than this, as a multiple of the best, in each round of the first few is measured no more: half of a
-search's time would go to candidates that take twice the best one's or more."""
+"""A candidate slower than this multiple of the best in each of the first rounds is dropped: otherwise candidates that
+take twice as long would use half of a search's time."""
 
 
 def _hopeless(times: Sequence[float], others: Sequence[float]) -> bool:
@@ -129,15 +128,15 @@ def _hopeless(times: Sequence[float], others: Sequence[float]) -> bool:
 
 REPORTED = 0.025
 CERTAIN = 0.002
-"""How often the median may lie beyond one end of an interval: of those reported, and of those that decide. Those are
-looked at up to six times in a search, and may not be wrong once."""
+"""Chance that the true median is beyond one end of an interval: of reported intervals, and of those that decide, which
+are looked at up to six times in a search."""
 
 
 def summary(samples: Sequence[float], beyond: float = REPORTED) -> SampleSummary:
-    """The median, and between which of the sorted samples it lies.
+    """The median with its interval; the whole range if there are too few samples for `beyond`.
 
-    The number of samples below the true median is binomial whatever their distribution: David and Nagaraja, Order
-    Statistics (2003), section 7.1. Where the samples are too few for `beyond`: all of their range.
+    The number of samples below the true median is binomial for any distribution: David and Nagaraja, Order Statistics
+    (2003), section 7.1.
     """
     ordered = sorted(samples)
     rank = _lower_rank(len(ordered), beyond)
@@ -146,7 +145,7 @@ def summary(samples: Sequence[float], beyond: float = REPORTED) -> SampleSummary
 
 @functools.cache
 def _lower_rank(count: int, beyond: float) -> int:
-    """The largest r for which `count` tosses of a coin give at most r heads with a chance of at most `beyond`; or 0."""
+    """The largest r such that `count` coin tosses give at most r heads with a chance of at most `beyond`; or 0."""
     total, rank, limit = 0, -1, int(Fraction(beyond) * 2**count)
     while (total := total + math.comb(count, rank + 1)) <= limit:
         rank += 1
@@ -154,7 +153,7 @@ def _lower_rank(count: int, beyond: float) -> int:
 
 
 def _orders(name: str, candidates: set[int], first: int, rounds: int) -> list[int]:
-    """The candidates, shuffled anew for each round; where one stands does not depend on which others are left."""
+    """The candidates in another order for each round; their relative order does not depend on which others are left."""
     orders = []
     for number in range(first, first + rounds):
         draws = {c: random.Random(f"{name} {number} {c}").random() for c in candidates}
@@ -173,7 +172,7 @@ def _sort_in(
 
 
 def _ratio(times: Sequence[float], others: Sequence[float]) -> SampleSummary:
-    """A candidate's time as a multiple of another's in the same round."""
+    """A candidate's time as a multiple of another's, round by round."""
     return summary([its / other for its, other in zip(times, others, strict=True)], CERTAIN)
 
 

@@ -1,9 +1,9 @@
-"""Stage 8: coordinate descents of many kernels; their configurations are built together, and measured one by one.
+"""Stage 8: coordinate descents of many kernels; their configurations are built together and measured one by one.
 
-A descent of Inductor's (torch._inductor.runtime.coordinate_descent_tuner) compiles a configuration, measures it, and
-only then knows the next one to compile: a graph's kernels take most of a minute, on one processor. Here a descent
-measures what is built, has the rest of what it wants built, and stops; it goes on when its kernel runs again. What was
-measured is remembered, so it goes from its beginning the way that it would have gone alone.
+Inductor's descent (torch._inductor.runtime.coordinate_descent_tuner) compiles a configuration, measures it, and only
+then knows the next one: one processor builds a graph's kernels for most of a minute. Here a descent measures what is
+built, requests the builds that it needs next, and stops until its kernel runs again. It then starts from its beginning,
+with its measurements remembered, and takes the same path (docs/decisions/0028-coordinate-descents-are-batched.md).
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from concurrent.futures import Future
 from typing import Any
 
 _SECONDS = 120.0
-"""For what is being built at a time; what takes longer is built where it is measured."""
+"""Limit for the builds of one round; a later descent builds in this process."""
 _MOST_RUNS = 64
 
 Tune = Callable[..., Any]
-"""tune(measure, configuration, time): a descent, to which a configuration for which `measure` raises is no good."""
+"""tune(measure, configuration, time): a descent, which skips a configuration if `measure` raises."""
 
 
 class DescentDeferred(Exception):
-    """A descent wants configurations that are not built yet."""
+    """A descent needs configurations that are not built yet."""
 
 
 class BatchedDescents:
-    """build(source, configuration): has it built in another process. identity: a configuration as a key."""
+    """build(source, configuration): builds it in another process. identity: a configuration as a key."""
 
     def __init__(self, build: Callable[[str, Any], Future[Any]], identity: Callable[[Any], Hashable]) -> None:
         self._build = build
         self._identity = identity
-        self._begun: dict[tuple[str, Hashable], Future[Any]] = {}
+        self._builds: dict[tuple[str, Hashable], Future[Any]] = {}
         self._failed: dict[tuple[str, Hashable], Exception] = {}
-        """Upstream's tuner remembers what it measured, and would try these again in every run."""
+        """Upstream's tuner remembers measurements, but would try these again in every run."""
         self.waiting = False
-        """Whether any descent was put off in the run before."""
+        """Whether any descent was deferred in the last run."""
 
     def of(self, source: str, tune: Tune) -> Tune:
-        """`tune` for a kernel of this source, which raises DescentDeferred where it has to wait. One that does
-        not build in the other process is measured like the rest: it fails there as it would have alone."""
+        """`tune` for kernels of this source; it raises DescentDeferred where it must wait. A configuration that did not
+        build in the other process is measured all the same, and fails as upstream."""
 
         def tuned(measure: Callable[[Any], float], configuration: Any, *rest: Any) -> Any:
             missing = False
@@ -48,7 +48,7 @@ class BatchedDescents:
                 nonlocal missing
                 if wanted is not configuration and not self._built(source, wanted):
                     missing = True
-                if missing:  # where the way goes from here on is not known; what it may need is built
+                if missing:  # the path from here is unknown; request what it may need
                     raise DescentDeferred
                 key = source, self._identity(wanted)
                 if key in self._failed:
@@ -56,7 +56,7 @@ class BatchedDescents:
                 try:
                     return measure(wanted)
                 except Exception as error:
-                    self._failed[key] = error.with_traceback(None)  # whose frames hold a run's tensors
+                    self._failed[key] = error.with_traceback(None)  # its frames hold a run's tensors
                     raise
 
             found = tune(measured, configuration, *rest)
@@ -68,19 +68,19 @@ class BatchedDescents:
         return tuned
 
     def settle(self, run: Callable[[], None]) -> None:
-        """Run the kernels until no descent waits for anything."""
+        """Run the kernels until no descent is deferred."""
         for _ in range(_MOST_RUNS):
-            if not self.waiting or concurrent.futures.wait(self._begun.values(), timeout=_SECONDS).not_done:
+            if not self.waiting or concurrent.futures.wait(self._builds.values(), timeout=_SECONDS).not_done:
                 return
             self.waiting = False
             run()
 
     def _built(self, source: str, configuration: Any) -> bool:
         key = source, self._identity(configuration)
-        if key not in self._begun:
+        if key not in self._builds:
             try:
-                self._begun[key] = self._build(source, configuration)
+                self._builds[key] = self._build(source, configuration)
             except RuntimeError as error:  # the processes are gone
-                self._begun[key] = Future()
-                self._begun[key].set_exception(error)
-        return self._begun[key].done()
+                self._builds[key] = Future()
+                self._builds[key].set_exception(error)
+        return self._builds[key].done()

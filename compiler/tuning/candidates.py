@@ -1,4 +1,4 @@
-"""What a kernel search needs of an operator's candidates, and of their being built."""
+"""What a kernel search needs from an operator's candidates: to build and to run them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class CandidateBuilds:
     """Candidates that are being compiled.
 
-    futures: of what other processes or threads compile. finish: takes it over once they have; says which do not
-    compile, and why.
+    futures: the compiles in other processes or threads. finish: waits for them and takes over what they built; returns
+    the candidates that do not compile, and why.
     """
 
     def __init__(
@@ -30,10 +30,21 @@ class CandidateBuilds:
         return sum(not future.done() for future in self.futures)
 
 
-class Candidates(Protocol):
+class RunnableCandidates(Protocol):
+    """Candidates that can be run, by position."""
+
+    def move(self, copy: int) -> bool:
+        """Have `run` use this copy of the inputs (0: the first), which is made at its first use. False: there is no
+        other copy than the first."""
+
+    def run(self, index: int, body: Callable[[Callable[[], Any]], None]) -> torch.Tensor:
+        """Prepare a candidate on the inputs and call body(once), where once() runs it; returns its last result."""
+
+
+class Candidates(RunnableCandidates, Protocol):
     """An operator and its candidates; torch_internals/algorithm_selection has Inductor's.
 
-    device: `cpu` or `cuda`. candidates: the text of each, no two alike. aten: those that are PyTorch's own kernels.
+    device: `cpu` or `cuda`. candidates: their texts, all different. aten: positions of PyTorch's own kernels.
     """
 
     device: str
@@ -42,20 +53,13 @@ class Candidates(Protocol):
     problem: Problem
 
     def begin_building(self) -> CandidateBuilds:
-        """Have them compiled."""
+        """Start to compile them."""
 
     def prepare(self, seed: int) -> None:
         """Make the example inputs."""
 
-    def move(self, place: int) -> bool:
-        """Have `run` find the inputs in other memory, the same each time for a place (0: where they were made), until
-        they are moved again or closed. False: they stay where they are."""
-
     def reference(self) -> torch.Tensor | None:
-        """The result in float64; None where there is none."""
-
-    def run(self, index: int, body: Callable[[Callable[[], Any]], None]) -> torch.Tensor:
-        """Have a candidate get ready on the inputs and call body(once), where once() runs it; what it computed last."""
+        """The result in float64, if it can be computed."""
 
     def close(self) -> None:
-        """Let go of inputs and of what was loaded to run candidates."""
+        """Release inputs and whatever was loaded to run candidates."""

@@ -1,7 +1,7 @@
-"""What a compile or a tuning worker asks the service about tuning, and what it answers; structs. No torch.
+"""Queries of compiles and search workers to the service, and its replies, as structs. No torch.
 
-A compile looks winners up, reports what it measured, and has unknown problems searched. A tuning worker requests tasks,
-says which candidate it is about to run, and reports results."""
+A compile looks winners up, reports its measurements, and has unknown problems searched. A search worker requests tasks,
+reports each candidate before its first run, and reports results."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .records import (
 
 
 class TuningTask(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A problem that somebody is to search. `id` names it to the service.
+    """A problem to be searched.
 
-    exact: the result counts for this very problem only. Else (an operator that a user described) whoever searches it
-    completes its settings. space: which candidates there are. seconds, samples: at most so long, and so many of one
-    candidate; 0: as usual. avoid: candidates that ended a searcher's process.
+    exact: search this very problem; False: a user described the operator, and the search worker completes its settings.
+    space: which candidates there are. seconds, samples: limits of the search, and for one candidate; 0: the default.
+    avoid: candidates that ended a search worker's process.
     """
 
     id: Name
@@ -41,17 +41,16 @@ class TuningTask(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class EntryLookup(Struct, frozen=True, forbid_unknown_fields=True, tag="lookup"):
-    """Which of these problems are known in this place? Answered by KnownEntries."""
+    """Which of these problems have winners in this device environment? The reply is KnownEntries."""
 
     place: DeviceEnvironment
     problems: Annotated[list[Problem], Meta(max_length=256)]
 
 
 class SearchResult(Struct, frozen=True, forbid_unknown_fields=True, tag="found"):
-    """A search is over: keep what it found, unless there is an entry already. Answered by KnownEntries: what
-    stands now.
+    """A search is finished: store its entry, unless there is one. The reply is KnownEntries with the stored entry.
 
-    task: whose; '' in a compile that measured by itself. timings: of all candidates that ran, fastest first.
+    task: '' for a compile that measured by itself. timings: of all candidates that ran, fastest first.
     """
 
     entry: TuningEntry
@@ -61,9 +60,9 @@ class SearchResult(Struct, frozen=True, forbid_unknown_fields=True, tag="found")
 
 
 class SearchRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="wanted"):
-    """A compile needs these problems: have those searched that nobody knows. Answered by KnownEntries; asked
-    again until
-    nothing is open. patience: seconds that the answer may be held back, until any of them is known or given up."""
+    """A compile needs these problems: search those without a winner. The reply is KnownEntries; the compile repeats the
+    query until nothing is open. patience: how long the reply may be held back until any of them is known or given
+    up."""
 
     place: DeviceEnvironment
     problems: Annotated[list[Problem], Meta(max_length=256)]
@@ -71,33 +70,33 @@ class SearchRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="wanted
 
 
 class TaskRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="next"):
-    """A searcher takes up another problem. `holding`: tasks that it has and has not measured yet. Answered by
-    TaskBatch: at once if it holds any, else as soon as there is something, and within five seconds."""
+    """A search worker requests a task. holding: tasks that it has and has not measured yet. The reply is TaskBatch: at
+    once if it holds any, else as soon as there is a task, and within five seconds."""
 
     place: DeviceEnvironment
     holding: Count
 
 
 class CandidateAttempt(Struct, frozen=True, forbid_unknown_fields=True, tag="trying"):
-    """A searcher is about to run a candidate for the first time, '': none for now. If its process ends, that is why.
-    Answered by KnownEntries; by TaskReassigned where the task is another's by now."""
+    """A search worker is about to run a candidate for the first time: if its process ends, that is the cause. '': none.
+    The reply is KnownEntries, or TaskReassigned."""
 
     task: Name
     candidate: Text
 
 
 class UnsupportedTask(Struct, frozen=True, forbid_unknown_fields=True, tag="unfit"):
-    """A searcher cannot search this task."""
+    """A search worker cannot search this task."""
 
     task: Name
     why: Text
 
 
 class KnownEntries(Struct, frozen=True, forbid_unknown_fields=True, tag="known"):
-    """The entries that there are, in the order of the problems asked for.
+    """The existing entries, in the order of the query's problems.
 
-    Of those SearchRequest: `open` are still being searched; `given_up`: nobody will, so whoever wants them
-    does it himself.
+    For a SearchRequest: open: how many are still being searched; given_up: those that will not be searched, so the
+    compile measures them itself.
     """
 
     entries: list[TuningEntry]
@@ -106,35 +105,32 @@ class KnownEntries(Struct, frozen=True, forbid_unknown_fields=True, tag="known")
 
 
 class TaskBatch(Struct, frozen=True, forbid_unknown_fields=True, tag="work"):
-    """What a searcher is to do. over: nothing more will come, and it may end."""
+    """Tasks for a search worker. over: there will be no more, and it ends."""
 
     tasks: list[TuningTask]
     over: bool = False
 
 
 class TaskReassigned(Struct, frozen=True, forbid_unknown_fields=True, tag="taken_over"):
-    """A task that a searcher had not begun was given to one that had nothing to do: leave it to him."""
+    """The task was given to an idle search worker: skip it."""
 
 
 TuningQuery = EntryLookup | SearchResult | SearchRequest | TaskRequest | CandidateAttempt | UnsupportedTask
-
-
 TuningReply = KnownEntries | TaskBatch | TaskReassigned
 
-
 QUESTION_LIMIT = 1 << 20
-"""Bytes of an encoded question."""
+"""Bytes of an encoded query."""
 
 
 ENTRY_LIMIT = 16 << 10
-"""Bytes of an encoded entry that is kept; a usual one has one KiB."""
+"""Bytes of an encoded entry in the database; a usual one has one KiB."""
 
 
 SendQuery = Callable[[TuningQuery], TuningReply]
-"""Puts a question to the service and waits for its answer; any thread may. Raises Unavailable: no answer came, and
-soon after that none is waited for."""
+"""Sends a query to the service and waits for the reply; safe for threads. Raises Unavailable if no reply comes; for a
+while after that it raises at once."""
 
 
-def entries_of(answer: TuningReply) -> list[TuningEntry]:
-    """Of an answer that should be KnownEntries's."""
-    return answer.entries if isinstance(answer, KnownEntries) else []
+def entries_of(reply: TuningReply) -> list[TuningEntry]:
+    """Of a reply that should be KnownEntries."""
+    return reply.entries if isinstance(reply, KnownEntries) else []

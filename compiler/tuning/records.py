@@ -1,8 +1,8 @@
-"""What tuning knows: problems, candidates' timings, the winners that a team keeps; structs and their texts. No torch.
+"""Problems, candidates' timings and winners, as structs and as texts. No torch.
 
 A problem is one operator on operands of certain shapes, dtypes and strides. Its candidates (ATen's kernel, templates in
-many configurations) are measured in one place: a device, its driver, and the versions that made the code. An entry is
-what came of it, and applies to the same problem in the same place and nowhere else.
+many configurations) are measured in one device environment: a device, its driver, and the versions that made the code.
+An entry is the result, and is valid for the same problem in the same environment only.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ LONG = {short: name for name, short in _SHORT.items()}
 
 
 WRITTEN = LONG | {"fp64": "float64", "fp32": "float32", "fp16": "float16", "fp8": "float8_e4m3fn"}
-"""What people write for them; torch's own names go too."""
+"""Short names that people write; torch's own names are accepted too."""
 
 
 class TuningRecord(Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,12 +107,12 @@ _USUAL = {
         "arg.transposed": "False",
     }.items()
 }
-"""What an operator does when nothing is said."""
+"""Patterns of the default values of settings."""
 
 
 class Problem(TuningRecord, frozen=True):
-    """`op`: the operator by Inductor's name (mm, addmm, bmm, convolution ...). `settings`: what else decides which
-    candidates there are and how fast they are (precision, padding, the search space), sorted."""
+    """op: the operator, by Inductor's name (mm, addmm, bmm, convolution ...). settings: what else determines the
+    candidates and their speed (precision, padding, the search space), sorted."""
 
     op: Name
     operands: Annotated[tuple[Operand, ...], Meta(max_length=64)]
@@ -130,12 +130,12 @@ class Problem(TuningRecord, frozen=True):
         return f"{self.shape()} {{{named}}}" if named else self.shape()
 
     def brief(self) -> str:
-        """The text for people, without the settings that say nothing."""
-        told = ", ".join(f"{name}={value}" for name, value in self.telling())
-        return f"{self.shape()} {{{told}}}" if told else self.shape()
+        """The text for people, without settings that have default values."""
+        named = ", ".join(f"{name}={value}" for name, value in self.unusual_settings())
+        return f"{self.shape()} {{{named}}}" if named else self.shape()
 
-    def telling(self) -> list[tuple[str, str]]:
-        """The settings that are not what everybody supposes."""
+    def unusual_settings(self) -> list[tuple[str, str]]:
+        """Those without default values."""
         return [
             (name, value) for name, value in self.settings if not _USUAL.get(name, _NEVER).fullmatch(value)
         ]
@@ -147,10 +147,10 @@ class Problem(TuningRecord, frozen=True):
 
 
 class DeviceEnvironment(TuningRecord, frozen=True):
-    """What timings are good for: a device's model, its driver, and the versions that make its code.
+    """Where timings are valid: a device's model, its driver, and the versions that make its code.
 
-    device: a GPU's name, or a CPU's model. capability: `9.0`, or a CPU's vector set. threads: of a CPU's kernels; 0 for
-    a GPU. driver: '' for a CPU.
+    device: a GPU's name, or a CPU's model. capability: `9.0`, or a CPU's vector set. threads: for kernels on a CPU; 0
+    for a GPU. driver: '' for a CPU.
     """
 
     device: Text
@@ -162,12 +162,12 @@ class DeviceEnvironment(TuningRecord, frozen=True):
     threads: Count = 0
 
     def digest(self) -> str:
-        """Names the place; hexadecimal."""
+        """Hexadecimal."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:32]
 
 
 class Timing(TuningRecord, frozen=True):
-    """A candidate's time: the median of `samples`, and a 95% confidence interval of it, in milliseconds."""
+    """A candidate's time: the median of `samples` and its 95% confidence interval, in milliseconds."""
 
     candidate: Text
     milliseconds: Milliseconds
@@ -181,12 +181,12 @@ class Timing(TuningRecord, frozen=True):
 
 
 class TuningEntry(TuningRecord, frozen=True, kw_only=True):
-    """What a search found.
+    """The result of a search.
 
-    aten: PyTorch's own kernel, None if it was no candidate. default: what Inductor takes without max-autotune, None if
-    it was no candidate. failed: candidates that did not build, did not run or were
-    wrong. error: the winner's largest difference from the reference in higher precision, as a share of the largest
-    value; None: there was no reference. clock: of the device while it was measured, '' if it does not tell.
+    aten: PyTorch's own kernel; None if it was no candidate. default: what Inductor takes without max-autotune; None if
+    it was no candidate. failed: candidates that did not build, did not run or were wrong. error: the winner's largest
+    difference from the reference in higher precision, as a share of the largest value; None: there was no reference.
+    clock: of the device during the measurement; '' if unknown.
     """
 
     problem: Problem
@@ -204,7 +204,7 @@ class TuningEntry(TuningRecord, frozen=True, kw_only=True):
 
 
 def problem_digest(problem: Problem) -> str:
-    """Names a problem within a place: a digest in hexadecimal."""
+    """Names a problem within a device environment; hexadecimal."""
     return hashlib.sha256(msgspec.msgpack.encode((SCHEMA, problem))).hexdigest()
 
 
@@ -212,12 +212,12 @@ NAME = re.compile(r"[0-9a-f]{64}")
 
 
 def entry_sort_key(entry: TuningEntry) -> tuple[object, ...]:
-    """Sorts entries by place, then problem; equal only for the same problem in the same place."""
+    """Sorts entries by device environment, then problem; equal only for the same problem in the same environment."""
     return (*msgspec.structs.astuple(entry.place), entry.problem.shape(), entry.problem.settings)
 
 
 def rounded(value: float) -> float:
-    """Four digits: more than a clock is worth, and no more in a file than a reader needs. Keeps what is ordered so."""
+    """To four digits; preserves order."""
     return float(f"{value:.4g}")
 
 
@@ -240,7 +240,7 @@ def parse_problem(shape: str, settings: tuple[tuple[str, str], ...] = ()) -> Pro
 
 
 def parse_problem_text(text: str) -> Problem | None:
-    """The inverse of `Problem.text`; None if it is none's."""
+    """The inverse of `Problem.text`; None for another text."""
     shape, brace, rest = text.partition(" {")
     settings: list[tuple[str, str]] = []
     if brace:

@@ -1,15 +1,10 @@
-"""Configurations of Inductor's Triton matrix templates: a candidate's text in, tile sizes and their neighbours out.
-
-Inductor has some twenty configurations for every matrix product. What is fastest for one product is often near the best
-of these and not among them, and neighbours are many fewer than all there could be.
-"""
+"""Configurations of Inductor's Triton matrix templates: a candidate's text in, its tile sizes out."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import msgspec
 from msgspec import Struct
 
 _NAMES = {
@@ -26,8 +21,8 @@ _STAGES = range(1, 8)
 _GROUPS = (1, 4, 8, 16)
 
 
-class TileConfig(Struct, frozen=True, order=True):
-    """Of a template: `mm`, `bmm`, `mm_persistent_tma` ... Sizes of a tile in elements."""
+class TileConfig(Struct, frozen=True):
+    """A configuration of a template (`mm`, `bmm`, `mm_persistent_tma` ...). Tile sizes in elements."""
 
     template: str
     block_m: int
@@ -38,7 +33,7 @@ class TileConfig(Struct, frozen=True, order=True):
     group_m: int = 8
 
     def usable(self) -> bool:
-        """Whether it is within the bounds of what is ever built."""
+        """Whether it is within the bounds of what may be built."""
         blocks = (self.block_m, self.block_n, self.block_k)
         return (
             all(block in _BLOCKS for block in blocks)
@@ -50,51 +45,24 @@ class TileConfig(Struct, frozen=True, order=True):
 
 
 def parse_tile_config(candidate: str) -> TileConfig | None:
-    """Of a candidate like `triton_mm ACC_TYPE='tl.float32', BLOCK_K=32, ...`; None: another kind, or out of bounds."""
+    """From a text like `triton_mm ACC_TYPE='tl.float32', BLOCK_K=32, ...`; None: another kind, or out of bounds."""
     found = re.match(r"triton_([a-z0-9_]{1,40}) ", candidate)
     given = dict(re.findall(r"\b([A-Za-z_]+)=([0-9]{1,4})(?![0-9])", candidate))
     if found is None or not _NAMES.keys() - {"GROUP_M"} <= given.keys():
         return None
-    told = {field: int(given[name]) for name, field in _NAMES.items() if name in given}
-    configuration = TileConfig(found[1], **told)
+    fields = {field: int(given[name]) for name, field in _NAMES.items() if name in given}
+    configuration = TileConfig(found[1], **fields)
     return configuration if configuration.usable() else None
 
 
 def slowest_first(candidates: Sequence[str]) -> list[int]:
-    """Positions, in the order in which to have them compiled: a few take ten times as long as the others, and what is
-    begun last ends last. A compiler unrolls a tile's product over a warp's threads: of 15 products compiled for an H200
-    times rank as this does, with coefficients of 0.74 to 0.95 (benchmarks/recorded/gpt2_search.json)."""
+    """Positions, in the order in which to compile them: a few take ten times as long as the others.
+
+    A compiler unrolls a tile's product over a warp's threads. Build times of 15 products for an H200 correlate with
+    this order, with rank coefficients of 0.74 to 0.95 (benchmarks/recorded/gpt2_search.json)."""
 
     def effort(position: int) -> float:
         tile = parse_tile_config(candidates[position])
         return 0.0 if tile is None else tile.block_m * tile.block_n * tile.block_k / tile.warps
 
     return sorted(range(len(candidates)), key=effort, reverse=True)
-
-
-def neighbours(best: Sequence[TileConfig], tried: Sequence[TileConfig]) -> list[TileConfig]:
-    """What differs from one of `best` by one step in one direction, best first; none of `tried`."""
-    seen = set(tried)
-    found: list[TileConfig] = []
-    for configuration in best:
-        for other in _steps(configuration):
-            if other.usable() and other not in seen:
-                seen.add(other)
-                found.append(other)
-    return found
-
-
-def _steps(configuration: TileConfig) -> Iterator[TileConfig]:
-    directions: dict[str, Sequence[int]] = {
-        "block_m": _BLOCKS,
-        "block_n": _BLOCKS,
-        "block_k": _BLOCKS,
-        "stages": _STAGES,
-        "warps": _WARPS,
-        "group_m": _GROUPS,
-    }
-    for name, values in directions.items():
-        here = list(values).index(getattr(configuration, name))
-        for there in (here - 1, here + 1):
-            if 0 <= there < len(values):
-                yield msgspec.structs.replace(configuration, **{name: values[there]})

@@ -179,7 +179,7 @@ def _publish_kernels(kernels: NamespaceKernels | None, offers: Path) -> None:
     """Share with other jobs what this one has built so far. If the store fails, later compiles take longer."""
     if kernels is not None:
         try:
-            kernels.take_in(offers)
+            kernels.collect(offers)
         except OSError as error:
             print(f"kernels were not stored: {error}", file=sys.stderr, flush=True)
 

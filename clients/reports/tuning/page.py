@@ -114,7 +114,7 @@ def _parts_of_problem(entry: TuningEntry) -> tuple[str, str, str, str]:
     """Operator, operands, result and settings."""
     op, _, rest = entry.problem.shape().partition("(")
     operands, _, result = rest.rpartition(" -> ")
-    settings = ", ".join(f"{name}={value}" for name, value in entry.problem.telling())
+    settings = ", ".join(f"{name}={value}" for name, value in entry.problem.unusual_settings())
     return op, operands, result, settings
 
 

@@ -1,6 +1,6 @@
-"""Events of a training job: of `GET /v1/trains/{id}/events`, of the driver's journal, of a rank's channel.
+"""Events of a training job: in `GET /v1/trains/{id}/events`, in the driver's journal, and on a rank's channel.
 
-What a rank says of its job is believed for that job alone. Times are seconds since 1970, UTC."""
+A rank's events count for its own job only. Times are seconds since 1970, UTC."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .jobs import TrainState
 
 
 class StepMetrics(Struct, frozen=True, kw_only=True, tag="metrics"):
-    """What a rank tells of a step. Names that have a meaning here: loss, samples, tokens (of the step, of this rank),
-    learning_rate, step_seconds, memory_bytes, wait_seconds (for the data loader), gradient_norm."""
+    """A rank's report of a step. Names with a meaning: loss, samples, tokens (of this step and rank), learning_rate,
+    step_seconds, memory_bytes, wait_seconds (for the data loader), gradient_norm."""
 
     rank: int
     step: int
@@ -24,7 +24,7 @@ class StepMetrics(Struct, frozen=True, kw_only=True, tag="metrics"):
 
 
 class LogLines(Struct, frozen=True, kw_only=True, tag="log"):
-    """Lines that a rank wrote, without their ends."""
+    """A rank's output, without line ends."""
 
     rank: int
     stream: Literal["stdout", "stderr"]
@@ -32,7 +32,7 @@ class LogLines(Struct, frozen=True, kw_only=True, tag="log"):
 
 
 class CheckpointEvent(Struct, frozen=True, kw_only=True, tag="checkpoint"):
-    """kept: whole and safe, by all ranks. Otherwise it failed and `detail` says why; training goes on."""
+    """kept: all ranks stored it completely. Otherwise it failed, `detail` says why, and training continues."""
 
     step: int
     name: str
@@ -43,7 +43,7 @@ class CheckpointEvent(Struct, frozen=True, kw_only=True, tag="checkpoint"):
 
 
 class JobNote(Struct, frozen=True, kw_only=True, tag="note"):
-    """Something happened that people should know. rank -1: to the job."""
+    """A message for people. rank -1: about the job."""
 
     level: Literal["info", "warning", "error"]
     text: str
@@ -51,7 +51,7 @@ class JobNote(Struct, frozen=True, kw_only=True, tag="note"):
 
 
 class RankStarted(Struct, frozen=True, kw_only=True, tag="rank_started"):
-    """A rank's process runs. attempt: 0 at first. warm: it was forked from a process that had PyTorch imported."""
+    """A rank's process runs. attempt: from 0. warm: it was forked from a process that had imported PyTorch."""
 
     rank: int
     world_size: int
@@ -71,7 +71,7 @@ class FirstStep(Struct, frozen=True, kw_only=True, tag="first_step"):
 
 
 class RankCompiles(Struct, frozen=True, kw_only=True, tag="compiles"):
-    """A rank's client counters so far (clients/reports/run_report.py): told after its first step, and when it ends."""
+    """A rank's client counters so far (clients/reports/run_report.py); sent after its first step, and when it ends."""
 
     rank: int
     hits: int
@@ -82,7 +82,7 @@ class RankCompiles(Struct, frozen=True, kw_only=True, tag="compiles"):
 
 
 class RankEnded(Struct, frozen=True, kw_only=True, tag="rank_ended"):
-    """code: of exit; below 0, the signal. detail: the error's last line."""
+    """code: exit code, or minus the signal's number. detail: the error's last line."""
 
     rank: int
     code: int
@@ -92,7 +92,7 @@ class RankEnded(Struct, frozen=True, kw_only=True, tag="rank_ended"):
 
 
 def describe_exit(code: int) -> str:
-    """A process, by its exit code, below 0 the signal; in words."""
+    """In words. code: exit code, or minus the signal's number."""
     if code >= 0:
         return f"ended with exit code {code}"
     name = ""
@@ -107,7 +107,7 @@ def describe_rank_exit(ended: RankEnded) -> str:
 
 
 class StateChanged(Struct, frozen=True, kw_only=True, tag="state"):
-    """The job's state changed. By the driver: starting, running, recovering, done, failed, cancelled."""
+    """The job's state changed. The driver reports starting, running, recovering, done, failed and cancelled."""
 
     state: TrainState
     at: float
@@ -117,7 +117,7 @@ class StateChanged(Struct, frozen=True, kw_only=True, tag="state"):
 
 
 RankMessage = StepMetrics | CheckpointEvent | JobNote | FirstStep | RankCompiles
-"""What a rank's own process may tell."""
+"""What a rank's own process may send."""
 
 
 TrainEvent = (
@@ -134,7 +134,7 @@ TrainEvent = (
 
 
 class NumberedEvent(Struct, frozen=True):
-    """`number`: of a job's events, from 1, without gaps; a driver that starts again goes on where it was."""
+    """number: of a job's events, from 1, without gaps; a restarted driver continues the numbers."""
 
     number: int
     event: TrainEvent

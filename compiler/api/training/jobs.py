@@ -1,7 +1,7 @@
-"""Bodies of `/v1/trains`: what a training job runs, on what, and how far it is.
+"""Bodies of `/v1/trains`: what a training job runs, on what, and its progress.
 
-A job runs its submitter's code, as its submitter asked: nothing here is a fence around that code. Times are seconds
-since 1970, UTC, unless a name says otherwise."""
+A job runs its submitter's code; nothing here restricts what that code does. Times are seconds since 1970, UTC, unless
+a name says otherwise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRAIN_ID = "^[0-9a-f]{16}$"
 
 
 PACKAGE_BYTES = 256 << 20
-"""Of a packed working directory."""
+"""Limit of a packed working directory."""
 
 
 MOST_WORKERS = 4096
@@ -23,9 +23,9 @@ MOST_WORKERS = 4096
 TrainState = Literal[
     "waiting", "capturing", "compiling", "starting", "running", "recovering", "done", "failed", "cancelled"
 ]
-"""waiting: for its turn, or for a worker that suits. capturing: one worker runs the script up to its first optimizer
-step. compiling: its graphs, before any rank has its device. starting: ranks are being placed and started. recovering:
-ranks were lost, and start again from the last checkpoint. Any job that has ended but `done` can be resumed."""
+"""waiting: for its turn, or for suitable workers. capturing: one worker runs the script's first optimizer step.
+compiling: its graphs, before ranks are placed. starting: ranks are being placed and started. recovering: ranks were
+lost and restart from the last checkpoint. Any ended job except `done` can be resumed."""
 
 
 TRAIN_ENDED: frozenset[str] = frozenset({"done", "failed", "cancelled"})
@@ -57,7 +57,7 @@ _Step = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 
 
 class ProfileSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Steps [first, last) of PyTorch's profiler, on these ranks. Steps are those of the optimizer, from 0."""
+    """Profile the optimizer's steps [first, last), from 0, on these ranks."""
 
     first: _Step
     last: _Step
@@ -67,14 +67,14 @@ class ProfileSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
 
 class TrainSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is to be run, and on what.
+    """What to run, and on what.
 
     script: a path in the working directory; or function: `module:function`, called without arguments. package: SHA-256
-    of the packed working directory (sent before, `POST /v1/trains/packages`), '' for none. workers: ranks; the job goes
-    on with as few as min_workers, if that is not 0. cpus, memory_bytes: of each rank. checkpoints: a folder that all
-    nodes see, or the URL of an object store; '': the service's own. retries: how often the ranks are started again
-    after a failure. compile: torchrelay makes it the back end of every torch.compile that names none, or inductor.
-    capture: compile before ranks are placed. tune: and search kernels.
+    of the packed working directory (sent by `POST /v1/trains/packages`), '' for none. workers: ranks; if min_workers is
+    not 0, the job continues with as few. cpus, memory_bytes: of each rank. checkpoints: a folder that all nodes see, or
+    the URL of an object store; '': the service's own. retries: restarts of the ranks after failures. compile:
+    torchrelay is the back end of every torch.compile that names none or inductor. capture: compile before ranks are
+    placed. tune: and search kernels.
     """
 
     name: _Name
@@ -98,12 +98,12 @@ class TrainSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     tune: bool = False
     profile: ProfileSpec | None = None
     timeout_seconds: Annotated[float, Meta(ge=0, le=10 * 366 * 86400)] = 0.0
-    """Of running; 0: none."""
+    """Of running time; 0: none."""
 
 
 class TrainRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Body of `POST /v1/trains`. file, lines: of the YAML that the spec's fields are from, for errors. id: of the job,
-    if whoever begins it chooses one: then it is begun once, however often this is sent."""
+    """Body of `POST /v1/trains`. file, lines: where the spec's fields are in the YAML, for errors. id: chosen by the
+    client, so that a repeated request starts the job once; '': the service chooses."""
 
     spec: TrainSpec
     file: Annotated[str, Meta(max_length=300)] = ""
@@ -112,8 +112,8 @@ class TrainRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class CompileCounts(Struct, frozen=True, omit_defaults=True):
-    """What a job's graphs cost. captured: graphs found before ranks were placed; compiled: of those, what the cache did
-    not have. hits, misses, fallbacks: of all ranks since they started (a miss is a compile that a rank waited for)."""
+    """captured: graphs found before ranks were placed. compiled: those of them that the cache did not have. hits,
+    misses, fallbacks: of all ranks since they started (a miss is a compile that a rank waited for)."""
 
     captured: int = 0
     compiled: int = 0
@@ -123,8 +123,8 @@ class CompileCounts(Struct, frozen=True, omit_defaults=True):
 
 
 class TrainJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A training job, in the answers of `/v1/trains`. restarts: how often ranks were started again. ended: 0 until it
-    has. detail: why it waits, or what stopped it. ranks: that run now."""
+    """A training job, in the answers of `/v1/trains`. restarts: of the ranks. ended: 0 until then. detail: why it
+    waits, or what stopped it. ranks: running now."""
 
     id: str
     spec: TrainSpec
@@ -132,22 +132,22 @@ class TrainJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     by: str
     created: float
     started: float = 0.0
-    """When all ranks were there for the first time; 0: not yet."""
+    """When all ranks ran for the first time; 0: not yet."""
     first_step_seconds: float = 0.0
-    """From then to the end of the first optimizer step of the last rank; 0: not known."""
+    """From then to the end of the last rank's first optimizer step; 0: unknown."""
     ended: float = 0.0
     ranks: int = 0
     restarts: int = 0
     step: int = 0
-    """Last step that rank 0 has told of."""
+    """The last step that rank 0 has reported."""
     checkpoint: str = ""
-    """Name of the last whole one."""
+    """Name of the last complete one."""
     checkpoint_step: int = 0
     compiles: CompileCounts = CompileCounts()
     detail: str = ""
     file: str = ""
     skipped: list[str] = []
-    """Graphs that could not be sent, and why; ranks compile them locally, all alike."""
+    """Graphs that could not be sent, and why; all ranks compile them locally."""
 
 
 class TrainsReply(Struct, frozen=True):
@@ -164,7 +164,7 @@ class PackageStored(Struct, frozen=True):
 
 
 class TrainFile(Struct, frozen=True):
-    """A file that a job made: a trace, a report, an exported model. name: `/` parts folders; never `..`."""
+    """A file that a job made: a trace, a report, an exported model. name: a relative path with `/`, without `..`."""
 
     name: str
     bytes: int
@@ -172,6 +172,7 @@ class TrainFile(Struct, frozen=True):
 
 
 class TrainFilesReply(Struct, frozen=True):
-    """Answer of `GET /v1/trains/{id}/files`; `GET .../files/{name}` has the bytes, `PUT` puts one (the job's token)."""
+    """Answer of `GET /v1/trains/{id}/files`. `GET .../files/{name}` returns a file, `PUT` (with the job's token) stores
+    one."""
 
     files: list[TrainFile]

@@ -1,9 +1,9 @@
-"""What a rank's process is told: its environment variables, and the exit code of one that stopped when asked."""
+"""A rank's environment variables, and the exit code of a rank that was asked to stop."""
 
 from __future__ import annotations
 
 ANSWER_ENVIRONMENT = "TORCHRELAY_TRAIN_CHANNEL"
-"""Number of the file descriptor on which a rank tells its worker RankMessages, one JSON text a line."""
+"""Number of the file descriptor to which a rank writes RankMessages, one JSON text per line."""
 
 
 SPEC_ENVIRONMENT = "TORCHRELAY_TRAIN_SPEC"
@@ -15,12 +15,12 @@ JOB_ENVIRONMENT = "TORCHRELAY_TRAIN_JOB"
 
 
 CHECKPOINTS_ENVIRONMENT = "TORCHRELAY_TRAIN_CHECKPOINTS"
-"""Where a rank's checkpoints go: the spec's place, or a folder of the job's own."""
+"""Where a rank's checkpoints go: the spec's folder or URL, or a folder of the job."""
 
 
 CAPTURE_ENVIRONMENT = "TORCHRELAY_TRAIN_CAPTURE"
-"""1: this is the capture run; no checkpoint is read or written, and nothing is told."""
+"""1: this is the capture run, which reads and writes no checkpoint and reports nothing."""
 
 
 STOPPED_CODE = 143
-"""A rank's exit code when its script ended because `train.should_stop()` told it to (SIGTERM): it is not done."""
+"""A rank's exit code if its script ended because `train.should_stop()` was true (SIGTERM): it is not done."""

@@ -1,7 +1,7 @@
 """A training job's working directory: a folder's files in; one compressed tar out, and back into a folder. No torch.
 
-The same files give the same bytes: names are sorted, times and owners left out. What comes from elsewhere is unpacked
-with nothing outside its folder touched: names stay inside, links lead inside and are made last, sizes are bounded.
+The same files give the same bytes: names are sorted, times and owners left out. `unpack` trusts nothing: names and
+links stay inside the folder, links are made last, sizes are bounded.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import posixpath
 import sys
 import tarfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ...errors import LimitExceeded, MalformedRequest
 from .jobs import PACKAGE_BYTES
@@ -33,32 +33,35 @@ _BEFORE_SECONDS = 60.0
 
 
 def pack(root: Path, names: Iterable[str], *, limit: int = PACKAGE_BYTES) -> bytes:
-    """Files, folders and links below `root`, by names relative to it with `/`.
+    """names: files, folders and links, relative to `root`, with `/`.
 
-    Raises LimitExceeded past `limit` bytes, packed, MOST_FILES or UNPACKED_BYTES; OSError for what cannot be read;
-    MalformedRequest, which names it, for a link that leads out, and for what is no file, folder or link.
+    Raises LimitExceeded past `limit` packed bytes, MOST_FILES or UNPACKED_BYTES; OSError for a file that cannot be
+    read; MalformedRequest for a link that leads outside and for what is no file, folder or link.
     """
-    out = _Packed(limit)
-    with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_PIECE) as tar:
+    out, left = _Bounded(limit), UNPACKED_BYTES
+    with (
+        zstd.open(out, "wb", level=_LEVEL) as compressed,
+        tarfile.open(fileobj=compressed, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_PIECE) as tar,
+    ):
         for count, name in enumerate(sorted(names)):
             if count >= MOST_FILES:
                 raise LimitExceeded(f"there are more than {MOST_FILES} files", hint="")
-            _add(tar, root, name)
-    return out.finish()
+            left -= _add(tar, root, name, left)
+    return out.getvalue()
 
 
 def unpack(data: bytes, folder: Path, *, limit: int = UNPACKED_BYTES) -> None:
-    """Into `folder`, which is there and holds nothing. Raises MalformedRequest for what `pack` cannot have made,
-    LimitExceeded past `limit` bytes or MOST_FILES; OSError, as of a full disk.
+    """Unpack into an empty folder. Raises MalformedRequest for what `pack` cannot have made, LimitExceeded past `limit`
+    bytes or MOST_FILES, and OSError.
 
-    Files get times of _BEFORE_SECONDS ago: whatever a script writes there at once is newer.
+    Files get times of _BEFORE_SECONDS ago, so that what a script writes there is newer.
     """
     before = time.time() - _BEFORE_SECONDS
     links: list[tuple[Path, str]] = []
     seen: set[str] = set()
     left = limit
     try:
-        with tarfile.open(fileobj=_Unpacked(data), mode="r|", bufsize=_PIECE) as tar:
+        with tarfile.open(fileobj=zstd.open(io.BytesIO(data)), mode="r|", bufsize=_PIECE) as tar:
             for count, member in enumerate(tar):
                 name = member.name.rstrip("/")
                 if count >= MOST_FILES:
@@ -92,8 +95,8 @@ def unpack(data: bytes, folder: Path, *, limit: int = UNPACKED_BYTES) -> None:
 
 
 def leads_inside(name: str, target: str) -> bool:
-    """Whether a link so named, with this text, stays in the folder: upwards only at its beginning, and not too far. All
-    links being so, no way over several leads out either."""
+    """Whether a link `name` to `target` stays in the folder: `..` only at its beginning, and not too often. If all
+    links do, no path over several links leads outside either."""
     parts = target.split("/")
     while parts and parts[0] == "..":
         parts.pop(0)
@@ -111,7 +114,8 @@ def _inside(name: str) -> bool:
     return bool(name) and short and "\0" not in name and all(part not in ("", ".", "..") for part in parts)
 
 
-def _add(tar: tarfile.TarFile, root: Path, name: str) -> None:
+def _add(tar: tarfile.TarFile, root: Path, name: str, room: int) -> int:
+    """Returns the file's bytes."""
     path = root / name
     member = tarfile.TarInfo(name)
     if not _inside(name):
@@ -131,14 +135,17 @@ def _add(tar: tarfile.TarFile, root: Path, name: str) -> None:
     elif path.is_file():
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
+            if status.st_size > room:
+                raise LimitExceeded(f"there are more than {UNPACKED_BYTES} bytes", hint="")
             member.size, member.mode = status.st_size, 0o755 if status.st_mode & 0o100 else 0o644
             tar.addfile(member, file)
     else:
         raise MalformedRequest(f"{name} is no file", hint="Name it in .torchrelayignore")
+    return member.size
 
 
 def _target(root: Path, path: Path) -> str:
-    """A link's text; one that names a place inside by its whole path is written as a way from the link."""
+    """A link's target; an absolute path inside `root` becomes relative."""
     target = str(path.readlink())
     if target.startswith("/"):
         base = os.path.realpath(root)
@@ -156,57 +163,15 @@ def _write(path: Path, source: IO[bytes], at: float, *, executable: bool) -> Non
         os.utime(file.fileno(), (at, at))
 
 
-class _Packed(io.RawIOBase):
-    """What a tar is written to: compressed pieces, bounded."""
+class _Bounded(io.BytesIO):
+    """Raises LimitExceeded past `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
-        self._compressor = zstd.ZstdCompressor(_LEVEL)
-        self._parts: list[bytes] = []
-        self._limit, self._size, self._raw = limit, 0, 0
+        super().__init__()
+        self._limit = limit
 
-    def write(self, data: object) -> int:
-        piece = bytes(data)  # type: ignore[call-overload]
-        self._raw += len(piece)
-        if self._raw > UNPACKED_BYTES:
-            raise LimitExceeded(f"there are more than {UNPACKED_BYTES} bytes", hint="")
-        self._keep(self._compressor.compress(piece))
-        return len(piece)
-
-    def finish(self) -> bytes:
-        self._keep(self._compressor.flush())
-        return b"".join(self._parts)
-
-    def _keep(self, part: bytes) -> None:
-        self._size += len(part)
-        if self._size > self._limit:
+    def write(self, data: Any, /) -> int:
+        written = super().write(data)
+        if self.tell() > self._limit:
             raise LimitExceeded(f"there are more than {self._limit} bytes, packed", hint="")
-        self._parts.append(part)
-
-
-class _Unpacked(io.RawIOBase):
-    """A zstd frame, read piece by piece."""
-
-    def __init__(self, data: bytes) -> None:
-        self._pieces = self._decompressed(data)
-        self._rest = b""
-
-    def read(self, size: int = -1) -> bytes:
-        while size < 0 or len(self._rest) < size:
-            piece = next(self._pieces, None)
-            if piece is None:
-                break
-            self._rest += piece
-        if size < 0:
-            size = len(self._rest)
-        taken, self._rest = self._rest[:size], self._rest[size:]
-        return taken
-
-    @staticmethod
-    def _decompressed(data: bytes) -> Iterator[bytes]:
-        decompressor = zstd.ZstdDecompressor()
-        while not decompressor.eof:
-            piece = decompressor.decompress(data, max_length=_PIECE)
-            data = b""
-            if not piece and decompressor.needs_input:
-                raise EOFError("it ends too early")
-            yield piece
+        return written

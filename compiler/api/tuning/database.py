@@ -1,4 +1,4 @@
-"""Bodies of `/v1/tunings`: the team's database of tuning winners."""
+"""Bodies of `/v1/tunings`: the namespace's tuning database."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ class TuningsReply(Struct, frozen=True):
 
 
 class TuningsRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/tunings`. `replace`: an entry takes the place of the one that stands for its problem."""
+    """Body of `POST /v1/tunings`. replace: entries replace existing ones for the same problem."""
 
     entries: Annotated[list[TuningEntry], Meta(min_length=1, max_length=1000)]
     replace: bool = False
 
 
 class TuningsImported(Struct, frozen=True):
-    """Answer of `POST /v1/tunings`: entries for problems that had none; that stand already, and were left; that took
-    another's place."""
+    """Answer of `POST /v1/tunings`: how many entries are new, existed and were not changed, and were replaced."""
 
     new: int = 0
     exists: int = 0

@@ -22,15 +22,15 @@ TUNE_ID = "^[0-9a-f]{16}$"
 
 
 ItemState = Literal["waiting", "searching", "done", "known", "failed", "skipped"]
-"""known: others had found it. skipped: the job's budget was over before, or it was cancelled."""
+"""known: there was a winner already. skipped: the job's budget was spent, or the job was cancelled."""
 
 
 TuneState = Literal["waiting", "running", "done", "cancelled"]
-"""done: every item is; some may have failed. Only those of cancelled and done jobs can be resumed."""
+"""done: all items have ended; some may have failed. Done and cancelled jobs can be resumed."""
 
 
 ENDED: frozenset[str] = frozenset({"done", "known", "failed", "skipped"})
-"""States of an item of which nothing more comes."""
+"""Final states of an item."""
 
 
 Line = Annotated[int, Meta(ge=0, le=1 << 31)]
@@ -43,8 +43,8 @@ _Seconds = Annotated[float, Meta(ge=0, le=TEN_YEARS_SECONDS)]
 
 
 class OperatorTuneItem(Struct, frozen=True, forbid_unknown_fields=True, tag="operator"):
-    """An operator on operands of a user's choice; its settings are completed where it is searched. `line`: of the
-    file that it comes from; 0: none, the service added it. `ceiling`: it measures what the device can do at most."""
+    """An operator on operands of a user's choice; the search worker completes its settings. line: in the job's file; 0:
+    the service added it. ceiling: it measures the device's peak."""
 
     line: Line
     problem: Problem
@@ -53,18 +53,18 @@ class OperatorTuneItem(Struct, frozen=True, forbid_unknown_fields=True, tag="ope
 
 
 class GraphTuneItem(Struct, frozen=True, forbid_unknown_fields=True, tag="graph"):
-    """A captured graph, by the key of its request: sent before (`POST /v1/tunes/graphs`), or asked for lately. `name`:
-    what to call it beside its key."""
+    """A captured graph, by the key of its request, which was sent (`POST /v1/tunes/graphs`) or compiled recently. name:
+    for people."""
 
     line: Line
     key: api_compiles.Digest
     mode: Literal["", "max-autotune", "max-autotune-no-cudagraphs"] = ""
-    """'': as it was captured if it tunes, else max-autotune-no-cudagraphs."""
+    """'': the captured mode if it tunes, else max-autotune-no-cudagraphs."""
     name: Text = ""
 
 
 class KernelTuneItem(Struct, frozen=True, forbid_unknown_fields=True, tag="kernel"):
-    """A user-written Triton kernel on inputs of a user's choice; `name`: what to call it."""
+    """A user-written Triton kernel on inputs of a user's choice. name: for people."""
 
     line: Line
     name: Text
@@ -75,23 +75,22 @@ TuneItem = OperatorTuneItem | GraphTuneItem | KernelTuneItem
 
 
 class TuneBudget(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a job may spend; once it is spent, no search begins. 0: no limit."""
+    """Limits of a job; once one is reached, no search begins. 0: no limit."""
 
     seconds: _Seconds = 0.0
-    """Of searching, on all devices together."""
+    """Of search time, summed over devices."""
     trials: Count = 0
     """Candidates that are run."""
     samples: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
-    """Of one candidate; 0: as usual."""
+    """Of one candidate; 0: the default."""
 
 
 class TuneRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `POST /v1/tunes`.
 
-    device: a GPU by name, or `cpu`; '': what its first graph is for, or the one kind of GPU that the workers have, or a
-    CPU if they have none. torch: the workers' version, where they have several. threads: of a CPU's kernels. file: what
-    errors and reports call the file that the lines are of. id: of the job, if whoever begins it chooses one: then it is
-    begun once, however often this is sent.
+    device: a GPU by name, or `cpu`; '': the first graph's, or the workers' only kind of GPU, or a CPU if there is none.
+    torch: the version, if workers have several. threads: for kernels on a CPU. file: the job file's name in errors and
+    reports. id: chosen by the client, so that a repeated request starts the job once; '': the service chooses.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -102,13 +101,13 @@ class TuneRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     budget: TuneBudget = TuneBudget()
     file: Annotated[str, Meta(max_length=300)] = ""
     lines: dict[Literal["device", "torch", "threads"], Line] = {}
-    """Of those fields, in the file."""
+    """Where these fields are in the file."""
     id: Annotated[str, Meta(pattern="^([0-9a-f]{16})?$", max_length=16)] = ""
 
 
 class TuneJob(Struct, frozen=True, kw_only=True):
-    """A batch job, in the answers of `/v1/tunes`. `items`: how many there are in each state. `spent`: seconds of
-    searching, on all devices together. `ended`: 0 until it has."""
+    """A tuning job, in the answers of `/v1/tunes`. items: how many are in each state. spent: seconds of search time,
+    summed over devices. ended: 0 until then."""
 
     id: str
     name: str
@@ -128,14 +127,14 @@ class TuneJob(Struct, frozen=True, kw_only=True):
     detail: str = ""
     """Why it waits, or what stopped it."""
     sources: list[str] = []
-    """Names of the user-written kernels whose source it holds."""
+    """Names of its user-written kernels."""
 
 
 class TuneProgress(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An item of a job and how far it is: in `GET /v1/tunes/{id}`, and the data of an `item` event.
+    """The progress of a job's item, in `GET /v1/tunes/{id}` and in `item` events.
 
-    kind: operator, ceiling, graph or kernel. text: the problem, or what the item is called. detail: the winner, or why
-    it failed, or where it is searched.
+    kind: operator, ceiling, graph or kernel. text: the problem, or the item's name. detail: the winner, why it failed,
+    or where it is searched.
     """
 
     item: int
@@ -161,11 +160,11 @@ class TuneReply(Struct, frozen=True):
 
 
 class TuneResult(Struct, frozen=True, kw_only=True):
-    """What a tuning job has for one of its items, or for a ceiling that it measured beside them.
+    """A tuning job's result for one of its items, or for a ceiling.
 
     item: as the job's file describes it. line: of that file; 0: none. timings: of all candidates that ran, the
-    fastest first. known: the entry stood already, and was not measured for this job. ceiling: a copy, or a large
-    matrix product, that says what the device can do. graphs: keys that have the problem, and how often each has it.
+    fastest first. known: the winner was known before the job. ceiling: a copy, or a large matrix product, that measures
+    the device's peak. graphs: keys of graphs that have the problem, and how often each has it.
     """
 
     item: str
@@ -186,6 +185,6 @@ class TuneResultsReply(Struct, frozen=True):
 
 
 class GraphStored(Struct, frozen=True):
-    """Answer of `POST /v1/tunes/graphs`: the key of a request that jobs may now name."""
+    """Answer of `POST /v1/tunes/graphs`: the key by which jobs can name the graph."""
 
     key: str

@@ -1,11 +1,10 @@
-"""User-written kernels in tuning jobs: a kernel with its candidates and arguments in; its request and its problem out.
+"""User-written kernels in tuning jobs: a kernel with candidates and arguments in; its request and its problem out.
 
 No torch and no Triton."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -19,17 +18,17 @@ MAX_CANDIDATES = 1024
 
 
 MAX_ARGUMENTS = 56
-"""Tensors of a kernel, and other arguments: a problem has room for so many."""
+"""Limit of a kernel's tensors, and of its other arguments: a problem has room for as many."""
 
 
 _OPERATOR = "triton."
 
 
 class KernelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A kernel as it is sent: source with all candidates, their grids in the same order, and what it is called with.
+    """A kernel with all candidates, their grids in the same order, and its arguments.
 
     tensors: parameter and shape, in the order of the function's signature. constants: all other arguments, in that
-    order too.
+    order.
     """
 
     source: schema.KernelSource
@@ -45,7 +44,7 @@ class KernelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def constant_text(value: schema.KernelConstant) -> str:
-    """A constant for people and for settings of a problem."""
+    """For people, and for a problem's settings."""
     return f"tl.{value.name}" if isinstance(value, schema.TritonDType) else repr(value)
 
 
@@ -59,9 +58,9 @@ def config_text(config: schema.KernelConfig) -> str:
 
 
 def request(kernel: KernelSpec, toolchain: schema.Toolchain, target: schema.Target) -> schema.GraphRequest:
-    """What a worker compiles for a kernel item: a graph of one call, which searches among its configurations.
+    """The request for a kernel item: a graph of one call, whose compile searches among the configurations.
 
-    It goes the way of any graph with source: checked, and only by permission (docs/decisions/0015).
+    It is checked like any request with source, and needs the same permission (docs/decisions/0015).
     """
     nodes = [schema.Node("placeholder", "", []) for _ in kernel.tensors]
     call: dict[str, schema.Arg] = {
@@ -110,41 +109,34 @@ def request(kernel: KernelSpec, toolchain: schema.Toolchain, target: schema.Targ
 
 
 def source_digest(source: schema.KernelSource) -> str:
-    """Names a kernel's code, without its configurations; hexadecimal."""
+    """Of a kernel's code without its configurations; hexadecimal."""
     return hashlib.sha256(msgspec.msgpack.encode((source.name, source.source))).hexdigest()
 
 
 def is_of_source(problem: Problem) -> bool:
-    """Whether it is a user-written kernel's."""
+    """Whether the problem is a user-written kernel's."""
     return problem.op.startswith(_OPERATOR)
 
 
 def source_of(problem: Problem) -> str:
-    """The digest of the source that such a problem is of; '' if it names none."""
+    """The source's digest in a user-written kernel's problem; '' for other problems."""
     return dict(problem.settings).get("source", "") if is_of_source(problem) else ""
 
 
 def problem(kernel: KernelSpec) -> Problem:
-    """What the database calls a kernel item."""
-    return problem_of(kernel.source, kernel.tensors, kernel.constants, kernel.grids)
+    """A call's problem in the tuning database.
 
-
-def problem_of(
-    source: schema.KernelSource,
-    tensors: Sequence[tuple[str, Operand]],
-    constants: Sequence[tuple[str, schema.KernelConstant]],
-    grids: Sequence[Sequence[int]],
-) -> Problem:
-    """What the database calls a call of a kernel. Its settings name the code and the candidates by digests, so a
-    winner is one for these candidates of this very source. The result is the last tensor: kernels write to arguments.
+    Its settings name the source and the candidates by digests, so a winner is valid for these candidates of this source
+    only. The result is the last tensor: kernels write to arguments.
     """
+    source = kernel.source
     tried = sorted(
         f"{config_text(config)} {grid[0]},{grid[1]},{grid[2]}"
-        for config, grid in zip(source.configs, grids, strict=True)
+        for config, grid in zip(source.configs, kernel.grids, strict=True)
     )
-    settings = {f"arg.{name}": constant_text(value) for name, value in constants}
+    settings = {f"arg.{name}": constant_text(value) for name, value in kernel.constants}
     settings["configs"] = hashlib.sha256("\n".join(tried).encode()).hexdigest()[:32]
     settings["source"] = source_digest(source)
-    settings["tensors"] = " ".join(name for name, _ in tensors)
-    operands = tuple(operand for _, operand in tensors)
+    settings["tensors"] = " ".join(name for name, _ in kernel.tensors)
+    operands = tuple(operand for _, operand in kernel.tensors)
     return Problem(f"{_OPERATOR}{source.name}", operands, operands[-1], tuple(sorted(settings.items())))

@@ -1,4 +1,4 @@
-"""What a worker is told when it is to search kernels: for what they are made. The tasks themselves it asks for."""
+"""The order that starts a search worker: what kernels are made for. It then requests its tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_THREADS = 4096
 
 
 class SearchJobSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """`threads`: that a CPU's kernels run in; 0 for a GPU."""
+    """threads: for kernels on a CPU; 0 for a GPU."""
 
     toolchain: Toolchain
     target: Target

@@ -14,7 +14,7 @@ from ..dynamo.tracing import tracing_context
 from ..inductor.compile_fx import compile_graph
 from ..inductor.dry_run import DryRunFinished
 from .operator_candidates import OperatorCandidates
-from .selector_cache import CandidatePolicy, choosing_algorithms
+from .selector_cache import choosing_algorithms
 
 
 def mm_plus_mm(a: Any, b: Any, c: Any, d: Any) -> Any:
@@ -39,13 +39,12 @@ def candidates_of_operator(
     device: torch.device,
     *,
     channels_last: bool | None,
-    guide: CandidatePolicy | None = None,
 ) -> list[OperatorCandidates]:
     """What Inductor chooses from when it lowers a graph of one operator (torch._inductor.graph.GraphLowering).
 
     call(operands): the operator's arguments. offsets: where each operand begins in its storage, in elements.
     constants: operands that are constants of the graph. channels_last: as in a graph where Inductor prefers it; None:
-    Inductor decides. guide: says which candidates there are.
+    Inductor decides.
     """
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
@@ -87,7 +86,7 @@ def candidates_of_operator(
     with (
         tracing_context(mode),
         V.set_fake_mode(mode),
-        choosing_algorithms(record, least=1, guide=guide),
+        choosing_algorithms(record, least=1),
         torch.no_grad(),
     ):
         lowering = GraphLowering(gm, example_inputs=inputs, is_inference=True, layout_opt=channels_last)
@@ -99,9 +98,9 @@ def candidates_of_operator(
 class _AlwaysDryRun:
     """A Scout that scouts from the beginning."""
 
-    scouting = True
+    in_dry_run = True
 
-    def tell(self) -> None: ...
+    def report_problems(self) -> None: ...
 
 
 def candidates_of_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[OperatorCandidates]:

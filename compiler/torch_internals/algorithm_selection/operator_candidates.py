@@ -177,11 +177,11 @@ class OperatorCandidates:
             )
         self._places = {0: self._arguments}
 
-    def move(self, place: int) -> bool:
+    def move(self, copy: int) -> bool:
         """See Candidates.move: copies of torch._inductor.select_algorithm.AutotuneArgs."""
-        if place not in self._places:
-            self._places[place] = _copied_arguments(self._places[0])
-        self._arguments = self._places[place]
+        if copy not in self._places:
+            self._places[copy] = _copied_arguments(self._places[0])
+        self._arguments = self._places[copy]
         return True
 
     def reference(self) -> torch.Tensor | None:

@@ -78,7 +78,7 @@ class PaddingCandidates:
             raise RuntimeError(f"{self.problem.text()} is not decided by measuring")
         self._functions = functions
 
-    def move(self, place: int) -> bool:
+    def move(self, copy: int) -> bool:
         return False
 
     def reference(self) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from ...tuning import records
-from ...tuning.tile_config import TileConfig, parse_tile_config
+from ...tuning.tile_config import parse_tile_config
 from ..patching import patched
 from .deferred_templates import (
     DeferredCandidate,
@@ -24,15 +24,8 @@ from .operator_candidates import DESCRIBED_BY_OPERANDS, OperatorCandidates, cand
 class CandidatePolicy(Protocol):
     """What `choosing` asks before it renders templates, which takes 5 to 20 ms each."""
 
-    def expects(self, problem: records.Problem, device: str) -> str | None:
+    def expected_candidate(self, problem: records.Problem, device: str) -> str | None:
         """The candidate that will be taken, by its text; ATEN: PyTorch's own kernel; None: not known, render all."""
-
-    def more(self, problem: records.Problem) -> Sequence[TileConfig]:
-        """Configurations that are to be candidates too, though Inductor does not offer them."""
-
-    @property
-    def only_more(self) -> bool:
-        """Whether these are to be the only ones, beside PyTorch's own kernels."""
 
 
 ATEN = "aten"
@@ -43,7 +36,7 @@ def choosing_algorithms(
     choose: Callable[[OperatorCandidates], int], *, least: int = 2, guide: CandidatePolicy | None = None
 ) -> Iterator[None]:
     """Inside the block, `choose` says which candidate implements an operator; Inductor measures none. least: so many
-    candidates make a choice. With a guide, only candidates that may be taken are rendered, and there can be more.
+    candidates make a choice. With a guide, only candidates that may be taken are rendered.
 
     Wraps torch._inductor.select_algorithm.AlgorithmSelectorCache.__call__, which takes a single choice as it is and
     puts off nothing (no MultiTemplateBuffer): what a choice was made for does not show in the code. Left to Inductor:
@@ -87,8 +80,8 @@ def choosing_algorithms(
 def _permitted_candidates(
     cache: Any, given: Mapping[str, Any], guide: CandidatePolicy
 ) -> tuple[list[Any], records.Problem | None]:
-    """An operator's candidates without those that will not be taken, and with the guide's own; and the problem, if it
-    can be told before any is rendered. To render a template fixes its operands' strides, often to others."""
+    """An operator's candidates without those that will not be taken; and the problem, if it is known before any is
+    rendered. Rendering a template fixes its operands' strides, often to others."""
     choices = list(given["choices"])
     templates = [choice for choice in choices if isinstance(choice, DeferredCandidate)]
     ready = [choice for choice in choices if not isinstance(choice, DeferredCandidate)]
@@ -97,25 +90,15 @@ def _permitted_candidates(
     selection = OperatorCandidates(cache, {**given, "choices": ready})
     if not selection.aten:
         return choices, None
-    expected = guide.expects(selection.problem, selection.device)
-    tunable = [template for template in templates if isinstance(template, DeferredTemplate)]
+    expected = guide.expected_candidate(selection.problem, selection.device)
     if expected is None:
-        tried = {str(template.made.params.to_kwargs()) for template in tunable}
-        first = {template.template.uid: template for template in tunable}
-        more = [
-            other for template in first.values() for other in template.others(guide.more(selection.problem))
-        ]
-        if guide.only_more:
-            return [*ready, *more], selection.problem
-        return [
-            *choices,
-            *(other for other in more if str(other.made.params.to_kwargs()) not in tried),
-        ], selection.problem
+        return choices, selection.problem
     if expected == ATEN or expected in selection.candidates:
         return ready, selection.problem
     configuration = parse_tile_config(expected)
     offered = [template for template in templates if template.may_be(expected)]
     if not offered and configuration is not None:
+        tunable = [template for template in templates if isinstance(template, DeferredTemplate)]
         first = {template.template.uid: template for template in tunable}
         offered = [other for template in first.values() for other in template.others([configuration])]
     for template in offered:

@@ -107,7 +107,7 @@ def sharing_cpp_libraries(exchange: KernelExchange | None) -> Iterator[CppBuildC
         if target.suffix != ".so" or target.exists():  # a precompiled header, or done by another thread
             original(lock_path, cpp_builders)
             return
-        found = exchange is not None and exchange.borrow(target.name, target)
+        found = exchange is not None and exchange.copy_to(target.name, target)
         if not found:
             original(lock_path, cpp_builders)
             if exchange is not None:

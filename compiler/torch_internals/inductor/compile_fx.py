@@ -59,7 +59,7 @@ def compile_graph(
             return lowered
 
         compiled = compile_fx(gm, list(inputs), inner_compile=inner, config_patches=dict(patches))
-    if scout is not None and scout.scouting:
+    if scout is not None and scout.in_dry_run:
         raise DryRunFinished
     assert callable(compiled)
     return compiled

@@ -15,9 +15,9 @@ class DryRunControl(Protocol):
     """Says of a compile whether it only finds out what must be searched."""
 
     @property
-    def scouting(self) -> bool: ...
+    def in_dry_run(self) -> bool: ...
 
-    def tell(self) -> None:
+    def report_problems(self) -> None:
         """The forward was lowered, and the backward will be."""
 
 
@@ -42,7 +42,7 @@ def stop_after_lowering(lower: Callable[..., Any], scout: DryRunControl) -> Iter
     original = GraphLowering.compile_to_module
 
     def compile_to_module(self: Any) -> Any:
-        if scout.scouting:
+        if scout.in_dry_run:
             raise _LoweringStopped(self)
         return original(self)
 
@@ -53,7 +53,7 @@ def stop_after_lowering(lower: Callable[..., Any], scout: DryRunControl) -> Iter
         except _LoweringStopped as stopped:
             if kwargs.get("is_backward") or kwargs.get("is_inference"):
                 raise DryRunFinished from None
-            scout.tell()
+            scout.report_problems()
             strides: Any = types.SimpleNamespace(output_strides=_output_strides(stopped.lowering))
             set_tracing_context_output_strides(inputs, strides)
             return forward_not_compiled

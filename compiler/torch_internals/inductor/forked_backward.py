@@ -19,16 +19,16 @@ from .dry_run import forward_not_compiled
 class ForkableSearch(Protocol):
     """What chooses while a graph is lowered, where half of that is done in a copy of this process."""
 
-    def answer(self, question: bytes) -> bytes:
+    def answer_fork(self, question: bytes) -> bytes:
         """What `ask` gives in the copy; in a thread of this process. Raises nothing."""
 
-    def leave(self, ask: Callable[[bytes], bytes]) -> None:
+    def enter_fork(self, ask: Callable[[bytes], bytes]) -> None:
         """This is the copy now; it can tell nobody anything but through `ask`, and ends by Scouted."""
 
-    def taken_along(self) -> Any:
+    def fork_result(self) -> Any:
         """In the copy: what it has found out, as pickle has it."""
 
-    def take_over(self, found: Any) -> None:
+    def adopt_fork_result(self, result: Any) -> None:
         """In this process: what the copy took was taken."""
 
 
@@ -70,9 +70,9 @@ class BackwardInFork:
         held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         if not kwargs.get("is_inference") and held <= MAX_FORKED_BYTES:
             with contextlib.suppress(OSError):
-                self._copy = ForkedCopy(self._ahead.answer)
+                self._copy = ForkedCopy(self._ahead.answer_fork)
             if self._copy is not None and self._copy.inside:
-                self._ahead.leave(self._copy.ask)
+                self._ahead.enter_fork(self._copy.ask)
                 torch.set_num_threads(1)  # a pool of threads does not survive a fork
                 if (box := kwargs.get("cudagraphs")) is not None:
                     box.value = False  # as lowering a forward for a CPU leaves it
@@ -91,13 +91,13 @@ class BackwardInFork:
                 with without_cpp_builds():
                     lowered = original(gm, inputs, *args, **kwargs)
                 lowered.prepare_for_serialization()
-                self._copy.finish(pickle.dumps((task, lowered, self._ahead.taken_along())))
+                self._copy.finish(pickle.dumps((task, lowered, self._ahead.fork_result())))
             data = self._copy.result()
             self._copy = None
             done, lowered, found = pickle.loads(data) if data else ((), None, None)
             if lowered is None or done != task:
                 return original(gm, inputs, *args, **kwargs)
-            self._ahead.take_over(found)
+            self._ahead.adopt_fork_result(found)
             lowered.after_deserialization(compile_fx.CompiledFxGraphConstantsWithGm(gm))
             return lowered
 

@@ -128,7 +128,7 @@ def recording_triton_kernels(exchange: KernelExchange | None = None) -> Iterator
         winner = triton_cache.TritonWinner(str(best.config), float(timings[best]), len(timings))
         kernels.timings[id(self)] = winner
         if problem is not None and math.isfinite(winner.milliseconds):
-            triton_cache.keep_winner(exchange, problem, winner)
+            triton_cache.offer_winner(exchange, problem, winner)
         return timings
 
     descend: Any = CachingAutotuner._coordinate_descent_tuning
@@ -153,7 +153,7 @@ def recording_triton_kernels(exchange: KernelExchange | None = None) -> Iterator
             except DescentDeferred:
                 return launcher
         timed = kernels.timings.get(id(self))
-        triton_cache.keep_winner(
+        triton_cache.offer_winner(
             exchange,
             problem,
             triton_cache.TritonWinner(

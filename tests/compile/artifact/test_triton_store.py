@@ -37,7 +37,7 @@ class Job:
         self.exchange = KernelExchange(self.store.folder, self.offers)
 
     def end(self) -> int:
-        return self.store.take_in(self.offers)
+        return self.store.collect(self.offers)
 
 
 def compiled(job: Job, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -89,7 +89,7 @@ def test_a_winner_is_found_by_kernel_sizes_candidates_and_versions(tmp_path: Pat
     first, second = Job(tmp_path, "first"), Job(tmp_path, "second")
     winner = TritonWinner("XBLOCK: 128", 0.25, 2)
     assert triton_cache.find_winner(first.exchange, KEY) is None
-    triton_cache.keep_winner(first.exchange, KEY, winner)
+    triton_cache.offer_winner(first.exchange, KEY, winner)
     first.end()
     assert triton_cache.find_winner(second.exchange, KEY) == winner
     same = triton_cache.winner_key("a" * 64, [1024], ["XBLOCK: 128", "XBLOCK: 64"], ["H100", "2.13", "3.7"])
@@ -122,7 +122,7 @@ def test_binaries_do_not_leave_their_folder() -> None:
 
 
 def test_without_a_store_nothing_is_kept() -> None:
-    triton_cache.keep_winner(None, KEY, TritonWinner("XBLOCK: 128", 0.25, 2))
+    triton_cache.offer_winner(None, KEY, TritonWinner("XBLOCK: 128", 0.25, 2))
     assert triton_cache.find_winner(None, KEY) is None
     with triton_cache.sharing_binaries(None):
         pass

@@ -40,20 +40,20 @@ def compiled(name: str) -> dict[str, object]:
     broken = msgspec.structs.replace(last, kwargs=[(parameter, 999) for parameter, _ in last.kwargs])
     source = msgspec.structs.replace(kernel.source, configs=[*kernel.source.configs, broken])
     grids = [*kernel.grids, (1, 1, 1)]
-    order = user_kernel_benchmark.KernelBenchmarkOrder(
-        source, grids, kernel.tensors, kernel.constants, "cpu", "0" * 64, ranking.DEFAULTS, []
-    )
-    told: list[user_kernel_benchmark.BenchmarkMessage] = []
-    trials = user_kernel_benchmark._KernelBenchmark(order, told.append)
-    trials._prepare()
-    trials._order = msgspec.structs.replace(order, device="cuda")
-    trials._compile()
+    tried = msgspec.structs.replace(kernel, source=source, grids=grids)
+    order = user_kernel_benchmark.KernelBenchmarkOrder(tried, "cpu", ranking.DEFAULTS)
+    sent: list[user_kernel_benchmark.BenchmarkMessage] = []
+    benchmark = user_kernel_benchmark.KernelBenchmark(order, sent.append)
+    benchmark._make_arguments()
+    benchmark._order = msgspec.structs.replace(order, device="cuda")
+    benchmark._compile()
     built = []
     for candidate in range(len(grids) - 1):
-        made = trials._kernel.warmup(grid=grids[candidate], **trials._memory, **trials._options(candidate))
+        options = benchmark._options(candidate)
+        made = benchmark._kernel.warmup(grid=grids[candidate], **benchmark._arguments, **options)
         built.append((made.metadata.num_warps, made.metadata.num_stages, "cubin" in made.asm))
     try:
-        trials._launcher(len(grids) - 1)
+        benchmark._launcher(len(grids) - 1)
         error = ""
     except Exception as raised:
         error = type(raised).__name__
@@ -61,7 +61,7 @@ def compiled(name: str) -> dict[str, object]:
         "built": built,
         "wanted": [(config.num_warps, config.num_stages, True) for config in kernel.source.configs],
         "error": error,
-        "failed": [each.why for each in told if isinstance(each, user_kernel_benchmark.CandidateFails)],
+        "failed": [each.why for each in sent if isinstance(each, user_kernel_benchmark.CandidateFails)],
     }
 
 

@@ -69,8 +69,8 @@ def two_sources() -> schema.GraphRequest:
 
 
 def measures(request: schema.GraphRequest) -> bool:
-    with search_user_kernels.fork_server_for(request) as nursery:
-        return nursery is not None
+    with search_user_kernels.fork_server_for(request) as fork_server:
+        return fork_server is not None
 
 
 def dynamic() -> schema.GraphRequest:
@@ -121,19 +121,19 @@ def searched(
 ) -> dict[str, Any]:
     team = team or Team()
     with contextlib.ExitStack() as stack:
-        nursery = stack.enter_context(search_user_kernels.fork_server_for(request))
+        fork_server = stack.enter_context(search_user_kernels.fork_server_for(request))
         if work is not None:
-            nursery = stack.enter_context(CleanForkServer(work))
+            fork_server = stack.enter_context(CleanForkServer(work))
         search = UserKernelSearch(
             request,
             ask=team,
-            nursery=nursery,
+            fork_server=fork_server,
             settings=QUICK,
             during=lambda problem: contextlib.nullcontext(),
         )
         for _ in range(times):  # as where a compile begins anew
             program = pipeline_program.rebuild(request)
-            search.settle(program.gm)
+            search.choose(program.gm)
     (node,) = (node for node in program.gm.graph.nodes if "kernel_idx" in node.kwargs)
     kernel = user_kernel(node.kwargs["kernel_idx"])
     found = team.found[-1] if team.found else None

@@ -233,13 +233,13 @@ def _count_copies(outcome: Outcome) -> None:
         return answer
 
     ForkedCopy.result = recorded  # type: ignore[method-assign]
-    take_over = pipeline.in_compile.CompileSearch.take_over
+    take_over = pipeline.in_compile.CompileSearch.adopt_fork_result
 
     def taken(self: pipeline.in_compile.CompileSearch, found: Any) -> None:
         outcome.taken += 1
         take_over(self, found)
 
-    pipeline.in_compile.CompileSearch.take_over = taken  # type: ignore[method-assign]
+    pipeline.in_compile.CompileSearch.adopt_fork_result = taken  # type: ignore[method-assign]
 
 
 # --- candidates that misbehave -----------------------------------------------------------------------------
@@ -311,11 +311,11 @@ def _all() -> None:
 
 
 def _impatience() -> None:
-    pipeline.in_compile.NEWS_SECONDS = 0.3
+    pipeline.in_compile.NO_PROGRESS_SECONDS = 0.3
 
 
 def _undisturbed() -> None:
-    pipeline.in_compile.DISTURBED = frozenset()
+    pipeline.in_compile.DISTURBED_DEVICES = frozenset()
 
 
 def _undisturbed_impatience() -> None:

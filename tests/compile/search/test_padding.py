@@ -86,21 +86,21 @@ def test_a_compile_that_does_not_tune_is_left_alone() -> None:
     assert seen == []
 
 
-def measured(padding: Candidates) -> compare_candidates.SearchOutcome:
+def measured(padding: Candidates) -> queries.SearchResult:
     return compare_candidates.compare_candidates(
         padding,
-        place=PLACE,
+        environment=PLACE,
         settings=ranking.RankingSettings(seconds=0.1),
         threads=1,
-        beside=None,
-        doomed=padding.begin_building().wait(),
-        begun=0.0,
+        lock_folder=None,
+        failures=padding.begin_building().wait(),
+        started=0.0,
     )
 
 
 @pytest.mark.parametrize("op", ["mm", "bmm"])  # pad_mm pads a bias on GPUs alone
 def test_both_ways_are_measured_inside_a_compile(op: str) -> None:
-    found: list[compare_candidates.SearchOutcome] = []
+    found: list[queries.SearchResult] = []
     asked(op, lambda padding: found.append(measured(padding)) or 0)
     assert {timing.candidate for timing in found[0].timings} == {f"aten {op}", f"aten padded {op}"}
 
@@ -130,6 +130,12 @@ def test_a_little_faster_is_not_worth_the_memory(monkeypatch: pytest.MonkeyPatch
     )
     with pytest.raises(AttributeError):  # what follows the ranking
         compare_candidates.compare_candidates(
-            padding, place=PLACE, settings=ranking.DEFAULTS, threads=1, beside=None, doomed={}, begun=0.0
+            padding,
+            environment=PLACE,
+            settings=ranking.DEFAULTS,
+            threads=1,
+            lock_folder=None,
+            failures={},
+            started=0.0,
         )
     assert kept == [0.1]

@@ -161,9 +161,9 @@ def test_a_small_budget_builds_few_of_many_candidates_and_the_same_ones_each_tim
     selection.thin(5)
     assert selection.candidates == kept
     whole = TuningTask(id="w", problem=parse_problem(MM), exact=False)
-    assert task_executor.most_built(whole) == task_executor.MOST_BUILT
-    assert task_executor.most_built(replace(whole, seconds=0.1)) == 32
-    assert task_executor.most_built(replace(whole, seconds=1e6)) == task_executor.MOST_BUILT
+    assert task_executor.max_built(whole) == task_executor.MAX_BUILT
+    assert task_executor.max_built(replace(whole, seconds=0.1)) == 32
+    assert task_executor.max_built(replace(whole, seconds=1e6)) == task_executor.MAX_BUILT
 
 
 def test_moved_inputs_are_the_same_numbers_in_other_memory_and_share_it_as_before():

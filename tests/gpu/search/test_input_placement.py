@@ -43,20 +43,20 @@ def test_candidates_find_the_same_numbers_in_each_place(name: str) -> None:
                     candidate for candidate in range(len(selection.candidates)) if starts(running, candidate)
                 ]
                 seen = []
-                for _ in range(benchmark.BufferRotation.MOST + 1):
+                for _ in range(benchmark.BufferRotation.MAX + 1):
                     taken = running.take(every)
                     assert all(milliseconds is not None and milliseconds > 0 for milliseconds in taken)
                     seen.append(addresses(selection))
                     assert torch.equal(selection.run(0, lambda once: once()), before)
                 assert seen[0] == seen[-1] == here
-                assert len({tuple(each) for each in seen}) == benchmark.BufferRotation.MOST
+                assert len({tuple(each) for each in seen}) == benchmark.BufferRotation.MAX
                 shared = [here.index(address) for address in here]
                 assert all([each.index(address) for address in each] == shared for each in seen)
         finally:
             selection.close()
 
 
-def starts(running: benchmark.CandidateRunner, candidate: int) -> bool:
+def starts(running: benchmark.GpuRunner, candidate: int) -> bool:
     try:
         running.start(candidate)
     except benchmark.CandidateFailed:

@@ -100,7 +100,7 @@ def test_a_candidate_that_hangs_or_breaks_the_gpu_ends_the_process_and_is_known(
     short = ranking.RankingSettings(seconds=0.5)
     task = TASKS[0]
     told = search([task], gpu(), local_toolchain(), tmp_path, threads=0, settings=short, fault=fault)
-    assert told.status == task_executor.BROKEN, told.log[-2000:]
+    assert told.status == task_executor.BROKEN_DEVICE_EXIT, told.log[-2000:]
     assert words in told.log
     last = told.tried(task.id)[-1]
     assert last.startswith("triton_")

@@ -81,8 +81,8 @@ def test_a_compile_of_source_may_ask_and_is_not_believed(start_gateway: StartGat
 def kernel_entry(kernel: schema.KernelSource, winner: str = "BLOCK=64 num_warps=4") -> records.TuningEntry:
     """What a search among a user-written kernel's configurations finds."""
     operand = records.Operand("float32", (8,), (1,))
-    made = tuning_kernels.problem_of(kernel, [("x_ptr", operand)], [], [])
-    return msgspec.structs.replace(entry(2, winner, GPU_PLACE), problem=made)
+    call = tuning_kernels.KernelSpec(source=kernel, grids=[], tensors=[("x_ptr", operand)], constants=[])
+    return msgspec.structs.replace(entry(2, winner, GPU_PLACE), problem=tuning_kernels.problem(call))
 
 
 def test_a_compile_of_source_is_believed_of_its_own_kernel(start_gateway: StartGateway) -> None:

@@ -31,13 +31,13 @@ def test_what_one_job_offers_another_borrows(tmp_path: Path, offers: Path) -> No
     store = KernelStore(tmp_path / "store").of("team")
     exchange = KernelExchange(store.folder, offers)
     target = tmp_path / "target.so"
-    assert not exchange.borrow(name("a"), target)
+    assert not exchange.copy_to(name("a"), target)
     exchange.offer(built(tmp_path, "a", b"binary"))
-    assert store.take_in(offers) == 1
-    assert exchange.borrow(name("a"), target)
+    assert store.collect(offers) == 1
+    assert exchange.copy_to(name("a"), target)
     assert target.read_bytes() == b"binary"
     assert [path.name for path in offers.iterdir()] == [name("a")]  # marks the use
-    assert store.take_in(offers) == 0
+    assert store.collect(offers) == 0
     assert list(offers.iterdir()) == []
 
 
@@ -45,12 +45,12 @@ def test_a_borrower_cannot_change_what_others_load(tmp_path: Path, offers: Path)
     store = KernelStore(tmp_path / "store").of("team")
     exchange = KernelExchange(store.folder, offers)
     exchange.offer(original := built(tmp_path, "a", b"binary"))
-    store.take_in(offers)
+    store.collect(offers)
     original.write_bytes(b"changed")
-    exchange.borrow(name("a"), tmp_path / "mine.so")
+    exchange.copy_to(name("a"), tmp_path / "mine.so")
     (tmp_path / "mine.so").write_bytes(b"changed")
     (offers / name("a")).write_bytes(b"changed")
-    store.take_in(offers)
+    store.collect(offers)
     assert (store.folder / name("a")).read_bytes() == b"binary"
 
 
@@ -60,9 +60,9 @@ def test_other_names_are_not_libraries(tmp_path: Path, offers: Path, bad: str) -
     exchange = KernelExchange(store.folder, offers)
     if "/" not in bad:
         (offers / bad).write_bytes(b"binary")
-    assert store.take_in(offers) == 0
+    assert store.collect(offers) == 0
     (tmp_path / name("a")).write_bytes(b"outside the store")
-    assert not exchange.borrow(bad, tmp_path / "target")
+    assert not exchange.copy_to(bad, tmp_path / "target")
     assert list(store.folder.iterdir()) == []
 
 
@@ -74,7 +74,7 @@ def test_links_empty_and_huge_files_are_not_taken(
     (offers / name("b")).write_bytes(b"")
     (offers / name("c")).write_bytes(b"x" * 11)
     store = KernelStore(tmp_path / "store").of("team")
-    assert store.take_in(offers) == 0
+    assert store.collect(offers) == 0
     assert list(store.folder.iterdir()) == []
 
 
@@ -82,12 +82,12 @@ def test_the_least_recently_used_leave_first(tmp_path: Path, offers: Path) -> No
     store = KernelStore(tmp_path / "store", limit_bytes=25).of("team")
     for age, letter in enumerate("abc"):
         (offers / name(letter)).write_bytes(b"x" * 10)
-        store.take_in(offers)
+        store.collect(offers)
         if letter != "c":
             os.utime(store.folder / name(letter), (age + 1, age + 1))
         if letter == "b":
             (offers / name("a")).touch()  # a job uses the oldest
-            store.take_in(offers)
+            store.collect(offers)
     assert sorted(path.name for path in store.folder.iterdir()) == [name("a"), name("c")]
 
 
@@ -100,9 +100,9 @@ def test_slots_that_share_a_folder_do_not_disturb_each_other(tmp_path: Path) -> 
             store = KernelStore(tmp_path / "store", limit_bytes=300).of("team")
             for letter in "abcdefghij" * 5:
                 (offers / name(letter)).write_bytes(letter.encode() * 100)
-                store.take_in(offers)
+                store.collect(offers)
                 target = tmp_path / f"target-{number}"
-                if KernelExchange(store.folder, offers).borrow(name(letter), target):
+                if KernelExchange(store.folder, offers).copy_to(name(letter), target):
                     assert target.read_bytes() == letter.encode() * 100
         except BaseException as error:
             failed.append(error)
@@ -119,11 +119,11 @@ def test_namespaces_share_nothing_but_the_limit(tmp_path: Path, offers: Path) ->
     stores = KernelStore(tmp_path / "store", limit_bytes=15)
     one, other = stores.of("one"), stores.of("other")
     (offers / name("a")).write_bytes(b"x" * 10)
-    one.take_in(offers)
+    one.collect(offers)
     os.utime(one.folder / name("a"), (1, 1))
-    assert not KernelExchange(other.folder, offers).borrow(name("a"), tmp_path / "target")
+    assert not KernelExchange(other.folder, offers).copy_to(name("a"), tmp_path / "target")
     (offers / name("b")).write_bytes(b"x" * 10)
-    other.take_in(offers)
+    other.collect(offers)
     assert [path.name for path in sorted(stores.folder.glob("*/*"))] == [name("b")]
 
 

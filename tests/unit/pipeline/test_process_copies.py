@@ -41,39 +41,41 @@ def _connection_of(tell: SendMessage) -> int:
 
 
 @pytest.fixture
-def nursery() -> Iterator[CleanForkServer]:
+def fork_server() -> Iterator[CleanForkServer]:
     with CleanForkServer(work) as running:
         yield running
 
 
-def test_what_a_copy_tells_arrives(nursery: CleanForkServer) -> None:
-    assert list(nursery.run(b"well", lambda: 30)) == [b"seen 1", b"bye"]
-    assert [len(message) for message in nursery.run(b"large", lambda: 30)] == [6, 3 << 20, 3]
+def test_what_a_copy_tells_arrives(fork_server: CleanForkServer) -> None:
+    assert list(fork_server.run(b"well", lambda: 30)) == [b"seen 1", b"bye"]
+    assert [len(message) for message in fork_server.run(b"large", lambda: 30)] == [6, 3 << 20, 3]
 
 
 @pytest.mark.parametrize("order", [b"crash", b"raise", b"cut"])
-def test_a_copy_that_ends_early_is_lost_and_the_next_is_fresh(order: bytes, nursery: CleanForkServer) -> None:
+def test_a_copy_that_ends_early_is_lost_and_the_next_is_fresh(
+    order: bytes, fork_server: CleanForkServer
+) -> None:
     told: list[bytes] = []
     with pytest.raises(ForkedProcessLost, match="ended"):
-        for message in nursery.run(order, lambda: 30):
+        for message in fork_server.run(order, lambda: 30):
             told.append(message)
     assert told == [b"seen 1"]
-    assert list(nursery.run(b"well", lambda: 30)) == [b"seen 1", b"bye"]  # not 2
+    assert list(fork_server.run(b"well", lambda: 30)) == [b"seen 1", b"bye"]  # not 2
 
 
-def test_a_copy_that_is_silent_for_too_long_is_killed(nursery: CleanForkServer) -> None:
-    begun = nursery.run(b"hang", lambda: 0.5)
+def test_a_copy_that_is_silent_for_too_long_is_killed(fork_server: CleanForkServer) -> None:
+    begun = fork_server.run(b"hang", lambda: 0.5)
     assert next(begun) == b"seen 1"
     with pytest.raises(ForkedProcessLost, match="too long"):
         next(begun)
-    assert list(nursery.run(b"well", lambda: 30)) == [b"seen 1", b"bye"]
+    assert list(fork_server.run(b"well", lambda: 30)) == [b"seen 1", b"bye"]
 
 
-def test_who_stops_listening_ends_the_copy(nursery: CleanForkServer) -> None:
-    begun = nursery.run(b"hang", lambda: 30)
+def test_who_stops_listening_ends_the_copy(fork_server: CleanForkServer) -> None:
+    begun = fork_server.run(b"hang", lambda: 30)
     next(begun)
     begun.close()
-    assert list(nursery.run(b"well", lambda: 30)) == [b"seen 1", b"bye"]
+    assert list(fork_server.run(b"well", lambda: 30)) == [b"seen 1", b"bye"]
 
 
 def test_nothing_is_left_after_the_block() -> None:

@@ -195,7 +195,7 @@ def test_what_a_candidate_changes_is_not_seen_by_others():
 
 
 def test_a_process_too_large_to_be_copied_is_not(monkeypatch):
-    monkeypatch.setattr(benchmark, "COPIED_BYTES", 1 << 20)
+    monkeypatch.setattr(benchmark, "MAX_FORKED_BYTES", 1 << 20)
     with (
         ForkedCpuRunner(Candidates(right), REFERENCE, threads=1) as running,
         pytest.raises(CandidateFailed, match="too large"),
@@ -267,7 +267,7 @@ class Memory:
 
 
 def test_operands_lie_in_one_place_after_the_other_and_begin_anew(monkeypatch):
-    most = benchmark.BufferRotation.MOST
+    most = benchmark.BufferRotation.MAX
     assert Memory(monkeypatch, 1 << 30).places(2 * most + 3, size=1000) == [
         *range(most),
         *range(most),

@@ -1,9 +1,9 @@
-"""Configurations of matrix templates: read from candidates' texts, and stepped away from."""
+"""Configurations of matrix templates: read from candidates' texts, and the order in which they are compiled."""
 
 from __future__ import annotations
 
 import pytest
-from torchrelay.compiler.tuning.tile_config import TileConfig, neighbours, parse_tile_config, slowest_first
+from torchrelay.compiler.tuning.tile_config import TileConfig, parse_tile_config, slowest_first
 
 TEXT = (
     "triton_mm ACC_TYPE='tl.float32', ALLOW_TF32=False, BLOCK_K=32, BLOCK_M=64, BLOCK_N=128, EVEN_K=True, "
@@ -33,26 +33,6 @@ def test_what_is_no_configuration_is_none(text: str) -> None:
     assert parse_tile_config(text) is None
 
 
-def test_neighbours_differ_by_one_step_and_are_new() -> None:
-    middle = TileConfig("mm", 64, 128, 32, 3, 4, 8)
-    found = neighbours([middle], [middle, TileConfig("mm", 64, 128, 64, 3, 4, 8)])
-    assert len(found) == len(set(found)) == 11
-    for other in found:
-        different = [
-            name for name in other.__struct_fields__ if getattr(other, name) != getattr(middle, name)
-        ]
-        assert len(different) == 1
-        assert other.usable()
-
-
-def test_neighbours_of_the_best_come_first() -> None:
-    first, second = TileConfig("mm", 64, 128, 32, 3, 4, 8), TileConfig("mm", 128, 128, 32, 3, 4, 8)
-    found = neighbours([first, second], [first, second])
-    own = neighbours([first], [first, second])
-    assert found[: len(own)] == own
-    assert len(found) > len(own)
-
-
 def test_large_tiles_of_few_warps_are_compiled_first_and_all_are() -> None:
     tiles = [(64, 4), (128, 4), (128, 8), (16, 8)]
     texts = [
@@ -60,10 +40,3 @@ def test_large_tiles_of_few_warps_are_compiled_first_and_all_are() -> None:
         for k, warps in tiles
     ]
     assert slowest_first(["aten mm", *texts, "decompose_k_mm_64_split"]) == [2, 1, 3, 4, 0, 5]
-
-
-def test_no_step_leaves_the_bounds() -> None:
-    corner = TileConfig("mm", 256, 256, 16, 7, 8, 16)
-    for other in neighbours([corner], []):
-        assert max(other.block_m, other.block_n, other.block_k) <= 256
-        assert other.stages <= 7 and other.group_m <= 16

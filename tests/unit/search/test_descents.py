@@ -183,7 +183,7 @@ def test_processes_that_end_on_the_way_hold_nothing_up() -> None:
 
     run()
     assert descents.waiting
-    begun = list(descents._begun.values())
+    begun = list(descents._builds.values())
     for future in begun:
         if not future.done():
             future.set_exception(RuntimeError("it was terminated abruptly"))

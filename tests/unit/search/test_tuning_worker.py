@@ -1,4 +1,4 @@
-"""A searcher's loop: what is measured next, what is built meanwhile, and what it leaves to others."""
+"""A search worker's loop: what is measured next, what is built meanwhile, and what it skips."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
-import msgspec
 from torchrelay.compiler.errors import CompileFailed
-from torchrelay.compiler.search import compare_candidates, ranking
-from torchrelay.compiler.search.function_candidates import FunctionCandidates
+from torchrelay.compiler.search import ranking
 from torchrelay.compiler.search.search_worker import SearchWorker
 from torchrelay.compiler.search.task_executor import TaskExecutor
 from torchrelay.compiler.tuning import queries, records
@@ -24,9 +23,9 @@ from torchrelay.compiler.tuning.queries import (
     TaskReassigned,
     TaskRequest,
     TuningTask,
+    UnsupportedTask,
 )
 from torchrelay.compiler.tuning.records import DeviceEnvironment, Timing, TuningEntry
-from torchrelay.compiler.tuning.tile_config import TileConfig
 
 PLACE = DeviceEnvironment("GPU", "9.0", "1", "2.13", "3.7", "13.0")
 
@@ -35,34 +34,26 @@ def task(name: str) -> TuningTask:
     return TuningTask(id=name, problem=records.parse_problem("mm(f32[4,4], f32[4,4]) -> f32[4,4]"))
 
 
-def text(warps: int) -> str:
-    return f"triton_mm BLOCK_K=32, BLOCK_M=64, BLOCK_N=64, GROUP_M=8, num_stages=3, num_warps={warps}"
+CANDIDATE = "triton_mm BLOCK_K=32, BLOCK_M=64, BLOCK_N=64, GROUP_M=8, num_stages=3, num_warps=4"
 
 
-class Bench:
-    """slow: tasks whose first candidates are not built before it rests, patience: so often in vain. faster: by how much
-    each round's best is."""
+class Executor:
+    """A TaskExecutor that builds and measures nothing. slow: tasks whose candidates are built only while it waits,
+    after `vain_waits` waits in which none is built."""
 
-    def __init__(
-        self, *, slow: Collection[str] = (), patience: int = 0, rounds: int = 0, faster: float = 0.5
-    ) -> None:
-        self.place, self.ties = PLACE, 0.01
+    def __init__(self, *, slow: Collection[str] = (), vain_waits: int = 0) -> None:
+        self.environment = PLACE
         self.did: list[tuple[str, str]] = []
         self._slow = slow
-        self._patience = patience
-        self._rounds = rounds
-        self._faster = faster
+        self._vain_waits = vain_waits
         self._left: list[Future[Any]] = []
-        self._best = 1.0
 
     def warm_up(self) -> None: ...
 
-    def rounds(self, task: TuningTask) -> int:
-        return self._rounds
-
-    def candidates(self, task: TuningTask, around: Sequence[TileConfig] = ()) -> Candidates:
-        self.did.append((task.id, "around" if around else "new"))
-        return FunctionCandidates(task.problem, "cpu", {text(4): lambda operands: operands[0]}, aten=[])
+    def candidates(self, task: TuningTask) -> Candidates:
+        self.did.append((task.id, "new"))
+        found: Any = SimpleNamespace(problem=task.problem, candidates=[CANDIDATE])
+        return cast(Candidates, found)
 
     def build(self, task: TuningTask, selection: Candidates) -> CandidateBuilds:
         future: Future[Any] = Future()
@@ -72,35 +63,33 @@ class Bench:
             future.set_result(None)
         return CandidateBuilds([future])
 
-    def rest(self, buildings: Sequence[CandidateBuilds], seconds: float) -> None:
-        self.did.append(("", "rest"))
-        if self._patience:
-            self._patience -= 1
+    def wait_for_build(self, builds: Sequence[CandidateBuilds], seconds: float) -> None:
+        self.did.append(("", "wait"))
+        if self._vain_waits:
+            self._vain_waits -= 1
             time.sleep(seconds)
         else:
             self._left.pop(0).set_result(None)
 
-    def contest(
+    def measure(
         self,
         task: TuningTask,
         selection: Candidates,
-        building: CandidateBuilds,
+        builds: CandidateBuilds,
         *,
-        begun: float,
-        first: Collection[str],
-        before: Callable[[str], None],
-    ) -> compare_candidates.SearchOutcome:
-        before(selection.candidates[0])
-        self.did.append((task.id, "contest"))
-        self._best *= self._faster
-        timing = Timing(selection.candidates[0], self._best, self._best, self._best, 10)
+        started: float,
+        before_first_run: Callable[[str], None],
+    ) -> SearchResult:
+        before_first_run(selection.candidates[0])
+        self.did.append((task.id, "measure"))
+        timing = Timing(selection.candidates[0], 1.0, 1.0, 1.0, 10)
         entry = TuningEntry(problem=task.problem, place=PLACE, winner=timing, candidates=1)
-        return compare_candidates.SearchOutcome(entry, [timing], [], frozenset())
+        return SearchResult(entry, timings=[timing])
 
-    def check(self, task: TuningTask) -> None: ...
+    def check_device(self, task: TuningTask) -> None: ...
 
-    def contests(self) -> list[str]:
-        return [task for task, what in self.did if what == "contest"]
+    def measured(self) -> list[str]:
+        return [task for task, what in self.did if what == "measure"]
 
 
 class Service:
@@ -126,99 +115,82 @@ class Service:
         return [question.task for question in self.asked if isinstance(question, SearchResult)]
 
 
-def run(service: Service, bench: Bench, ahead: int = 4) -> None:
-    SearchWorker(service, bench, ahead=ahead, progress=lambda stage, detail: None).run()
+def run(service: Service, executor: Executor, max_held: int = 4) -> None:
+    worker = SearchWorker(
+        service, cast(TaskExecutor, executor), max_held=max_held, progress=lambda stage, detail: None
+    )
+    worker.run()
 
 
 def test_what_is_built_is_measured_while_the_first_ones_compilers_work() -> None:
-    service, bench = Service(*map(task, "abc")), Bench(slow=["a"])
-    run(service, bench)
-    assert bench.contests() == ["b", "c", "a"]
+    service, executor = Service(*map(task, "abc")), Executor(slow=["a"])
+    run(service, executor)
+    assert executor.measured() == ["b", "c", "a"]
     assert service.found() == ["b", "c", "a"]
-    assert bench.did.index(("", "rest")) > bench.did.index(("c", "contest")), (
+    assert executor.did.index(("", "wait")) > executor.did.index(("c", "measure")), (
         "it waits when nothing else is left"
     )
 
 
-def test_who_has_more_rounds_before_him_comes_first() -> None:
-    """Else the rounds of the last task would be built and measured with nothing beside them."""
-    service, bench = Service(*map(task, "abcd")), Bench(rounds=1)
-    run(service, bench, ahead=2)
-    assert bench.contests() == ["a", "b", "a", "c", "b", "d", "c", "d"]
-    assert service.found() == ["a", "b", "c", "d"]
-
-
-def test_a_searcher_holds_no_more_than_it_may_and_asks_again_when_something_is_measured() -> None:
-    service, bench = Service(*map(task, "abcdef")), Bench(slow="abcdef")
-    run(service, bench, ahead=3)
+def test_a_search_worker_holds_no_more_than_it_may_and_requests_again_after_a_measurement() -> None:
+    service, executor = Service(*map(task, "abcdef")), Executor(slow="abcdef")
+    run(service, executor, max_held=3)
     assert max(question.holding for question in service.asked if isinstance(question, TaskRequest)) == 2
-    assert bench.contests() == list("abcdef")
+    assert executor.measured() == list("abcdef")
     in_vain = [question.holding for question in service.asked if isinstance(question, TaskRequest)][6:]
     assert in_vain == [2, 1, 0], "not at every candidate that is built"
 
 
-def test_while_compilers_work_it_asks_for_more_now_and_then() -> None:
-    """A compile tells its problems one after the other: those told later are built beside the first."""
-    service, bench = Service(task("a"), None, task("b"), None, task("c")), Bench(slow="abc", patience=2)
-    run(service, bench)
-    assert [what for _, what in bench.did][:6] == ["new", "rest", "new", "rest", "new", "rest"]
-    assert bench.contests() == ["a", "b", "c"]
+def test_while_compilers_work_it_requests_more_tasks_now_and_then() -> None:
+    """A compile reports its problems one after the other: later ones are built beside the first."""
+    service = Service(task("a"), None, task("b"), None, task("c"))
+    executor = Executor(slow="abc", vain_waits=2)
+    run(service, executor)
+    assert [what for _, what in executor.did][:6] == ["new", "wait", "new", "wait", "new", "wait"]
+    assert executor.measured() == ["a", "b", "c"]
 
 
-def test_what_was_given_to_another_is_left_to_him() -> None:
-    service, bench = Service(*map(task, "abc"), taken="b"), Bench()
-    run(service, bench)
-    assert bench.contests() == service.found() == ["a", "c"]
+def test_a_task_that_was_given_to_another_worker_is_skipped() -> None:
+    service, executor = Service(*map(task, "abc"), taken="b"), Executor()
+    run(service, executor)
+    assert executor.measured() == service.found() == ["a", "c"]
     assert [
         type(question).__name__ for question in service.asked if getattr(question, "task", "") == "b"
     ] == ["CandidateAttempt"]
 
 
-def test_between_two_rounds_nothing_is_tried() -> None:
-    service, bench = Service(task("a")), Bench(rounds=1)
-    run(service, bench)
-    told = [question for question in service.asked if not isinstance(question, TaskRequest)]
-    assert [question.candidate for question in told if isinstance(question, CandidateAttempt)] == [
-        text(4),
-        "",
-        text(4),
-    ]
-    assert isinstance(told[-1], SearchResult)
-
-
-def test_a_round_that_fails_leaves_what_was_found_before() -> None:
-    class Failing(Bench):
-        def contest(self, *given: Any, **named: Any) -> compare_candidates.SearchOutcome:
-            if self.contests():
-                raise CompileFailed("no candidate works")
-            return super().contest(*given, **named)
-
+def test_each_candidate_is_reported_before_it_runs_and_then_the_result() -> None:
     service = Service(task("a"))
-    run(service, Failing(rounds=2))
-    assert service.found() == ["a"]
+    run(service, Executor())
+    sent = [question for question in service.asked if not isinstance(question, TaskRequest)]
+    assert [question.candidate for question in sent if isinstance(question, CandidateAttempt)] == [CANDIDATE]
+    assert isinstance(sent[-1], SearchResult)
 
 
-def test_a_rest_ends_with_the_next_candidate_that_is_built_or_whose_compiler_is_gone() -> None:
-    bench = TaskExecutor("cpu", PLACE, threads=1, beside=lambda: None, settings=ranking.DEFAULTS)
+def test_a_search_that_fails_is_reported_and_the_next_one_begins() -> None:
+    class Failing(Executor):
+        def measure(self, task: TuningTask, *given: Any, **named: Any) -> SearchResult:
+            if task.id == "a":
+                raise CompileFailed("no candidate works")
+            return super().measure(task, *given, **named)
+
+    service = Service(*map(task, "ab"))
+    run(service, Failing())
+    assert [question.task for question in service.asked if isinstance(question, UnsupportedTask)] == ["a"]
+    assert service.found() == ["b"]
+
+
+def test_a_wait_ends_with_the_next_candidate_that_is_built_or_whose_compiler_is_gone() -> None:
+    executor = TaskExecutor("cpu", PLACE, threads=1, lock_folder=lambda: None, settings=ranking.DEFAULTS)
     gone, built, slow = Future[Any](), Future[Any](), Future[Any]()
     gone.cancel()
-    building = CandidateBuilds([gone, built, slow])
-    assert building.left() == 2
+    builds = CandidateBuilds([gone, built, slow])
+    assert builds.left() == 2
     threading.Timer(0.05, lambda: built.set_result(None)).start()
-    bench.rest([building], 60.0)
-    assert building.left() == 1
+    executor.wait_for_build([builds], 60.0)
+    assert builds.left() == 1
     threading.Timer(0.05, slow.cancel).start()
-    bench.rest([building], 60.0)
-    assert building.left() == 0
-    bench.rest([building], 60.0)
-    bench.rest([CandidateBuilds([Future()])], 0.05)  # and when its time is up
-
-
-def test_what_the_default_space_tries_does_not_follow_from_what_was_measured() -> None:
-    gpu, cpu = (
-        TaskExecutor(device, PLACE, threads=1, beside=lambda: None, settings=ranking.DEFAULTS)
-        for device in ("cuda", "cpu")
-    )
-    default, exhaustive = task("a"), msgspec.structs.replace(task("a"), space="exhaustive")
-    assert [gpu.rounds(each) for each in (default, exhaustive)] == [0, 4]
-    assert cpu.rounds(exhaustive) == 0
+    executor.wait_for_build([builds], 60.0)
+    assert builds.left() == 0
+    executor.wait_for_build([builds], 60.0)
+    executor.wait_for_build([CandidateBuilds([Future()])], 0.05)  # and when its time is up

@@ -38,7 +38,7 @@ def test_people_are_told_the_settings_that_say_something():
         "arg.groups": "11",
         "constants": "1",
     }
-    assert Problem("mm", (LEFT, LEFT), RESULT, tuple(sorted(other.items()))).telling() == sorted(
+    assert Problem("mm", (LEFT, LEFT), RESULT, tuple(sorted(other.items()))).unusual_settings() == sorted(
         other.items()
     )
 

@@ -120,7 +120,7 @@ def test_who_searched_does_not_show_in_the_code(
     assert alone.code == helped.code == warm.code
 
 
-def test_a_compile_that_knows_its_forward_scouts_its_backward(
+def test_a_compile_that_knows_its_forward_has_a_dry_run_of_its_backward(
     worker: Worker, request_: schema.GraphRequest, alone: Outcome
 ) -> None:
     forward = wanted(alone)[-1][:FORWARD]
@@ -137,14 +137,14 @@ def test_nobody_waits_for_ever(worker: Worker, request_: schema.GraphRequest, al
     assert len(outcome.found()) == PROBLEMS - 2
 
 
-def test_a_strict_lock_scouts_nothing(worker: Worker, alone: Outcome) -> None:
+def test_a_strict_lock_needs_no_dry_run(worker: Worker, alone: Outcome) -> None:
     lock = schema.TuningLock(strict=True, entries=alone.found()[:1])
     outcome = worker.compile(requested(tuning_lock=lock))
     assert outcome.error.startswith("tuning_unknown: ")
     assert outcome.asked == []
 
 
-def test_a_graph_with_sizes_that_vary_is_scouted_too(worker: Worker) -> None:
+def test_a_graph_with_sizes_that_vary_has_a_dry_run_too(worker: Worker) -> None:
     inputs = operands()
     torch._dynamo.mark_dynamic(inputs[0], 1)
     request = requested(inputs=inputs)
