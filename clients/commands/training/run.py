@@ -92,7 +92,7 @@ def run(
         "workers": gpus if gpus is not None else workers,
         "device": "cuda" if gpus is not None and device is None else device,
         "cpus": cpus,
-        "memory": _plain(memory),
+        "memory": memory,
         "min_workers": min_workers,
         "precision": precision,
         "retries": retries,
@@ -100,7 +100,7 @@ def run(
         "requirements": None if requirements is None else read_requirements(requirements),
         "environment": None if not env else _environment(env),
         "profile": _profile(profile, profile_ranks, nvtx=profile_nvtx),
-        "timeout": _plain(timeout),
+        "timeout": timeout,
         "name": name,
         "arguments": arguments or None,
         "capture": False if no_capture else None,
@@ -168,13 +168,8 @@ def _profile(steps: str | None, ranks: str | None, *, nvtx: bool) -> dict[str, A
         return None
     found: dict[str, Any] = {"steps": steps, "nvtx": nvtx}
     if ranks is not None:
-        found["ranks"] = [_plain(text) for text in ranks.split(",")]
+        found["ranks"] = ranks.split(",")
     return found
-
-
-def _plain(text: str | None) -> int | str | None:
-    """As YAML reads it."""
-    return int(text) if text is not None and text.isascii() and text.isdecimal() else text
 
 
 # --- watching ----------------------------------------------------------------------------------------------

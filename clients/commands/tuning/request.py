@@ -7,7 +7,7 @@ from pathlib import Path
 from ....compiler.api.tuning.jobs import GraphTuneItem, KernelTuneItem, TuneItem, TuneRequest
 from ....compiler.errors import BadTuneJob, SettingsError
 from ...gateway.tuning_jobs import TuningJobsClient
-from ...jobfiles import captured_graphs, kernel_entries
+from ...jobfiles import captured_graphs
 from ...jobfiles.tune_file import TuneFile
 
 
@@ -28,12 +28,8 @@ def tune_request(spec: TuneFile, path: Path, tunes: TuningJobsClient, *, threads
         from ...capture.tuning_kernels import resolve_kernel
 
         for item in spec.kernels:
-            try:
-                items.append(
-                    KernelTuneItem(item.line, item.text, resolve_kernel(item, path.parent.absolute()))
-                )
-            except kernel_entries.BadKernelEntry as error:
-                raise BadTuneJob(f"{spec.file}, line {error.line}: {error.message}") from None
+            kernel = resolve_kernel(item, path.parent.absolute())
+            items.append(KernelTuneItem(item.line, item.text, kernel))
     return TuneRequest(
         name=spec.name or path.stem[:200],
         items=items,
