@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...compiler.errors import RelayError, SettingsError
+from ...compiler.errors import SettingsError
 
 Namespace = Annotated[
     str,
@@ -23,24 +22,17 @@ Namespace = Annotated[
         "--namespace", help="The namespace; default: the token's own, for the owner's token `default`."
     ),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+JobName = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="A job's id, its first digits, or a name (of the newest job with it)."
+    ),
+]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Start it, print its id, and do not wait.")]
 _WIDE = 10_000
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
-
-
-@contextmanager
-def job_goes_on(command: str, job: str) -> Iterator[None]:
-    """While a job is followed: Ctrl-C and errors end the following alone, and the user sees how to resume or end it."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(
-            f"\nthe job continues: `torchrelay {command} logs -f {job}`, `torchrelay {command} cancel {job}`",
-            file=sys.stderr,
-        )
-        raise typer.Exit(130) from None
-    except RelayError:
-        print(f"the job continues: `torchrelay {command} logs -f {job}`", file=sys.stderr)
-        raise
 
 
 def print_json(value: object) -> None:

@@ -16,12 +16,11 @@ from ...artifacts import archive
 from ...gateway.admin_client import AdminClient
 from ...settings import load_settings
 from .. import output
-from ..output import Namespace
+from ..output import Json, Namespace
 
 app = typer.Typer(no_args_is_help=True, help="List, show, pin and remove artifacts of the service's cache.")
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="A cache key, or its first digits.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 _HEADINGS = ("key", "size", "place", "compile", "last used (UTC)", "pinned")
 

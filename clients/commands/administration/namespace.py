@@ -13,11 +13,11 @@ from ....compiler.errors import SettingsError
 from ...gateway.admin_client import AdminClient
 from ...settings import load_settings
 from .. import output
+from ..output import Json
 
 app = typer.Typer(no_args_is_help=True, help="List and show namespaces, set their quotas.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 _HEADINGS = ("namespace", "compiles", "compile seconds", "period ends", "size", "artifacts")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

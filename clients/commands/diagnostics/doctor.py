@@ -6,20 +6,19 @@ The exit status is 1 unless every line passes. The checks themselves are in chec
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from ..output import Json
 from . import checks
 
 _STYLES = {"pass": "green", "fail": "bold red", "skip": "yellow"}
 
 
 def doctor(
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    json: Json = False,
 ) -> None:
     """Check versions, gateway, Redis, workers, signature and a round trip."""
     console = Console(highlight=False)

@@ -17,6 +17,7 @@ from ...gateway.compile_client import GatewayClient
 from ...reports.run_report import GraphRecord, LastRun, last_run
 from ...settings import ClientSettings, load_settings
 from .. import output
+from ..output import Json
 
 _KEY_DIGITS = 64
 _SHOWN_DIGITS = 12
@@ -53,7 +54,7 @@ def explain(
             help="A key, or the first digits of one of the last run; default: all graphs of the run."
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    json: Json = False,
 ) -> None:
     """Show the last run's graphs; for a miss the nearest entry of the cache and the differences."""
     settings = load_settings()

@@ -18,7 +18,7 @@ from ...atomic_file import write_atomically
 from ...gateway.training_jobs import TrainingJobsClient
 from ...settings import load_settings
 from .. import output
-from ..output import Namespace
+from ..output import Follow, JobName, Json, Namespace
 from . import report, run
 from .progress import compiles_text, log_lines, metrics_line
 
@@ -28,14 +28,6 @@ app = typer.Typer(
     help="Train on the cluster (`torchrelay train job.yaml`, `torchrelay train script.py --workers 8 -- ARGUMENTS`): "
     "graphs are compiled before the ranks have their devices.",
 )
-JobName = Annotated[
-    str,
-    typer.Argument(
-        metavar="JOB", help="A job's id, its first digits, or a name (of the newest job with it)."
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")]
 T = TypeVar("T", LogLines, StepMetrics)
 
 _HEADINGS = ("id", "name", "state", "begun (UTC)", "by", "ranks", "step", "restarts", "checkpoint")
