@@ -1,4 +1,4 @@
-"""How commands show answers of the service: tables for people, JSON for programs, times and sizes in words."""
+"""How commands print the service's answers: tables, JSON, times and sizes; and options that several commands have."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def print_json(value: object) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = 0) -> None:
-    """Text is shown as it is: what others wrote cannot style, link or hide anything. The last `right` columns are
-    numbers. A row is a line, whole, unless a terminal is narrower."""
+    """Text from others cannot style, link or hide anything. The last `right` columns are numbers. A row is one line,
+    unless a terminal is narrower."""
     table = Table(box=None, pad_edge=False)
     for position, heading in enumerate(headings):
         justify: Literal["right", "left"] = "right" if position >= len(headings) - right else "left"
@@ -52,7 +52,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right
 
 
 def shown(text: str) -> str:
-    """One line, of characters that a terminal only shows."""
+    """The text on one line; characters that are not printable become `?`."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -77,7 +77,7 @@ def checked_namespace(text: str, *, every: bool = False) -> str:
 
 
 def moment(seconds: float) -> str:
-    """Minutes are enough for people; UTC, as the service counts."""
+    """UTC, to the minute."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 

@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 
 
 class _Model(Struct, frozen=True):
-    """On a device, as `module:function` made it, with its weights."""
+    """The submitter's model on a device, with its weights."""
 
     module: torch.nn.Module
     example: tuple[torch.Tensor, ...]
@@ -57,12 +57,10 @@ class _Model(Struct, frozen=True):
 
 
 def export(options: ExportOptions, folder: Path, *, say: Say) -> ExportManifest:
-    """Into `folder`, which is there: all files, or none. Raises ExportFailed; what the submitter's function raises."""
+    """Write all files into the existing `folder`, or none. Raises ExportFailed; errors of the submitter pass through."""
     with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as draft:
         manifest = _export(options, Path(draft), say)
-        for path in sorted(
-            Path(draft).iterdir(), key=lambda path: path.name == META_FILE
-        ):  # the list comes last
+        for path in sorted(Path(draft).iterdir(), key=lambda path: path.name == META_FILE):  # last
             path.replace(folder / path.name)
     return manifest
 
@@ -122,8 +120,8 @@ def _line(made: ExportedFile) -> str:
     worst = max(check.difference for check in made.checks)
     how = f" ({made.how})" if made.how else ""
     return (
-        f"{made.name}{how}: {made.bytes / 1e6:.1f} MB in {made.seconds:.1f} s; {len(made.checks)} runs beside eager, "
-        f"differences up to {worst:.2g} (allowed {made.checks[0].tolerance:g})"
+        f"{made.name}{how}: {made.bytes / 1e6:.1f} MB in {made.seconds:.1f} s; {len(made.checks)} runs compared with "
+        f"eager, differences up to {worst:.2g} (allowed {made.checks[0].tolerance:g})"
     )
 
 

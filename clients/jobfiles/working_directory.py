@@ -1,4 +1,4 @@
-"""The working directory that a job takes along: a folder in; its files but for what is ignored, packed, out.
+"""Packs the working directory of a job, without ignored files.
 
 `.torchrelayignore` has gitignore's patterns. Version control, caches and virtual environments are never sent.
 """
@@ -46,9 +46,9 @@ def pack_directory(folder: Path, *, limit: int = PACKAGE_BYTES) -> PackedDirecto
         data = pack(folder, names, limit=limit)
     except LimitExceeded as error:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:_LARGEST]
-        told = ", ".join(f"{name} ({sizes[name] / (1 << 20):.1f} MiB)" for name in largest)
+        largest_text = ", ".join(f"{name} ({sizes[name] / (1 << 20):.1f} MiB)" for name in largest)
         raise LimitExceeded(
-            f"{folder} is too large to be sent: {error.message}; the largest: {told}",
+            f"{folder} is too large to be sent: {error.message}; the largest: {largest_text}",
             hint=f"Name in {IGNORE_FILE} what the job does not need (gitignore's patterns), and put data where all "
             "nodes see it",
         ) from None
@@ -63,7 +63,7 @@ def pack_directory(folder: Path, *, limit: int = PACKAGE_BYTES) -> PackedDirecto
 
 
 def included_names(folder: Path) -> Iterator[str]:
-    """What of `folder` would be sent. Raises SettingsError for what cannot be read."""
+    """The names in `folder` that would be sent. Raises SettingsError for what cannot be read."""
     return _names(folder, _ignored(folder))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from ...gateway.compile_client import GatewayClient
@@ -23,7 +22,7 @@ def stats(
     with GatewayClient(load_settings()) as gateway:
         found = gateway.stats(output.checked_namespace(namespace))
     if json:
-        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        output.print_json(found)
         return
     each: dict[str, dict[str, Any]] = found.pop("namespaces", {})
     if len(each) < 2:

@@ -33,7 +33,7 @@ _OUTCOMES = {
 
 
 class KeyExplanation(Struct, frozen=True, kw_only=True):
-    """What the service says of a key; `error`: why it says nothing."""
+    """The service's explanation of a key; `error`: why there is none."""
 
     key: str
     explanation: MissExplanation | None = None
@@ -112,7 +112,7 @@ def _ask(settings: ClientSettings, key: str) -> KeyExplanation:
 def _ask_all(
     settings: ClientSettings, keys: list[str]
 ) -> tuple[tuple[KeyExplanation, ...], RelayError | None]:
-    """What the service answers for each key. A failure that all would meet ends the loop and is returned."""
+    """The service's explanation of each key. An error other than NotFound ends the loop and is returned."""
     found: list[KeyExplanation] = []
     with GatewayClient(settings) as gateway:
         for key in keys:
@@ -135,9 +135,7 @@ def _show(answer: ExplainOutput) -> None:
     for miss in answer.misses:
         console.print()
         for line in _lines(miss):
-            # What the service says cannot style, link or hide anything.
-            shown = "".join(letter if letter.isprintable() else "?" for letter in line)
-            console.print(Text(shown), soft_wrap=True)
+            console.print(Text(output.shown(line)), soft_wrap=True)
 
 
 def _show_run(console: Console, run: LastRun) -> None:
@@ -167,7 +165,7 @@ def _show_run(console: Console, run: LastRun) -> None:
 def _lines(miss: KeyExplanation) -> list[str]:
     name = miss.key[:_SHOWN_DIGITS]
     if miss.explanation is None:
-        return [f"{name}: the service knows nothing of it: it never arrived there, or was forgotten"]
+        return [f"{name}: the service has no record of it: it never arrived there, or the record has expired"]
     nearest, compared = miss.explanation.nearest, miss.explanation.compared
     offered = "; it is in the cache by now" if miss.explanation.published else ""
     if nearest is None:

@@ -1,4 +1,4 @@
-"""What the command line shows of a running job: lines to print for its events, and one line for its state."""
+"""Texts for a running job: lines for its events, and one line for its state."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from ....compiler.api.training.jobs import CompileCounts
 from ...reports.html_page import plural
 
 _UNITS = ("tokens", "samples")
-"""What throughput is counted in: the first one that a job reports."""
+"""Units of throughput; the first that a job reports is used."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
-"""What a terminal interprets and does not show (ECMA-48): CSI and OSC sequences, and escapes of one character."""
+"""Control sequences of a terminal (ECMA-48): CSI, OSC, and escapes of one character."""
 
 
 class ProgressDisplay:

@@ -1,4 +1,4 @@
-"""A tuning job's file as it is sent: captured graphs are sent before, kernels' sources are looked up."""
+"""Makes the request for a tuning job, after its captured graphs have been sent."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ...jobfiles.tune_file import TuneFile
 
 
 def tune_request(spec: TuneFile, path: Path, tunes: TuningJobsClient, *, threads: int) -> TuneRequest:
-    """A job's file as it is sent: its captured graphs are sent before, its kernels' source is looked up. path: the
-    file's. threads: of a CPU's kernels, if the file does not say. Raises BadTuneJob, with the line."""
+    """The request for a job's file; captured graphs are sent before. path: the file's. threads: of a CPU's kernels, if
+    the file does not say. Raises BadTuneJob, with the line."""
     items: list[TuneItem] = [*spec.operators, *spec.graphs]
     for file in spec.files:
         try:

@@ -209,7 +209,7 @@ def test_options_may_come_before_the_script_as_torchrun_takes_them(gateway: Runn
         (["nowhere.py"], "the command line: script is 'nowhere.py', and"),
         (["bad.yaml"], "bad.yaml, line 2: 'worker' is no field here"),
         (["lost.yaml"], "lost.yaml, line 2: script is 'lost.py', and"),
-        (["kept.yaml"], "kept.yaml, line 1: script is 'data.bin', which .torchrelayignore keeps"),
+        (["kept.yaml"], "kept.yaml, line 1: script is 'data.bin', which .torchrelayignore excludes"),
         (["train.py", "--gpus", "2", "--workers", "3"], "--gpus is 2 and --workers 3"),
         (["train.py", "--env", "A"], "--env is 'A'"),
         (["train.py", "--profile-nvtx"], "a profile has no steps"),
