@@ -57,7 +57,7 @@ class _Model(Struct, frozen=True):
 
 
 def export(options: ExportOptions, folder: Path, *, say: Say) -> ExportManifest:
-    """Write all files into the existing `folder`, or none. Raises ExportFailed; errors of the submitter pass through."""
+    """Write all files into the existing `folder`, or none. Raises ExportFailed or errors of the submitter."""
     with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as draft:
         manifest = _export(options, Path(draft), say)
         for path in sorted(Path(draft).iterdir(), key=lambda path: path.name == META_FILE):  # last
