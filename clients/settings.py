@@ -75,7 +75,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     max_response_bytes: int = 1 << 30
     """A larger response of the gateway is refused."""
     report: Path | None = None
-    """Where to write the run's report as JSON at exit; `{pid}` stands for the process id."""
+    """Where to write the run's report as JSON at exit; `{pid}` becomes the process id."""
     state_dir: Path | None = None
     """Folder for the last run's record, which `torchrelay explain` reads; None: no record."""
 

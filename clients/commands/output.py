@@ -51,6 +51,16 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table, soft_wrap=True)
 
 
+def print_found(
+    found: object, headings: Sequence[str], rows: Iterable[Sequence[str]], *, json: bool, right: int = 0
+) -> None:
+    """`found` as JSON, or else `rows` as a table."""
+    if json:
+        print_json(found)
+    else:
+        print_table(headings, rows, right=right)
+
+
 def shown(text: str) -> str:
     """The text on one line; characters that are not printable become `?`."""
     return "".join(c if c.isprintable() else "?" for c in text)

@@ -110,7 +110,7 @@ def _export(options: ExportOptions, folder: Path, say: Say) -> ExportManifest:
                 left_out.append(f"TorchScript for {kind}: {error.message}")
                 say(f"left out: {left_out[-1]}")
     if manifest is None:
-        raise ExportFailed("no target was asked for", hint=f"Targets are {', '.join(TARGETS)}")
+        raise ExportFailed("there is no target", hint=f"Targets are {', '.join(TARGETS)}")
     manifest = msgspec.structs.replace(manifest, files=made, left_out=left_out)
     (folder / META_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
     return manifest
@@ -258,7 +258,7 @@ def _dynamic_shapes(
             shape = list(model.example[position].shape)
             if dimension >= len(shape) or not max(one.low, 2) <= shape[dimension] <= one.high:
                 raise ExportFailed(
-                    f"--dynamic {one.name} stands at {name}.{dimension}, and the example's {name} has shape {shape}",
+                    f"--dynamic {one.name} is at {name}.{dimension}, and the example's {name} has shape {shape}",
                     hint=f"Give an example whose size there lies between {max(one.low, 2)} and {one.high}",
                 )
             wanted[position][dimension] = size

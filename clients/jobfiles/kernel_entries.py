@@ -27,7 +27,7 @@ _TENSOR = re.compile(r"([a-z][a-z0-9_]*)\[([^\[\]]*)\](?::(.+))?", re.ASCII)
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _QUOTED = re.compile(r"(['\"])(.*)\1", re.DOTALL)
 _POWER = re.compile(r"next_power_of_2\((.*)\)")
-_SPELLED = {"cdiv": "CeilDiv", "min": "Min", "max": "Max"}
+_SYMPY_NAMES = {"cdiv": "CeilDiv", "min": "Min", "max": "Max"}
 _WORDS: Mapping[str, bool | None] = {"": None, "null": None, "~": None, "true": True, "false": False}
 _NUMBERS = range(1 << 40)
 Number = int | float
@@ -226,7 +226,7 @@ class _Entry:
             number = number_of(text, numbers)
         except BadExpression as error:
             raise self._bad(
-                f"{error.message} (a text stands in quotes inside quotes: \"'tanh'\")", *path
+                f"{error.message} (write a text in quotes inside quotes: \"'tanh'\")", *path
             ) from None
         if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:
             raise self._bad(f"{text:.60} is past 64 bits", *path)
@@ -234,7 +234,7 @@ class _Entry:
 
     def _tried(self, name: str, texts: list[str]) -> tuple[schema.KernelConstant, ...]:
         if name in ("num_warps", "num_stages"):
-            raise self._bad(f"{name} stands next to `tune`, not in it", "tune", name)
+            raise self._bad(f"{name} is a field next to `tune`, not in it", "tune", name)
         return tuple(self._constant(text, {}, "tune", name) for text in dict.fromkeys(texts))
 
 
@@ -255,7 +255,7 @@ def _shown(value: Operand | schema.KernelConstant) -> str:
 
 
 def number_of(text: str, numbers: Mapping[str, Number]) -> Number:
-    """An expression's value: compiler/request/size_expr.py's grammar, with cdiv, min and max as Triton spells them, and
+    """An expression's value: compiler/request/size_expr.py's grammar, with Triton's names cdiv, min and max, and
     next_power_of_2 around all of it. Raises BadExpression."""
     text = text.strip()
     if power := _POWER.fullmatch(text):
@@ -271,20 +271,20 @@ def number_of(text: str, numbers: Mapping[str, Number]) -> Number:
 def check(text: str) -> None:
     """Raise BadExpression unless `text` is in the grammar, whatever its names stand for."""
     inside = _POWER.fullmatch(text.strip())
-    spelled = _respelled((inside[1] if inside else text).strip())
-    size_expr.check(spelled, set(_WORD.findall(spelled)))
+    translated = _in_grammar((inside[1] if inside else text).strip())
+    size_expr.check(translated, set(_WORD.findall(translated)))
 
 
 def _evaluated(text: str, numbers: Mapping[str, Number]) -> Number:
-    value = size_expr.evaluate(_respelled(text.strip()), numbers)
+    value = size_expr.evaluate(_in_grammar(text.strip()), numbers)
     if type(value) not in (int, float) or not math.isfinite(value):
         raise BadExpression(f"expression {text[:60]!r} is no number")
     number: Number = value
     return number
 
 
-def _respelled(text: str) -> str:
-    return re.sub(r"\b(cdiv|min|max)\(", lambda found: f"{_SPELLED[found[1]]}(", text)
+def _in_grammar(text: str) -> str:
+    return re.sub(r"\b(cdiv|min|max)\(", lambda found: f"{_SYMPY_NAMES[found[1]]}(", text)
 
 
 _WARPS: Mapping[Space, tuple[int, ...]] = {"default": (2, 4, 8), "exhaustive": (1, 2, 4, 8, 16)}

@@ -228,7 +228,7 @@ SETTINGS: dict[str, type[OperatorFields]] = {
     "convolution": ConvolutionSettings,
     "flex_attention": AttentionSettings,
 }
-"""The fields beside written operands; of the other operators: none."""
+"""The fields of an entry that also has `operands`; the other operators have none."""
 
 
 def _tensor(dtype: str, *size: int) -> Operand:

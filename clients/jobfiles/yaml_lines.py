@@ -23,7 +23,7 @@ _UNSET = ("", "null", "~")
 """A field with one of these texts has its default."""
 
 YamlPath = tuple[str | int, ...]
-"""Where a value stands: names of fields, positions in lists."""
+"""The place of a value: names of fields, positions in lists."""
 
 T = TypeVar("T")
 

@@ -21,10 +21,9 @@ def audit(
     """Show who compiled, published, pinned and deleted what, and which tokens were issued and revoked."""
     with AdminClient(load_settings(), namespace=output.checked_namespace(namespace)) as administration:
         found = administration.audit(limit)
-    if json:
-        output.print_json(found)
-        return
-    output.print_table(("when (UTC)", "namespace", "who", "did", "what"), [_row(entry) for entry in found])
+    output.print_found(
+        found, ("when (UTC)", "namespace", "who", "did", "what"), [_row(entry) for entry in found], json=json
+    )
 
 
 def _row(entry: AuditEntry) -> tuple[str, ...]:

@@ -29,10 +29,7 @@ def list_namespaces(json: Json = False) -> None:
     """List the namespaces that the token may see, with their use and quotas."""
     with AdminClient(load_settings()) as administration:
         found = administration.namespaces()
-    if json:
-        output.print_json(found)
-        return
-    output.print_table(_HEADINGS, [_row(namespace) for namespace in found])
+    output.print_found(found, _HEADINGS, [_row(namespace) for namespace in found], json=json)
 
 
 @app.command()
@@ -40,10 +37,7 @@ def show(name: Name, json: Json = False) -> None:
     """Show one namespace."""
     with AdminClient(load_settings()) as administration:
         found = administration.namespace(_checked(name))
-    if json:
-        output.print_json(found)
-        return
-    output.print_table(_HEADINGS, [_row(found)])
+    output.print_found(found, _HEADINGS, [_row(found)], json=json)
 
 
 @app.command("set")

@@ -77,13 +77,8 @@ def list_tokens(
     """List tokens by their public ids."""
     with AdminClient(load_settings()) as administration:
         found = administration.tokens()
-    if json:
-        output.print_json(found)
-        return
-    output.print_table(
-        ("id", "name", "namespace", "roles", "created", "expires", "state"),
-        [_row(record) for record in found],
-    )
+    headings = ("id", "name", "namespace", "roles", "created", "expires", "state")
+    output.print_found(found, headings, [_row(record) for record in found], json=json)
 
 
 @app.command()

@@ -42,10 +42,7 @@ def list_jobs(namespace: Namespace = "", json: Json = False) -> None:
     """List training jobs, the newest first."""
     with _trains(namespace) as trains:
         found = trains.jobs()
-    if json:
-        output.print_json(found)
-        return
-    output.print_table(_HEADINGS, [_row(job) for job in found], right=4)
+    output.print_found(found, _HEADINGS, [_row(job) for job in found], right=4, json=json)
 
 
 @app.command()
@@ -148,11 +145,8 @@ def files(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
     """List the files that a training job made: what its script wrote, traces, exported models."""
     with _trains(namespace) as trains:
         found = trains.files(trains.find(job).id)
-    if json:
-        output.print_json(found)
-        return
     rows = [(each.name, output.size(each.bytes), each.digest[:12]) for each in found]
-    output.print_table(("name", "size", "SHA-256"), rows)
+    output.print_found(found, ("name", "size", "SHA-256"), rows, json=json)
 
 
 @app.command()

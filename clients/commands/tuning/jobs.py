@@ -51,10 +51,7 @@ def list_jobs(namespace: Namespace = "", json: Json = False) -> None:
     """List tuning jobs, the newest first."""
     with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
         found = tunes.jobs()
-    if json:
-        output.print_json(found)
-        return
-    output.print_table(_HEADINGS, [_row(job) for job in found], right=4)
+    output.print_found(found, _HEADINGS, [_row(job) for job in found], right=4, json=json)
 
 
 def show(job: JobName, namespace: Namespace = "", json: Json = False) -> None:

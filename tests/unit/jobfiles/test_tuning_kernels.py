@@ -120,7 +120,7 @@ def test_an_entry_has_an_item_for_each_combination_of_its_sizes() -> None:
         ({"grid": "open(3)"}, 24, "calls 'open'"),
         ({"grid": [[1]]}, 24, "grid, item 1: Expected `str`"),
         ({"tune": {"ROWS": 4}}, 25, "tune: Expected `array`"),
-        ({"tune": {"num_warps": [4]}}, 25, "next to `tune`"),
+        ({"tune": {"num_warps": [4]}}, 25, "a field next to `tune`"),
         ({"tune": {"BLOCK": [4]}}, 25, "both an argument and tuned"),
         ({"num_warps": [3]}, 10, "powers of two"),
         ({"num_stages": [0]}, 10, "num_stages, item 1: Expected `int` >= 1"),
