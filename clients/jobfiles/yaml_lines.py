@@ -129,6 +129,8 @@ class YamlReader:
         self, path: YamlPath, value: Any, type: Any, written: Mapping[str, str], error: str
     ) -> NoReturn:
         problem, _, place = error.partition(" - at ")
+        for json_name, name in (("array", "list"), ("object", "mapping"), (" | null", "")):
+            problem = problem.replace(json_name, name)
         steps = re.findall(r"\.(\w+)|\[(\d+)\]", place.partition("[...]")[0])
         field = steps[0][0] if steps else ""
         at = (*path, *(written.get(name, name) if name else int(index) for name, index in steps))

@@ -116,7 +116,7 @@ def test_what_a_file_leaves_out_is_the_records_default() -> None:
             "line 4: profile's ranks are from 0 to 0",
         ),
         ("script: a.py\ntimeout: soon", "line 2: timeout is 'soon'; allowed: a number, or like 90s"),
-        ("script: a.py\narguments: --x", "line 2: arguments: Expected `array`, got `str`"),
+        ("script: a.py\narguments: --x", "line 2: arguments: Expected `list`, got `str`"),
         (
             "script: a.py\narguments:\n- a\n- {b: c}",
             "line 4: arguments, item 2: Expected `str`",
