@@ -201,4 +201,4 @@ def test_what_cannot_be_searched_is_refused_with_its_line(
 
 def test_without_triton_the_line_says_what_to_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    assert refused(folder, **TRIED).startswith("line 4: Triton is not installed here")
+    assert refused(folder, **TRIED).startswith("job.yaml, line 4: Triton is not installed here")
