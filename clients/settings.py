@@ -1,17 +1,15 @@
-"""Settings of the client. An argument wins over the environment, that over a file, and that over the default.
+"""Settings of the client. Arguments come before the environment, files, and defaults.
 
 One of two modules under clients/ that read the environment; the other is training/rank_environment.py. Two files under
-$XDG_CONFIG_HOME/torchrelay are read if they exist: `config.json` (yours; any setting but the token, by its field's
-name) and, below it, `credentials.json` (written by `torchrelay up`: url, token, public_keys, namespace). A token from
-`credentials.json` is for the gateway named beside it: with another URL from elsewhere it is not used, so that it
-cannot leak to another host; and the namespace is the token's. Loopback names (localhost, 127.0.0.1, ::1) count
-as one host.
+$XDG_CONFIG_HOME/torchrelay are read if they exist: `config.json` (the user's; any setting but the token, by its field's
+name) and, after it, `credentials.json` (written by `torchrelay up` and `login`: url, token, public_keys, namespace).
+The token of `credentials.json` is used only with the URL in that file, so that it cannot leak to another host; the
+namespace only with that token. Loopback names (localhost, 127.0.0.1, ::1) count as one host.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import ipaddress
 import os
@@ -49,37 +47,37 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     """All settings of the client. Seconds and bytes unless said otherwise."""
 
     url: str = ""
-    """Gateway's base URL; '' when none is known (nothing is contacted)."""
+    """Gateway's base URL; '': none, nothing is contacted."""
     token: str = ""
     public_keys: tuple[str, ...] = ()
     """Trusted signers: raw Ed25519 public keys in base64."""
     namespace: str = ""
-    """Only artifacts that were signed for it are used; '' takes those of any namespace."""
+    """Only artifacts signed for it are used; '': those of any namespace."""
     mode: Mode = "remote"
     job: str = ""
     """Processes with the same name are one job: one decision for each key. Give each run a name of its own."""
     prefetch: bool = True
-    """Fetch in the background what this script used the last time."""
+    """Fetch in the background the artifacts that this script used last time."""
     cache_dir: Path
     tuning_lock: Path | None = None
-    """A file of `torchrelay tune export`: graphs that tune take the winners that it names."""
+    """A file of `torchrelay tune export`: graphs that tune use its winners."""
     tuning_lock_mode: LockMode = "strict"
-    """What a graph needs and the lock lacks: strict: is an error; loose: is looked up, or measured."""
+    """A problem without a winner in the lock is an error (strict), or is looked up or measured (loose)."""
     deadline: float = 900.0
     """The longest a graph may take from request to artifact."""
     ca_file: Path | None = None
-    """Certificates, PEM, of who may vouch for an https:// gateway; None: the system's, or SSL_CERT_FILE's."""
+    """PEM file of the authorities for an https:// gateway; None: the system's, or SSL_CERT_FILE's."""
     connect_timeout: float = 3.0
     idle_timeout: float = 20.0
-    """No byte for this long (the gateway keeps its streams alive every 5 s) means a dead gateway."""
+    """The gateway is dead if no byte arrives for this long (its streams have one every 5 s)."""
     disk_cache_bytes: int = 8 << 30
-    """Limit of this machine's artifact cache; 0 keeps nothing on disk."""
+    """Limit of this machine's artifact cache; 0: no cache on disk."""
     max_response_bytes: int = 1 << 30
-    """An answer of the gateway larger than this is refused."""
+    """A larger response of the gateway is refused."""
     report: Path | None = None
-    """Where to write the run's report as JSON at exit; `{pid}` stands for the process id."""
+    """Where to write the run's report as JSON at exit; `{pid}` becomes the process id."""
     state_dir: Path | None = None
-    """Where the latest run leaves its record for `torchrelay explain`; None leaves none."""
+    """Folder for the last run's record, which `torchrelay explain` reads; None: no record."""
 
     @property
     def loopback(self) -> bool:
@@ -88,10 +86,10 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
 
 
 class LauncherInfo(Struct, frozen=True, kw_only=True):
-    """A job as its launcher (torchrun, Ray Train, a cluster's script) describes it to this process.
+    """This rank's job, from its launcher (torchrun, Ray Train, a cluster's script).
 
-    run: tells this start of the job from others, as far as the launcher does. store: host and port of the
-    launcher's own c10d store, where it keeps one.
+    run: names this start of the job, as far as the launcher does. store: host and port of the launcher's own c10d
+    store, if it has one.
     """
 
     rank: int
@@ -100,12 +98,8 @@ class LauncherInfo(Struct, frozen=True, kw_only=True):
     run: str
     restart: int
     named: bool
-    """Whether `run` holds a name that no other job has."""
+    """Whether `run` has a name that no other job has."""
     store: tuple[str, int] | None
-
-
-class InvalidValue(ValueError):
-    """A value outside what a setting allows; the text says what is allowed."""
 
 
 def is_loopback(url: str) -> bool:
@@ -152,7 +146,7 @@ def load_settings(**overrides: Any) -> ClientSettings:
 
 
 def load_launcher_info() -> LauncherInfo | None:
-    """The job that a launcher made this process a rank of; None for a process on its own."""
+    """The launcher's job; None for a process without a launcher."""
     found = os.environ.get
     try:
         rank, size = int(found("RANK", "")), int(found("WORLD_SIZE", ""))
@@ -176,7 +170,7 @@ def load_launcher_info() -> LauncherInfo | None:
 
 
 def wants_prefetch() -> bool:
-    """Whether there may be a gateway to prefetch from; cheap, and never an error: import torchrelay asks."""
+    """Whether there may be a gateway to prefetch from. Cheap, and never raises: called at import."""
     found = os.environ.get
     if found("TORCHRELAY_PREFETCH") in _FALSE or found("TORCHRELAY_MODE") == "off":
         return False
@@ -189,13 +183,13 @@ def wants_prefetch() -> bool:
 
 
 def child_environment(**variables: str) -> dict[str, str]:
-    """This process's environment with `variables` set, for a process of our own."""
+    """This process's environment with `variables` set, for a child process."""
     return {**os.environ, **variables}
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or any(not c.isprintable() for c in value):
-        raise InvalidValue("one line of text")
+        raise ValueError("one line of text")
     return value.strip()
 
 
@@ -203,44 +197,38 @@ def _url(value: Any) -> str:
     text = _text(value).rstrip("/")
     if not text:
         return ""
-    allowed = "http://HOST[:PORT] or https://HOST[:PORT], without user, query or fragment"
     try:
         parts = urlsplit(text)
-        port = parts.port
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
-        raise InvalidValue(allowed) from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise InvalidValue(allowed)
-    if parts.username is not None or parts.query or parts.fragment:
-        raise InvalidValue(allowed)
+        valid = False
+    if not valid or parts.username is not None or parts.query or parts.fragment:
+        raise ValueError("http://HOST[:PORT] or https://HOST[:PORT], without user, query or fragment")
     return text
 
 
 def _token(value: Any) -> str:
     text = _text(value)
     if not text.isascii() or " " in text:
-        raise InvalidValue("visible ASCII characters without spaces")
+        raise ValueError("visible ASCII characters without spaces")
     return text
 
 
 def _public_keys(value: Any) -> tuple[str, ...]:
     items = value.replace(",", " ").split() if isinstance(value, str) else value
-    if not isinstance(items, list | tuple):
-        raise InvalidValue("raw Ed25519 public keys in base64, separated by commas")
-    for item in items:
-        try:
-            size = len(base64.b64decode(item, validate=True))
-        except (binascii.Error, TypeError, ValueError):
-            size = -1
-        if size != _RAW_KEY_BYTES:
-            raise InvalidValue("raw Ed25519 public keys (32 bytes each) in base64, separated by commas")
+    try:
+        valid = all(len(base64.b64decode(item, validate=True)) == _RAW_KEY_BYTES for item in items)
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise ValueError("raw Ed25519 public keys (32 bytes each) in base64, separated by commas")
     return tuple(items)
 
 
 def _namespace(value: Any) -> str:
     text = _text(value)
     if len(text) > _NAMESPACE_LENGTH or " " in text:
-        raise InvalidValue("a namespace's name, without spaces")
+        raise ValueError("a namespace's name, without spaces")
     return text
 
 
@@ -251,7 +239,7 @@ _TRUE = ("1", "true", "yes", "on")
 def _flag(value: Any) -> bool:
     text = str(value).lower()
     if text not in (*_TRUE, *_FALSE):
-        raise InvalidValue("1 or 0")
+        raise ValueError("1 or 0")
     return text in _TRUE
 
 
@@ -260,13 +248,13 @@ def _path(value: Any) -> Path:
         return value.absolute()
     text = _text(value)
     if not text:
-        raise InvalidValue("a path")
+        raise ValueError("a path")
     path = Path(text)
     if text.startswith("~"):
         try:
             path = path.expanduser()
         except RuntimeError:
-            raise InvalidValue("a path; there is no home directory for '~'") from None
+            raise ValueError("a path; there is no home directory for '~'") from None
     return path.absolute()
 
 
@@ -275,7 +263,7 @@ def _converted(type: Any, allowed: str) -> Callable[[Any], Any]:
         try:
             return decoding.convert(value, type=type, strict=False)
         except msgspec.ValidationError:
-            raise InvalidValue(allowed) from None
+            raise ValueError(allowed) from None
 
     return parse
 
@@ -307,7 +295,7 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
 def _parse(name: str, value: Any, origin: str) -> Any:
     try:
         return _PARSERS[name](value)
-    except InvalidValue as error:
+    except ValueError as error:
         shown = "(hidden)" if name == "token" else repr(value)[:80]
         raise SettingsError(f"{origin} is {shown}", hint=f"Allowed: {error}") from None
 
@@ -338,7 +326,7 @@ def _from_config(path: Path) -> dict[str, Any]:
 
 
 def _from_credentials(path: Path) -> dict[str, Any]:
-    """url, token, public_keys and namespace; fields of a later version are left alone."""
+    """url, token, public_keys and namespace; other fields are ignored."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -356,8 +344,8 @@ def _from_credentials(path: Path) -> dict[str, Any]:
 
 
 def _with_credentials(values: dict[str, Any], credentials: dict[str, Any]) -> dict[str, Any]:
-    """Fill in what `values` lacks; the credentials' token only for the credentials' own gateway, and the
-    namespace only with that token."""
+    """`values`, completed by the credentials: the token only with the credentials' URL, the namespace only with that
+    token."""
     merged = credentials | values
     if "token" not in values and _origin(merged.get("url", "")) != _origin(credentials.get("url", "")):
         merged.pop("token", None)

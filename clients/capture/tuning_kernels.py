@@ -30,7 +30,7 @@ from . import triton_sources
 
 def resolve_kernel(item: KernelEntry, folder: Path | None = None) -> KernelSpec:
     """The kernel that an item names. folder: of the job's file; modules are looked for there first, then where the
-    command runs. Raises kernel_entries.BadKernelEntry, with the line, for whatever cannot be sent."""
+    command runs. Raises BadTuneJob, with the line, for what cannot be sent."""
     try:
         import triton  # noqa: F401
     except ImportError:

@@ -1,4 +1,4 @@
-"""`torchrelay export module:function`: a trained model as files that run without Python, each checked beside eager."""
+"""`torchrelay export module:function`: a trained model as files that run without Python, each compared with eager."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def export(
 ) -> None:
     """Export a trained model as AOTInductor packages (.pt2), TorchScript, or both, compiled on the service's workers.
 
-    The working directory goes along, as for `torchrelay train`. Every file was run beside eager on several inputs, at
-    the least and the largest sizes, before it is written; export.json tells the differences.
+    The working directory goes along, as for `torchrelay train`. Every file is compared with eager on several inputs, at
+    the least and the largest sizes, before it is written; export.json has the differences.
     """
     options = _options(
         function=function,
@@ -79,23 +79,23 @@ def export(
     )
     say = print if not json else _to_stderr
     if local:
-        from ..exporting.export import export as made_here
+        from ..exporting.export import export as export_here
 
         folder.mkdir(parents=True, exist_ok=True)
-        exported = made_here(options, folder, say=say)
+        exported = export_here(options, folder, say=say)
     else:
         listed = read_requirements(requirements) if requirements is not None else []
         with TrainingJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as trains:
             job = service_job.begin(trains, options, directory, cpus=cpus, requirements=listed)
             print(f"job {job.id}", file=sys.stderr)
-            exported = _awaited(trains, job, folder, say)
+            exported = _fetch_when_done(trains, job, folder, say)
     if json:
         output.print_json(exported)
     else:
         print(f"{len(exported.files)} file{'s' * (len(exported.files) != 1)} in {folder}")
 
 
-def _awaited(
+def _fetch_when_done(
     trains: TrainingJobsClient, job: TrainJob, folder: Path, say: Callable[[str], None]
 ) -> ExportManifest:
     """Exits with 130 after Ctrl-C. Raises ExportFailed for a job that failed."""

@@ -31,7 +31,7 @@ def login(
         raise SettingsError("the URL is empty", hint="Give https://HOST[:PORT]")
     if plain.url.startswith("http://") and not plain.loopback and not insecure:
         raise SettingsError(
-            f"{plain.url} is not encrypted: whoever listens would have the token, and choose the keys to trust",
+            f"{plain.url} is not encrypted: others on the network could read the token and replace the keys to trust",
             hint="Use https://, or --insecure on a network that you trust",
         )
     settings = load_settings(url=url, token=_token())

@@ -1,11 +1,10 @@
-"""How commands show answers of the service: tables for people, JSON for programs, times and sizes in words."""
+"""How commands print the service's answers: tables, JSON, times and sizes; and options that several commands have."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...compiler.errors import RelayError, SettingsError
+from ...compiler.errors import SettingsError
 
 Namespace = Annotated[
     str,
@@ -23,24 +22,17 @@ Namespace = Annotated[
         "--namespace", help="The namespace; default: the token's own, for the owner's token `default`."
     ),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+JobName = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="A job's id, its first digits, or a name (of the newest job with it)."
+    ),
+]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Start it, print its id, and do not wait.")]
 _WIDE = 10_000
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
-
-
-@contextmanager
-def job_goes_on(command: str, job: str) -> Iterator[None]:
-    """While a job is followed: Ctrl-C and errors end the following alone, and the user sees how to resume or end it."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(
-            f"\nthe job continues: `torchrelay {command} logs -f {job}`, `torchrelay {command} cancel {job}`",
-            file=sys.stderr,
-        )
-        raise typer.Exit(130) from None
-    except RelayError:
-        print(f"the job continues: `torchrelay {command} logs -f {job}`", file=sys.stderr)
-        raise
 
 
 def print_json(value: object) -> None:
@@ -48,8 +40,8 @@ def print_json(value: object) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = 0) -> None:
-    """Text is shown as it is: what others wrote cannot style, link or hide anything. The last `right` columns are
-    numbers. A row is a line, whole, unless a terminal is narrower."""
+    """Text from others cannot style, link or hide anything. The last `right` columns are numbers. A row is one line,
+    unless a terminal is narrower."""
     table = Table(box=None, pad_edge=False)
     for position, heading in enumerate(headings):
         justify: Literal["right", "left"] = "right" if position >= len(headings) - right else "left"
@@ -59,8 +51,18 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table, soft_wrap=True)
 
 
+def print_found(
+    found: object, headings: Sequence[str], rows: Iterable[Sequence[str]], *, json: bool, right: int = 0
+) -> None:
+    """`found` as JSON, or else `rows` as a table."""
+    if json:
+        print_json(found)
+    else:
+        print_table(headings, rows, right=right)
+
+
 def shown(text: str) -> str:
-    """One line, of characters that a terminal only shows."""
+    """The text on one line; characters that are not printable become `?`."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -85,7 +87,7 @@ def checked_namespace(text: str, *, every: bool = False) -> str:
 
 
 def moment(seconds: float) -> str:
-    """Minutes are enough for people; UTC, as the service counts."""
+    """UTC, to the minute."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 

@@ -1,11 +1,12 @@
-"""Before an exported model is handed out: it and eager on the same inputs; the differences out, or ExportFailed.
+"""Compares an exported model with eager on the same inputs.
 
 Inputs are the example's and random ones like it, at the example's sizes and, where sizes vary, at the least, the
-largest and some between. Differences are measured as a compile's are (compiler/pipeline/verify.py).
+largest and some between. Differences are measured as for a compile (compiler/pipeline/verify.py).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,12 +20,12 @@ from ...compiler.torch_internals.dynamo import symbolic_shapes
 from .options import EagerComparison, ExportedTensor
 
 ELEMENTS = 1 << 26
-"""Of all inputs together: sizes are not checked beyond that."""
+"""Of all inputs together; larger sizes are not checked."""
 _SEED = 20
 
 
 class ProgramShapes(Struct, frozen=True):
-    """What an exported program takes. dimensions: of each input, numbers and expressions. ranges: of each symbol."""
+    """The inputs of an exported program. dimensions: of each input, numbers and expressions. ranges: of each symbol."""
 
     names: list[str]
     dimensions: list[list[Any]]
@@ -61,7 +62,7 @@ def tensors_of(
     ends = [getattr(spec.arg, "name", None) for spec in program.graph_signature.output_specs]
     outputs = [name for name in ends if isinstance(name, str) and isinstance(values.get(name), torch.Tensor)]
 
-    def told(name: str) -> ExportedTensor:
+    def described(name: str) -> ExportedTensor:
         value = values[name]
         sizes = [d if isinstance(d, int) else symbolic_shapes.sym_expr(d) for d in value.shape]
         shape = [
@@ -70,7 +71,7 @@ def tensors_of(
         ]
         return ExportedTensor(name, str(value.dtype).removeprefix("torch."), shape)
 
-    return [told(name) for name in shapes.names], [told(name) for name in outputs]
+    return [described(name) for name in shapes.names], [described(name) for name in outputs]
 
 
 def checked(
@@ -81,7 +82,8 @@ def checked(
     shapes: ProgramShapes,
     device: torch.device,
 ) -> list[EagerComparison]:
-    """`made` beside `model`, whose parameters are on `device`. Raises ExportFailed: the message begins with `what`."""
+    """Compare `made` with `model`, whose parameters are on `device`. Raises ExportFailed; its message begins with
+    `what`."""
     found = []
     for kind, inputs in _cases(example, shapes):
         given = [tensor.to(device) for tensor in inputs]
@@ -153,7 +155,7 @@ def _cases(
 
 
 def _sizes(shapes: ProgramShapes) -> Iterator[dict[Any, int]]:
-    """The least, the largest that is not too much, and between; each symbol apart at its least too."""
+    """The least, the largest within ELEMENTS, one between; and the largest with one symbol at its least."""
     if not shapes.ranges:
         return
     low = {symbol: bounds[0] for symbol, bounds in shapes.ranges.items()}
@@ -162,21 +164,15 @@ def _sizes(shapes: ProgramShapes) -> Iterator[dict[Any, int]]:
         high = {symbol: max(low[symbol], value // 2) for symbol, value in high.items()}
     mixed = [high | {symbol: low[symbol]} for symbol in low] if len(low) > 1 else []
     between = {symbol: (low[symbol] + high[symbol]) // 2 for symbol in low}
-    told: list[dict[Any, int]] = []
+    seen: list[dict[Any, int]] = []
     for sizes in (low, high, between, *mixed):
-        if sizes not in told:
-            told.append(sizes)
+        if sizes not in seen:
+            seen.append(sizes)
             yield sizes
 
 
 def _elements(shapes: ProgramShapes, sizes: Mapping[Any, int]) -> int:
-    total = 0
-    for shape in shapes.at(sizes):
-        product = 1
-        for size in shape:
-            product *= size
-        total += product
-    return total
+    return sum(math.prod(shape) for shape in shapes.at(sizes))
 
 
 def _repeated(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 
 
 class _Model(Struct, frozen=True):
-    """On a device, as `module:function` made it, with its weights."""
+    """The submitter's model on a device, with its weights."""
 
     module: torch.nn.Module
     example: tuple[torch.Tensor, ...]
@@ -57,12 +57,10 @@ class _Model(Struct, frozen=True):
 
 
 def export(options: ExportOptions, folder: Path, *, say: Say) -> ExportManifest:
-    """Into `folder`, which is there: all files, or none. Raises ExportFailed; what the submitter's function raises."""
+    """Write all files into the existing `folder`, or none. Raises ExportFailed or errors of the submitter."""
     with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as draft:
         manifest = _export(options, Path(draft), say)
-        for path in sorted(
-            Path(draft).iterdir(), key=lambda path: path.name == META_FILE
-        ):  # the list comes last
+        for path in sorted(Path(draft).iterdir(), key=lambda path: path.name == META_FILE):  # last
             path.replace(folder / path.name)
     return manifest
 
@@ -112,7 +110,7 @@ def _export(options: ExportOptions, folder: Path, say: Say) -> ExportManifest:
                 left_out.append(f"TorchScript for {kind}: {error.message}")
                 say(f"left out: {left_out[-1]}")
     if manifest is None:
-        raise ExportFailed("no target was asked for", hint=f"Targets are {', '.join(TARGETS)}")
+        raise ExportFailed("there is no target", hint=f"Targets are {', '.join(TARGETS)}")
     manifest = msgspec.structs.replace(manifest, files=made, left_out=left_out)
     (folder / META_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
     return manifest
@@ -122,8 +120,8 @@ def _line(made: ExportedFile) -> str:
     worst = max(check.difference for check in made.checks)
     how = f" ({made.how})" if made.how else ""
     return (
-        f"{made.name}{how}: {made.bytes / 1e6:.1f} MB in {made.seconds:.1f} s; {len(made.checks)} runs beside eager, "
-        f"differences up to {worst:.2g} (allowed {made.checks[0].tolerance:g})"
+        f"{made.name}{how}: {made.bytes / 1e6:.1f} MB in {made.seconds:.1f} s; {len(made.checks)} runs compared with "
+        f"eager, differences up to {worst:.2g} (allowed {made.checks[0].tolerance:g})"
     )
 
 
@@ -260,7 +258,7 @@ def _dynamic_shapes(
             shape = list(model.example[position].shape)
             if dimension >= len(shape) or not max(one.low, 2) <= shape[dimension] <= one.high:
                 raise ExportFailed(
-                    f"--dynamic {one.name} stands at {name}.{dimension}, and the example's {name} has shape {shape}",
+                    f"--dynamic {one.name} is at {name}.{dimension}, and the example's {name} has shape {shape}",
                     hint=f"Give an example whose size there lies between {max(one.low, 2)} and {one.high}",
                 )
             wanted[position][dimension] = size

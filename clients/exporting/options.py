@@ -1,7 +1,4 @@
-"""What an export is asked for, and what it tells of itself, as structs. Knows no torch.
-
-`export.json`, beside the exported files, is an Exported.
-"""
+"""Options of an export, and its manifest `export.json`, as structs. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from ...compiler.errors import SettingsError
 
 META_FILE, EXAMPLE_FILE = "export.json", "example.pt"
 JOB_SCHEME = "job:"
-"""Before the id of a training job, whose checkpoints in the service's own folder are meant."""
+"""Before a training job's id: its checkpoints in the service's own folder."""
 TARGETS: dict[str, tuple[str, ...] | None] = {
     "cpu": None,
     "cpu-avx2": (
@@ -29,8 +26,7 @@ TARGETS: dict[str, tuple[str, ...] | None] = {
     ),
     "cuda": None,
 }
-"""Target -> the instruction sets that its code may use (x86-64-v3, x86-64-v4); None: those of the node's own processor.
-`cuda`: for GPUs of the node's own compute capability."""
+"""Instruction sets that a target's code may use (x86-64-v3, x86-64-v4); None: those of the node's processor or GPU."""
 FORMATS = ("aoti", "torchscript", "both")
 _MOST = 1 << 24
 
@@ -39,8 +35,8 @@ Size = Annotated[int, Meta(ge=0, le=_MOST)]
 
 
 class DynamicSize(Struct, frozen=True, forbid_unknown_fields=True):
-    """A size that may vary, from low to high. at: (input, dimension) of each place where it stands; empty: the first
-    dimension of every input."""
+    """A size that may vary, from low to high. at: inputs and dimensions that have it; empty: the first dimension of
+    every input."""
 
     name: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]{0,60}$")]
     low: Size
@@ -71,8 +67,8 @@ class ExportedTensor(Struct, frozen=True):
 
 
 class EagerComparison(Struct, frozen=True):
-    """One run beside eager. inputs: `example`, cut or repeated to these sizes, or `random`. difference: the largest of
-    any output, relative to that output's largest magnitude."""
+    """One run compared with eager. inputs: `example`, cut or repeated to these sizes, or `random`. difference: the
+    largest of any output, relative to that output's largest magnitude."""
 
     inputs: Literal["example", "random"]
     shapes: list[list[int]]
@@ -81,8 +77,8 @@ class EagerComparison(Struct, frozen=True):
 
 
 class ExportedFile(Struct, frozen=True, kw_only=True):
-    """instructions: those that its code may use, as /proc/cpuinfo names them. device: a GPU's name and capability.
-    how: of TorchScript, `scripted` or `traced`."""
+    """instructions: instruction sets, as /proc/cpuinfo names them. device: a GPU's name and capability. how: of
+    TorchScript, `scripted` or `traced`."""
 
     name: str
     format: Literal["aoti", "torchscript"]
@@ -97,8 +93,8 @@ class ExportedFile(Struct, frozen=True, kw_only=True):
 
 
 class ExportManifest(Struct, frozen=True, kw_only=True):
-    """left_out: formats that were asked for with others and could not be made, and why. weights: where they are from.
-    sizes: low and high of each that varies. made: seconds since 1970."""
+    """left_out: formats that failed while another one succeeded, and why. weights: their source. sizes: low and high of
+    each that varies. made: seconds since 1970."""
 
     name: str
     function: str

@@ -1,7 +1,7 @@
 """The one rank of an export job: `python -m torchrelay.clients.exporting.rank_main OPTIONS`, ExportOptions as JSON.
 
-Its working directory is the job's, with the submitter's code. What it makes and has held against eager becomes the
-job's files; of an export that fails none do.
+Its working directory is the job's, with the submitter's code. Files that agree with eager become the job's files; an
+export that fails stores none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .options import JOB_SCHEME, ExportOptions
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code. An error that says what to do is one line of stderr."""
+    """Returns the exit code."""
     try:
         (text,) = arguments
         options = decoding.from_json(text, type=ExportOptions)
@@ -49,11 +49,11 @@ def _say(text: str) -> None:
 
 
 def _place(checkpoint: str, own: str) -> str:
-    """Where another job's checkpoints are: beside this job's own, which has none."""
+    """The path of another job's checkpoints: next to the folder of this job."""
     if not checkpoint.startswith(JOB_SCHEME):
         return checkpoint
     if not own:
-        raise SettingsError(f"{checkpoint} is known to the service alone", hint="Name the folder")
+        raise SettingsError(f"{checkpoint} is known only to the service", hint="Name the folder")
     return str(Path(own).parent.parent / checkpoint.removeprefix(JOB_SCHEME) / Path(own).name)
 
 

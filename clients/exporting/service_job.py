@@ -44,7 +44,7 @@ def begin(
 
 
 def fetch(trains: TrainingJobsClient, job: str, folder: Path) -> ExportManifest:
-    """The files of a job that is done, into `folder`; export.json last. Raises ExportFailed for what came damaged."""
+    """Write the files of a finished job into `folder`, export.json last. Raises ExportFailed if one is damaged."""
     folder.mkdir(parents=True, exist_ok=True)
     manifest = decoding.from_json(trains.file(job, META_FILE), type=ExportManifest)
     known = {file.name: file.digest for file in manifest.files}
@@ -52,15 +52,13 @@ def fetch(trains: TrainingJobsClient, job: str, folder: Path) -> ExportManifest:
         data = trains.file(job, file.name)
         digest = hashlib.sha256(data).hexdigest()
         if digest != file.digest or digest != known.get(file.name, digest):
-            raise ExportFailed(
-                f"{file.name} came with another digest than it was made with", hint="Try again"
-            )
+            raise ExportFailed(f"{file.name} has another digest than when it was made", hint="Try again")
         write_atomically(folder / file.name, data, mode=0o644)
     return manifest
 
 
 def follow(trains: TrainingJobsClient, job: TrainJob, say: Callable[[str], None]) -> TrainJob:
-    """Follow the job to its end; `say` gets the lines that the rank writes."""
+    """Follow the job to its end. say: called with each line that the rank writes."""
     for numbered in trains.follow(job.id, on_trouble=lambda error: say(f"{error.message}; waiting")):
         for line in getattr(numbered.event, "lines", []):
             say(line)
@@ -68,7 +66,7 @@ def follow(trains: TrainingJobsClient, job: TrainJob, say: Callable[[str], None]
 
 
 def _checkpoint(trains: TrainingJobsClient, text: str, directory: Path) -> str:
-    """What the node reads: a path of the working directory, one that all nodes see, a URL, or a job's checkpoints."""
+    """The location for the node: a path in the working directory or on all nodes, a URL, or a job's checkpoints."""
     if not text or "://" in text or Path(text).is_absolute():
         return text
     if (directory / text).exists():

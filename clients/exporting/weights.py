@@ -27,7 +27,7 @@ from ..training.checkpointing.storage import damage, storage_of
 
 KEYS = ("model", "state_dict")
 _WRAPPERS = ("_orig_mod.", "module.")
-"""What torch.compile and DistributedDataParallel put before the names of what they wrap."""
+"""Prefixes that torch.compile and DistributedDataParallel add to parameters' names."""
 
 
 def load_weights(model: torch.nn.Module, location: str, say: Callable[[str], None]) -> str:
@@ -63,11 +63,8 @@ def _of_folder(model: torch.nn.Module, folder: Path, name: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that there is no process group
             load(state, checkpoint_id=str(folder), no_dist=True)
-    except (
-        Exception,
-        CheckpointException,
-    ) as error:  # the latter is none; its readers raise whatever damage leads to
-        raise ExportFailed(f"{name} cannot be loaded into the model: {_said(error)}") from error
+    except (Exception, CheckpointException) as error:  # the latter is no Exception; damage raises any error
+        raise ExportFailed(f"{name} cannot be loaded into the model: {_one_line(error)}") from error
     _into(model, state["model"], name)
 
 
@@ -75,10 +72,10 @@ def _into(model: torch.nn.Module, state: dict[str, Any], name: str) -> None:
     try:
         set_model_state_dict(model, state, options=StateDictOptions(strict=True))
     except (RuntimeError, KeyError) as error:
-        raise ExportFailed(f"{name} is of another model: {_said(error)}") from None
+        raise ExportFailed(f"{name} is of another model: {_one_line(error)}") from None
 
 
-def _said(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:400]
 
 
@@ -88,7 +85,7 @@ def _of_file(place: Path) -> dict[str, Any]:
     except Exception as error:  # pickle, zip and torch all have errors of their own
         hint = "Save the model's state_dict with torch.save"
         raise ExportFailed(
-            f"{place} holds more than tensors, or is damaged: {_said(error)}", hint=hint
+            f"{place} holds more than tensors, or is damaged: {_one_line(error)}", hint=hint
         ) from None
     for key in KEYS:
         if isinstance(read, Mapping) and isinstance(read.get(key), Mapping):

@@ -1,6 +1,6 @@
-"""A file of captured graphs: requests' bodies in, one file out, and back. `torchrelay capture` writes it, jobs name it.
+"""Reads and writes files of captured graphs. `torchrelay capture` writes them; jobs name them.
 
-It holds what would be sent to a gateway, and the gateway checks each graph as it does any other.
+A file has the request bodies; the gateway checks each as it does any other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write_graphs(path: Path, bodies: Sequence[bytes]) -> None:
-    """Over the last one. `bodies`: of codec.pack_request. Raises SettingsError."""
+    """Replaces an existing file. bodies: of codec.pack_request. Raises SettingsError."""
     try:
         write_atomically(path, msgspec.msgpack.encode(_File(1, list(bodies))), mode=0o644)
     except OSError as error:

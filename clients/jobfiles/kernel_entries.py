@@ -1,4 +1,4 @@
-"""Kernels in a tuning job's file: an entry of `kernels:` in, KernelEntry items, candidates and grids out.
+"""Triton kernels in a tuning job's file: an entry of `kernels:` in; KernelEntry items, candidates and grids out.
 
 An item says which Triton function, what it is called with, over which grid, and what to try. Numbers are expressions of
 compiler/request/size_expr.py over the entry's `sizes`, the arguments before, and in a grid what a configuration sets.
@@ -10,52 +10,63 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from ...compiler.api.tuning.jobs import Space
 from ...compiler.api.tuning.kernels import MAX_ARGUMENTS, MAX_CANDIDATES, config_text, constant_text
-from ...compiler.errors import BadExpression
+from ...compiler.errors import BadExpression, RequestError
 from ...compiler.request import allowed_names, schema, size_expr
 from ...compiler.tuning.records import WRITTEN, Operand, contiguous
+from .yaml_lines import YamlPath, YamlReader, listed
 
-Lines = Mapping[tuple[str | int, ...], int]
-"""The line of each part of an entry, by its path: () is the entry, ("arguments", "x_ptr") that value."""
-Space = Literal["default", "exhaustive"]
 MAX_ITEMS = 1000
 """Of one entry."""
-SETTINGS = ("num_warps", "num_stages")
-_KEYS = frozenset({"kernel", "sizes", "arguments", "grid", "tune", "space", *SETTINGS})
-_MODULE = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
 _TENSOR = re.compile(r"([a-z][a-z0-9_]*)\[([^\[\]]*)\](?::(.+))?", re.ASCII)
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _QUOTED = re.compile(r"(['\"])(.*)\1", re.DOTALL)
 _POWER = re.compile(r"next_power_of_2\((.*)\)")
-_SPELLED = {"cdiv": "CeilDiv", "min": "Min", "max": "Max"}
+_SYMPY_NAMES = {"cdiv": "CeilDiv", "min": "Min", "max": "Max"}
+_WORDS: Mapping[str, bool | None] = {"": None, "null": None, "~": None, "true": True, "false": False}
 _NUMBERS = range(1 << 40)
 Number = int | float
+_Name = Annotated[str, Meta(pattern=f"^{allowed_names.IDENTIFIER.pattern}$")]
+_Length = Annotated[int, Meta(ge=0, lt=1 << 40)]
+_PART = r"[A-Za-z_]\w*"
 
 
-class BadKernelEntry(Exception):
-    """An entry that cannot be: `line` of the file, and what is wrong."""
+class _Fields(Struct, forbid_unknown_fields=True):
+    kernel: Annotated[
+        str,
+        Meta(pattern=rf"^{_PART}(\.{_PART})*:{_PART}$", description="module:function, as Python imports it"),
+    ]
+    arguments: dict[_Name, Any]
+    grid: Annotated[list[str], Meta(min_length=1, max_length=3)]
+    sizes: dict[_Name, Annotated[list[_Length], Meta(min_length=1)]] = {}
+    tune: dict[_Name, Annotated[list[str], Meta(min_length=1)]] = {}
+    num_warps: list[Annotated[int, Meta(ge=1, le=64)]] = []
+    num_stages: list[Annotated[int, Meta(ge=1, le=32)]] = []
+    space: Space | None = None
 
-    def __init__(self, line: int, message: str) -> None:
-        self.line = line
-        self.message = message
-        super().__init__(f"line {line}: {message}")
+
+class _TensorFields(Struct, forbid_unknown_fields=True):
+    dtype: str
+    shape: list[str]
+    stride: list[str] | None = None
 
 
 class KernelEntry(Struct, frozen=True, kw_only=True):
     """One kernel on one set of arguments, as the file has it.
 
     module, function: where the Triton kernel is. text: the item for people. arguments: by parameter; tensors are
-    Operands. grid: one to three expressions. numbers: what they may name, beside a configuration's. tune: values to try
-    for parameters. num_warps, num_stages: to try; () leaves them to the space. space: default takes what
+    Operands. grid: one to three expressions. numbers: what they may name, with those of a configuration. tune: values
+    to try for parameters. num_warps, num_stages: to try; () leaves them to the space. space: default takes what
     @triton.autotune says.
     """
 
-    line: int
-    lines: Lines
+    reader: YamlReader
+    path: YamlPath
     module: str
     function: str
     text: str
@@ -67,137 +78,116 @@ class KernelEntry(Struct, frozen=True, kw_only=True):
     num_stages: tuple[int, ...] = ()
     space: Space = "default"
 
-    def bad(self, message: str, *path: str | int) -> BadKernelEntry:
-        """What is wrong with the part at `path`."""
-        return BadKernelEntry(line_of(self.lines, path), message)
+    @property
+    def line(self) -> int:
+        return self.reader.line(self.path)
+
+    def bad(self, message: str, *path: str | int) -> RequestError:
+        """The error for the part at `path`."""
+        return self.reader.wrong((*self.path, *path), message)
 
 
-def parse(entry: Mapping[str, Any], lines: Lines, *, space: Space = "default") -> list[KernelEntry]:
-    """The items of an entry of `kernels:`, one for each combination of its sizes. Raises BadKernelEntry.
-
-    space: the job's; an entry may say its own.
-    """
-    return _Entry(entry, lines).items(space)
-
-
-def line_of(lines: Lines, path: tuple[str | int, ...]) -> int:
-    """The line of a part, or of what it is in."""
-    while path not in lines and path:
-        path = path[:-1]
-    return lines.get(path, 0)
+def parse(reader: YamlReader, path: YamlPath, value: Any, *, space: Space = "default") -> list[KernelEntry]:
+    """The items of the entry at `path`, one for each combination of its sizes. space: the job's; an entry may name its
+    own. Raises the reader's error."""
+    given = reader.fields(path, value, _Fields.__struct_fields__)
+    for name in ("grid", "num_warps", "num_stages"):
+        if name in given:
+            given[name] = listed(given[name])
+    if "sizes" in given:
+        sizes = reader.fields((*path, "sizes"), given["sizes"])
+        given["sizes"] = {name: listed(size) for name, size in sizes.items()}
+    return list(_Entry(reader, path, reader.convert(path, given, _Fields)).items(space))
 
 
 class _Entry:
-    def __init__(self, entry: Mapping[str, Any], lines: Lines) -> None:
-        self._lines = lines
-        if not isinstance(entry, Mapping):
-            raise self._bad("a kernel is a mapping with `kernel: module:function`, `arguments` and `grid`")
-        self._entry = entry
-        for name in entry:
-            if name not in _KEYS:
-                raise self._bad(f"{str(name)[:40]!r} is none of {', '.join(sorted(_KEYS))}", name)
-        for name in ("kernel", "arguments", "grid"):
-            if name not in entry:
-                raise self._bad(f"the kernel has no `{name}`")
+    def __init__(self, reader: YamlReader, path: YamlPath, fields: _Fields) -> None:
+        self._reader = reader
+        self._path = path
+        self._fields = fields
 
-    def _bad(self, message: str, *path: str | int) -> BadKernelEntry:
-        return BadKernelEntry(line_of(self._lines, path), message)
+    def _bad(self, message: str, *path: str | int) -> RequestError:
+        return self._reader.wrong((*self._path, *path), message)
 
-    def items(self, space: Space) -> list[KernelEntry]:
-        found = _MODULE.fullmatch(str(self._entry["kernel"]))
-        if found is None:
-            raise self._bad(f"{str(self._entry['kernel'])[:80]!r} is no `module:function`", "kernel")
-        chosen = self._entry.get("space", space)
-        if chosen not in ("default", "exhaustive"):
-            raise self._bad(f"space {str(chosen)[:40]!r} is neither default nor exhaustive", "space")
-        tune = self._tune()
-        grid = self._grid()
-        made = []
+    def items(self, space: Space) -> Iterator[KernelEntry]:
+        fields = self._fields
+        module, _, function = fields.kernel.partition(":")
+        tune = tuple((name, self._tried(name, values)) for name, values in fields.tune.items())
+        if any(warps & (warps - 1) for warps in fields.num_warps):
+            raise self._bad("num_warps are powers of two", "num_warps")
+        for part in fields.grid:
+            try:
+                check(part)
+            except BadExpression as error:
+                raise self._bad(error.message, "grid") from None
         for sizes in self._sizes():
             arguments, numbers = self._arguments(sizes)
             for name, _ in tune:
-                if name in dict(arguments):
+                if name in arguments:
                     raise self._bad(f"{name} is both an argument and tuned", "tune", name)
-            shown = ", ".join(f"{n}={_shown(value)}" for n, value in arguments)
-            made.append(
-                KernelEntry(
-                    line=line_of(self._lines, ()),
-                    lines=self._lines,
-                    module=found[1],
-                    function=found[2],
-                    text=f"{found[1]}:{found[2]}({shown})"[:1000],
-                    arguments=tuple(arguments),
-                    grid=grid,
-                    numbers=numbers,
-                    tune=tune,
-                    num_warps=self._settings("num_warps", power=True, most=64),
-                    num_stages=self._settings("num_stages", power=False, most=32),
-                    space=chosen,
-                )
+            shown = ", ".join(f"{name}={_shown(value)}" for name, value in arguments.items())
+            yield KernelEntry(
+                reader=self._reader,
+                path=self._path,
+                module=module,
+                function=function,
+                text=f"{fields.kernel}({shown})"[:1000],
+                arguments=tuple(arguments.items()),
+                grid=tuple(fields.grid),
+                numbers=numbers,
+                tune=tune,
+                num_warps=tuple(dict.fromkeys(fields.num_warps)),
+                num_stages=tuple(dict.fromkeys(fields.num_stages)),
+                space=fields.space or space,
             )
-        return made
-
-    def _mapping(self, name: str) -> Mapping[str, Any]:
-        given = self._entry.get(name) or {}
-        if not isinstance(given, Mapping):
-            raise self._bad(f"`{name}` is no mapping of names to values", name)
-        for key in given:
-            if not isinstance(key, str) or not allowed_names.IDENTIFIER.fullmatch(key):
-                raise self._bad(f"{str(key)[:40]!r} is no name of a parameter or size", name, key)
-        return given
 
     def _sizes(self) -> Iterator[dict[str, Number]]:
-        """Each combination, the first size varying slowest."""
-        given = self._mapping("sizes")
-        lists: list[list[Number]] = []
-        for name, value in given.items():
-            values = value if isinstance(value, list) else [value]
-            for number in values:
-                if type(number) is not int or number not in _NUMBERS:
-                    raise self._bad(f"size {name} is no whole number, nor a list of them", "sizes", name)
-            if not values:
-                raise self._bad(f"size {name} is an empty list", "sizes", name)
-            lists.append(values)
-        count = math.prod(map(len, lists))
+        """Each combination; the first size varies slowest."""
+        sizes = self._fields.sizes
+        count = math.prod(map(len, sizes.values()))
         if count > MAX_ITEMS:
             raise self._bad(f"the sizes have {count} combinations, {MAX_ITEMS} allowed", "sizes")
-        return (dict(zip(given, combination, strict=True)) for combination in itertools.product(*lists))
+        for combination in itertools.product(*sizes.values()):
+            yield dict(zip(sizes, combination, strict=True))
 
     def _arguments(
-        self, numbers: dict[str, Number]
-    ) -> tuple[list[tuple[str, Operand | schema.KernelConstant]], dict[str, Number]]:
-        """In the file's order, and the numbers among them beside the sizes."""
-        known = dict(numbers)
-        made: list[tuple[str, Operand | schema.KernelConstant]] = []
-        for name, value in self._mapping("arguments").items():
-            argument = self._argument(value, known, "arguments", name)
-            made.append((name, argument))
+        self, sizes: dict[str, Number]
+    ) -> tuple[dict[str, Operand | schema.KernelConstant], dict[str, Number]]:
+        """In the file's order; and the numbers among them, with the sizes."""
+        numbers = dict(sizes)
+        made: dict[str, Operand | schema.KernelConstant] = {}
+        for name, value in self._fields.arguments.items():
+            argument = made[name] = self._argument(value, numbers, "arguments", name)
             if isinstance(argument, int | float) and not isinstance(argument, bool):
-                if numbers.get(name, argument) != argument:
+                if sizes.get(name, argument) != argument:
                     raise self._bad(f"{name} is another number among the sizes", "arguments", name)
-                known[name] = argument
+                numbers[name] = argument
         if len(made) > MAX_ARGUMENTS:
             raise self._bad(f"the kernel has {len(made)} arguments, {MAX_ARGUMENTS} allowed", "arguments")
-        if not any(isinstance(value, Operand) for _, value in made):
+        if not any(isinstance(value, Operand) for value in made.values()):
             raise self._bad("no argument is a tensor, like f32[1024, 512]", "arguments")
-        return made, known
+        return made, numbers
 
     def _argument(
         self, value: Any, numbers: Mapping[str, Number], *path: str | int
     ) -> Operand | schema.KernelConstant:
-        if isinstance(value, Mapping):
-            if extra := sorted(set(value) - {"dtype", "shape", "stride"}):
-                raise self._bad(f"a tensor has dtype, shape and stride, and no {extra[0]!r}", *path, extra[0])
-            return self._tensor(
-                str(value.get("dtype", "")), value.get("shape"), value.get("stride"), numbers, *path
-            )
-        if isinstance(value, str) and (found := _TENSOR.fullmatch(value.strip())):
+        if isinstance(value, dict):
+            tensor = self._reader.convert((*self._path, *path), value, _TensorFields)
+            return self._tensor(tensor.dtype, tensor.shape, tensor.stride, numbers, *path)
+        if not isinstance(value, str):
+            raise self._bad("a list is neither a tensor, a number nor a text", *path)
+        if found := _TENSOR.fullmatch(value.strip()):
             strides = None if found[3] is None else _split(found[3])
             return self._tensor(found[1], _split(found[2]), strides, numbers, *path)
-        return self._constant(value, numbers, *path)
+        return self._constant(value.strip(), numbers, *path)
 
     def _tensor(
-        self, dtype: str, shape: Any, stride: Any, numbers: Mapping[str, Number], *path: str | int
+        self,
+        dtype: str,
+        shape: list[str],
+        stride: list[str] | None,
+        numbers: Mapping[str, Number],
+        *path: str | int,
     ) -> Operand:
         name = WRITTEN.get(dtype, dtype)
         if name not in allowed_names.DTYPE_BYTES:
@@ -208,85 +198,44 @@ class _Entry:
             raise self._bad(f"a tensor of {len(size)} dimensions has {len(strides)} strides", *path)
         return Operand(name, size, strides)
 
-    def _lengths(self, given: Any, numbers: Mapping[str, Number], *path: str | int) -> tuple[int, ...]:
-        if not isinstance(given, list) or len(given) > 16:
-            raise self._bad("a tensor's shape and strides are lists of up to 16 lengths", *path)
-        made = []
-        for each in given:
-            length = self._number(each, numbers, *path)
+    def _lengths(self, texts: list[str], numbers: Mapping[str, Number], *path: str | int) -> tuple[int, ...]:
+        if len(texts) > 16:
+            raise self._bad("a tensor has up to 16 dimensions", *path)
+        lengths = []
+        for text in texts:
+            length = self._number(text, numbers, *path)
             if type(length) is not int or length not in _NUMBERS:
-                raise self._bad(f"length {each!s:.60} is {length}, no whole number from 0 up", *path)
-            made.append(length)
-        return tuple(made)
+                raise self._bad(f"length {text:.60} is {length}, no whole number from 0 up", *path)
+            lengths.append(length)
+        return tuple(lengths)
 
-    def _constant(self, value: Any, numbers: Mapping[str, Number], *path: str | int) -> schema.KernelConstant:
-        if value is None or type(value) is bool:
-            return value
-        if not isinstance(value, str | int | float):
-            raise self._bad(f"a {type(value).__name__} is neither a tensor, a number nor a text", *path)
-        if isinstance(value, int | float):
-            return self._number(value, numbers, *path)
-        if quoted := _QUOTED.fullmatch(value.strip()):
+    def _constant(self, text: str, numbers: Mapping[str, Number], *path: str | int) -> schema.KernelConstant:
+        if text in _WORDS:
+            return _WORDS[text]
+        if quoted := _QUOTED.fullmatch(text):
             if not allowed_names.OPTION_TEXT.fullmatch(quoted[2]):
                 raise self._bad("the text is longer than 64, or has characters that could end it", *path)
             return quoted[2]
-        prefix, _, dtype = value.strip().partition("tl.")
+        prefix, _, dtype = text.partition("tl.")
         if not prefix and dtype in allowed_names.TRITON_DTYPES:
             return schema.TritonDType(dtype)
-        return self._number(value, numbers, *path)
+        return self._number(text, numbers, *path)
 
-    def _number(self, value: Any, numbers: Mapping[str, Number], *path: str | int) -> Number:
-        if type(value) not in (int, float, str):
-            raise self._bad(f"{value!s:.60} is no number and no expression", *path)
+    def _number(self, text: str, numbers: Mapping[str, Number], *path: str | int) -> Number:
         try:
-            number: Number = number_of(value, numbers) if isinstance(value, str) else value
+            number = number_of(text, numbers)
         except BadExpression as error:
             raise self._bad(
-                f"{error.message} (a text stands in quotes inside quotes: \"'tanh'\")", *path
+                f"{error.message} (write a text in quotes inside quotes: \"'tanh'\")", *path
             ) from None
         if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:
-            raise self._bad(f"{value!s:.60} is past 64 bits", *path)
+            raise self._bad(f"{text:.60} is past 64 bits", *path)
         return number
 
-    def _tune(self) -> tuple[tuple[str, tuple[schema.KernelConstant, ...]], ...]:
-        made = []
-        for name, values in self._mapping("tune").items():
-            if not isinstance(values, list) or not values:
-                raise self._bad(f"what is tried for {name} is no list of values", "tune", name)
-            if name in SETTINGS:
-                raise self._bad(f"{name} stands beside `tune`, not in it", "tune", name)
-            constants = tuple(self._constant(value, {}, "tune", name) for value in values)
-            if len({repr(constant) for constant in constants}) != len(constants):
-                raise self._bad(f"a value of {name} stands there twice", "tune", name)
-            made.append((name, constants))
-        return tuple(made)
-
-    def _settings(self, name: str, *, power: bool, most: int) -> tuple[int, ...]:
-        given = self._entry.get(name, [])
-        values = given if isinstance(given, list) else [given]
-        for value in values:
-            if type(value) is not int or not 1 <= value <= most or (power and value & (value - 1)):
-                kind = "powers of two" if power else "whole numbers"
-                raise self._bad(f"{name} are {kind} from 1 to {most}", name)
-        if len(set(values)) != len(values):
-            raise self._bad(f"a value of {name} stands there twice", name)
-        return tuple(values)
-
-    def _grid(self) -> tuple[str, ...]:
-        given = self._entry["grid"]
-        parts = given if isinstance(given, list) else [given]
-        if not 1 <= len(parts) <= 3:
-            raise self._bad("a grid has one to three sizes", "grid")
-        for part in parts:
-            if type(part) is int:
-                continue
-            if not isinstance(part, str):
-                raise self._bad(f"{part!s:.60} in the grid is no number and no expression", "grid")
-            try:
-                check(part)
-            except BadExpression as error:
-                raise self._bad(error.message, "grid") from None
-        return tuple(map(str, parts))
+    def _tried(self, name: str, texts: list[str]) -> tuple[schema.KernelConstant, ...]:
+        if name in ("num_warps", "num_stages"):
+            raise self._bad(f"{name} is a field next to `tune`, not in it", "tune", name)
+        return tuple(self._constant(text, {}, "tune", name) for text in dict.fromkeys(texts))
 
 
 def _split(text: str) -> list[str]:
@@ -306,7 +255,7 @@ def _shown(value: Operand | schema.KernelConstant) -> str:
 
 
 def number_of(text: str, numbers: Mapping[str, Number]) -> Number:
-    """An expression's value: compiler/request/size_expr.py's grammar, with cdiv, min and max as Triton spells them, and
+    """An expression's value: compiler/request/size_expr.py's grammar, with Triton's names cdiv, min and max, and
     next_power_of_2 around all of it. Raises BadExpression."""
     text = text.strip()
     if power := _POWER.fullmatch(text):
@@ -322,20 +271,20 @@ def number_of(text: str, numbers: Mapping[str, Number]) -> Number:
 def check(text: str) -> None:
     """Raise BadExpression unless `text` is in the grammar, whatever its names stand for."""
     inside = _POWER.fullmatch(text.strip())
-    spelled = _respelled((inside[1] if inside else text).strip())
-    size_expr.check(spelled, set(_WORD.findall(spelled)))
+    translated = _in_grammar((inside[1] if inside else text).strip())
+    size_expr.check(translated, set(_WORD.findall(translated)))
 
 
 def _evaluated(text: str, numbers: Mapping[str, Number]) -> Number:
-    value = size_expr.evaluate(_respelled(text.strip()), numbers)
+    value = size_expr.evaluate(_in_grammar(text.strip()), numbers)
     if type(value) not in (int, float) or not math.isfinite(value):
         raise BadExpression(f"expression {text[:60]!r} is no number")
     number: Number = value
     return number
 
 
-def _respelled(text: str) -> str:
-    return re.sub(r"\b(cdiv|min|max)\(", lambda found: f"{_SPELLED[found[1]]}(", text)
+def _in_grammar(text: str) -> str:
+    return re.sub(r"\b(cdiv|min|max)\(", lambda found: f"{_SYMPY_NAMES[found[1]]}(", text)
 
 
 _WARPS: Mapping[Space, tuple[int, ...]] = {"default": (2, 4, 8), "exhaustive": (1, 2, 4, 8, 16)}
@@ -344,7 +293,7 @@ _STAGES: Mapping[Space, tuple[int, ...]] = {"default": (2, 3), "exhaustive": (1,
 
 def candidates(item: KernelEntry, own: Sequence[schema.KernelConfig]) -> list[schema.KernelConfig]:
     """What is tried: the kernel's own configurations; and if it has none, where the file names values, and where the
-    space is exhaustive, each combination of values, warps and stages. Raises BadKernelEntry."""
+    space is exhaustive, each combination of values, warps and stages. Raises the reader's error."""
     made = list(own)
     if not own or item.space == "exhaustive" or item.tune or item.num_warps or item.num_stages:
         warps = item.num_warps or _WARPS[item.space]
@@ -365,7 +314,7 @@ def candidates(item: KernelEntry, own: Sequence[schema.KernelConfig]) -> list[sc
 
 
 def grid_of(item: KernelEntry, config: schema.KernelConfig) -> tuple[int, int, int]:
-    """The grid in a configuration. Raises BadKernelEntry."""
+    """The grid in a configuration. Raises the reader's error."""
     numbers: dict[str, Number] = {
         **item.numbers,
         "num_warps": config.num_warps,

@@ -1,236 +1,251 @@
-"""How each operator is written in a batch job's file: its fields in; its operands and settings out. No torch."""
+"""How each operator is written in a tuning job's file: its fields, the operands and settings that they mean."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 
 from ...compiler.api.tuning.operators import FP8, MASKS, channels_last
 from ...compiler.tuning.records import WRITTEN, Operand, contiguous
 
-REQUIRED = object()
+_DTYPES = "|".join(sorted({*WRITTEN, *WRITTEN.values()}))
+
+Size = Annotated[int, Meta(ge=1, le=1 << 40)]
+DType = Annotated[str, Meta(pattern=f"^({_DTYPES})$", description=_DTYPES.replace("|", ", "))]
+Layout = Literal["row", "column"]
+Bias = Literal["vector", "matrix"]
+Lengths = Annotated[
+    str, Meta(pattern="^[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,2}$", description="a size like 56 or 56x56")
+]
+Paddings = Annotated[
+    str, Meta(pattern="^[0-9]{1,6}(x[0-9]{1,6}){0,2}$", description="a size like 0, 56 or 56x56")
+]
 
 
-class OperatorField(Struct, frozen=True):
-    """A field of an entry. `read` raises ValueError. setting: it is also given beside written operands."""
+class OperatorFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of an entry. The methods raise ValueError if fields do not go together."""
 
-    name: str
-    read: Callable[[Any], Any]
-    default: Any = REQUIRED
-    setting: bool = False
+    def operands(self) -> list[Operand]:
+        return []
 
+    def settings(self, dims: int) -> dict[str, str]:
+        """dims: of a convolution."""
+        return {}
 
-class OperatorForm(Struct, frozen=True):
-    """Fields in, operands out; and the settings, by the fields that are settings."""
-
-    fields: list[OperatorField]
-    operands: Callable[[Mapping[str, Any]], list[Operand]]
-    settings: Callable[[Mapping[str, Any], int], dict[str, str]] = lambda given, dims: {}
-    result: Callable[[Mapping[str, Any]], str] = lambda given: ""
+    def result(self) -> str:
+        """The result's dtype; '': that of the operands."""
+        return ""
 
 
-def _size(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 40:
-        raise ValueError(f"{str(value)[:40]!r} is no size")
-    return value
+class IntegerProduct(OperatorFields, frozen=True, kw_only=True):
+    m: Size
+    n: Size
+    k: Size
+    a: Layout = "row"
+    b: Layout = "row"
+
+    def operands(self) -> list[Operand]:
+        return self.matrices("int8")
+
+    def matrices(self, dtype: str, *batch: int) -> list[Operand]:
+        left = _matrix(dtype, self.a, *batch, self.m, self.k)
+        return [left, _matrix(dtype, self.b, *batch, self.k, self.n)]
 
 
-def _sizes(least: int) -> Callable[[Any], tuple[int, ...]]:
-    """3, which counts for each dimension, or like 56x56."""
+class Product(IntegerProduct, frozen=True, kw_only=True):
+    dtype: DType
 
-    def read(value: Any) -> tuple[int, ...]:
-        if not re.fullmatch(r"[0-9]{1,6}(x[0-9]{1,6}){0,2}", str(value)) or isinstance(value, bool):
-            raise ValueError(f"{str(value)[:40]!r} is no size like 56 or 56x56")
-        found = tuple(map(int, str(value).split("x")))
-        if min(found) < least:
-            raise ValueError(f"{value} is less than {least}")
-        return found
-
-    return read
+    def operands(self) -> list[Operand]:
+        return self.matrices(self.dtype)
 
 
-def _dims(value: Any) -> int:
-    if isinstance(value, bool) or value not in (1, 2, 3):
-        raise ValueError(f"{str(value)[:40]} is not 1, 2 or 3")
-    return int(value)
+class BatchedProduct(Product, frozen=True, kw_only=True):
+    batch: Size
+
+    def operands(self) -> list[Operand]:
+        return self.matrices(self.dtype, self.batch)
 
 
-def _dtype(value: Any) -> str:
-    name = WRITTEN.get(str(value), str(value))
-    if name not in WRITTEN.values():
-        raise ValueError(f"{str(value)[:40]!r} is no dtype; there are {', '.join(sorted(WRITTEN))}")
-    return name
+class ProductWithBias(Product, frozen=True, kw_only=True):
+    bias: Bias = "vector"
+
+    def operands(self) -> list[Operand]:
+        size = (self.n,) if self.bias == "vector" else (self.m, self.n)
+        return [_tensor(self.dtype, *size), *super().operands()]
 
 
-def _one_of(*allowed: str) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        if value not in allowed:
-            raise ValueError(f"{str(value)[:40]!r}; allowed: {', '.join(allowed)}")
-        return str(value)
+class BatchedProductWithBias(BatchedProduct, frozen=True, kw_only=True):
+    bias: Bias = "matrix"
 
-    return read
-
-
-def _yes_no(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{str(value)[:40]!r} is not true or false")
-    return value
+    def operands(self) -> list[Operand]:
+        size = (self.n,) if self.bias == "vector" else (self.batch, self.m, self.n)
+        return [_tensor(self.dtype, *size), *super().operands()]
 
 
-def _mask(value: Any) -> str:
-    if not re.fullmatch(MASKS, str(value)):
-        raise ValueError(f"{str(value)[:40]!r}; allowed: none, causal, window:256, prefix:128")
-    return str(value)
+class ScaledProductSettings(OperatorFields, frozen=True, kw_only=True):
+    out: DType = "bfloat16"
+    fast_accum: bool = False
+
+    def settings(self, dims: int) -> dict[str, str]:
+        return {"arg.use_fast_accum": str(self.fast_accum)}
+
+    def result(self) -> str:
+        return WRITTEN.get(self.out, self.out)
 
 
-def _matrix(dtype: str, layout: str, *size: int) -> Operand:
-    """`layout` of the last two dimensions: row or column after column."""
-    if layout == "row":
-        return Operand(dtype, size, contiguous(size))
-    *outer, rows, columns = size
-    *steps, _, _ = contiguous(size)
-    return Operand(dtype, (*outer, rows, columns), (*steps, 1, rows))
+class ScaledProduct(ScaledProductSettings, frozen=True, kw_only=True):
+    m: Size
+    n: Size
+    k: Size
+    dtype: DType = FP8[0]
+    scales: Literal["tensor", "row"] = "tensor"
+    bias: bool = False
+
+    def operands(self) -> list[Operand]:
+        scales = [(self.m, 1), (1, self.n)] if self.scales == "row" else [(), ()]
+        return [
+            _matrix(self.dtype, "row", self.m, self.k),
+            _matrix(self.dtype, "column", self.k, self.n),
+            *(_tensor("float32", *size) for size in scales),
+            *([_tensor("bfloat16", self.n)] if self.bias else []),
+        ]
 
 
-_M, _N, _K = (OperatorField(name, _size) for name in "mnk")
-_DTYPE = OperatorField("dtype", _dtype)
-_LAYOUT = _one_of("row", "column")
-_A, _B = OperatorField("a", _LAYOUT, "row"), OperatorField("b", _LAYOUT, "row")
-_BATCH = OperatorField("batch", _size)
+class GroupedProduct(OperatorFields, frozen=True, kw_only=True):
+    """m: rows of all groups together."""
+
+    groups: Size
+    m: Size
+    n: Size
+    k: Size
+    dtype: DType
+    b: Layout = "row"
+
+    def operands(self) -> list[Operand]:
+        return [
+            _matrix(self.dtype, "row", self.m, self.k),
+            _matrix(self.dtype, self.b, self.groups, self.k, self.n),
+            _tensor("int32", self.groups),
+        ]
 
 
-def _product_operands(given: Mapping[str, Any]) -> list[Operand]:
-    outer = [given["batch"]] if "batch" in given else []
-    m, n, k, dtype = given["m"], given["n"], given["k"], given.get("dtype", "int8")
-    operands = [_matrix(dtype, given["a"], *outer, m, k), _matrix(dtype, given["b"], *outer, k, n)]
-    if given.get("bias") == "matrix":
-        return [_matrix(dtype, "row", *outer, m, n), *operands]
-    return [Operand(dtype, (n,), (1,)), *operands] if "bias" in given else operands
+class ConvolutionSettings(OperatorFields, frozen=True, kw_only=True):
+    stride: Lengths = "1"
+    padding: Paddings = "0"
+    dilation: Lengths = "1"
+    output_padding: Paddings = "0"
+    transposed: bool = False
+    groups: Size = 1
+
+    def settings(self, dims: int) -> dict[str, str]:
+        lengths = ("stride", "padding", "dilation", "output_padding")
+        return {
+            **{f"arg.{name}": str(_lengths(getattr(self, name), dims)) for name in lengths},
+            "arg.transposed": str(self.transposed),
+            "arg.groups": str(self.groups),
+        }
 
 
-def _scaled_operands(given: Mapping[str, Any]) -> list[Operand]:
-    m, n, k, dtype = given["m"], given["n"], given["k"], given["dtype"]
-    scales = [(m, 1), (1, n)] if given["scales"] == "row" else [(), ()]
-    operands = [_matrix(dtype, "row", m, k), _matrix(dtype, "column", k, n)]
-    operands += [Operand("float32", size, contiguous(size)) for size in scales]
-    return [*operands, Operand("bfloat16", (n,), (1,))] if given["bias"] else operands
+class Convolution(ConvolutionSettings, frozen=True, kw_only=True):
+    """dims: of the image; 0: as many as a field like `56x56` has, else 2."""
+
+    batch: Size
+    inputs: Size = msgspec.field(name="in")
+    outputs: Size = msgspec.field(name="out")
+    size: Lengths
+    kernel: Lengths
+    dtype: DType
+    dims: Annotated[int, Meta(ge=0, le=3)] = 0
+    bias: bool = False
+    layout: Literal["channels_first", "channels_last"] = "channels_first"
+
+    def operands(self) -> list[Operand]:
+        if self.inputs % self.groups or self.outputs % self.groups:
+            raise ValueError(
+                f"{self.inputs} and {self.outputs} channels are not divided by {self.groups} groups"
+            )
+        written = (self.size, self.kernel, self.stride, self.padding, self.dilation)
+        longest = max(text.count("x") + 1 for text in written)
+        dims = self.dims or (longest if longest > 1 else 2)
+        channels = (self.outputs, self.inputs // self.groups)
+        if self.transposed:
+            channels = (self.inputs, self.outputs // self.groups)
+        image = (self.batch, self.inputs, *_lengths(self.size, dims))
+        kernel = (*channels, *_lengths(self.kernel, dims))
+        strides = channels_last if self.layout == "channels_last" else contiguous
+        dtype = WRITTEN.get(self.dtype, self.dtype)
+        return [
+            Operand(dtype, image, strides(image)),
+            Operand(dtype, kernel, strides(kernel)),
+            *([_tensor(dtype, self.outputs)] if self.bias else []),
+        ]
 
 
-def _grouped_operands(given: Mapping[str, Any]) -> list[Operand]:
-    m, n, k, groups, dtype = given["m"], given["n"], given["k"], given["groups"], given["dtype"]
-    return [
-        _matrix(dtype, "row", m, k),
-        _matrix(dtype, given["b"], groups, k, n),
-        Operand("int32", (groups,), (1,)),
-    ]
+class AttentionSettings(OperatorFields, frozen=True, kw_only=True):
+    mask: Annotated[str, Meta(pattern=f"^({MASKS})$", description="none, causal, window:256, prefix:128")] = (
+        "none"
+    )
+
+    def settings(self, dims: int) -> dict[str, str]:
+        return {"mask": self.mask}
 
 
-def _convolution_operands(given: Mapping[str, Any]) -> list[Operand]:
-    dims = max(len(given[name]) for name in ("size", "kernel", "stride", "padding", "dilation"))
-    dims = given["dims"] or (dims if dims > 1 else 2)
-    groups, dtype = given["groups"], given["dtype"]
-    inner, outer = given["in"], given["out"]
-    if inner % groups or outer % groups:
-        raise ValueError(f"{inner} and {outer} channels are not divided by {groups} groups")
-    image = (given["batch"], inner, *_spread(given["size"], dims))
-    window = _spread(given["kernel"], dims)
-    kernel = (inner, outer // groups, *window) if given["transposed"] else (outer, inner // groups, *window)
-    strides = channels_last if given["layout"] == "channels_last" else contiguous
-    found = [Operand(dtype, image, strides(image)), Operand(dtype, kernel, strides(kernel))]
-    return [*found, Operand(dtype, (outer,), (1,))] if given["bias"] else found
+class Attention(AttentionSettings, frozen=True, kw_only=True):
+    batch: Size
+    heads: Size
+    kv_heads: Size | None = None
+    queries: Size
+    keys: Size | None = None
+    width: Size
+    value_width: Size | None = None
+    dtype: DType
+
+    def operands(self) -> list[Operand]:
+        heads, keys = self.kv_heads or self.heads, self.keys or self.queries
+        return [
+            _tensor(self.dtype, self.batch, self.heads, self.queries, self.width),
+            _tensor(self.dtype, self.batch, heads, keys, self.width),
+            _tensor(self.dtype, self.batch, heads, keys, self.value_width or self.width),
+        ]
 
 
-def _convolution_settings(given: Mapping[str, Any], dims: int) -> dict[str, str]:
-    lists = {name: given[name] for name in ("stride", "padding", "dilation", "output_padding")}
-    return {
-        **{f"arg.{name}": repr(_spread(value, dims)) for name, value in lists.items()},
-        "arg.transposed": str(given["transposed"]),
-        "arg.groups": str(given["groups"]),
-    }
-
-
-def _spread(value: tuple[int, ...], dims: int) -> tuple[int, ...]:
-    if len(value) not in (1, dims):
-        raise ValueError(f"{'x'.join(map(str, value))} is not of {dims} dimensions")
-    return value * dims if len(value) == 1 else value
-
-
-def _attention_operands(given: Mapping[str, Any]) -> list[Operand]:
-    dtype, batch, heads = given["dtype"], given["batch"], given["heads"]
-    inner, length = given["kv_heads"] or heads, given["keys"] or given["queries"]
-    sizes = [
-        (batch, heads, given["queries"], given["width"]),
-        (batch, inner, length, given["width"]),
-        (batch, inner, length, given["value_width"] or given["width"]),
-    ]
-    return [Operand(dtype, size, contiguous(size)) for size in sizes]
-
-
-OPERATOR_FORMS: dict[str, OperatorForm] = {
-    "mm": OperatorForm([_M, _N, _K, _DTYPE, _A, _B], _product_operands),
-    "addmm": OperatorForm(
-        [_M, _N, _K, _DTYPE, _A, _B, OperatorField("bias", _one_of("vector", "matrix"), "vector")],
-        _product_operands,
-    ),
-    "bmm": OperatorForm([_BATCH, _M, _N, _K, _DTYPE, _A, _B], _product_operands),
-    "baddbmm": OperatorForm(
-        [_BATCH, _M, _N, _K, _DTYPE, _A, _B, OperatorField("bias", _one_of("vector", "matrix"), "matrix")],
-        _product_operands,
-    ),
-    "int_mm": OperatorForm([_M, _N, _K, _A, _B], _product_operands),
-    "scaled_mm": OperatorForm(
-        [
-            _M,
-            _N,
-            _K,
-            OperatorField("dtype", _dtype, FP8[0]),
-            OperatorField("scales", _one_of("tensor", "row"), "tensor"),
-            OperatorField("bias", _yes_no, False),
-            OperatorField("out", _dtype, "bfloat16", setting=True),
-            OperatorField("fast_accum", _yes_no, False, setting=True),
-        ],
-        _scaled_operands,
-        lambda given, dims: {"arg.use_fast_accum": str(given["fast_accum"])},
-        lambda given: str(given["out"]),
-    ),
-    "grouped_mm": OperatorForm([OperatorField("groups", _size), _M, _N, _K, _DTYPE, _B], _grouped_operands),
-    "convolution": OperatorForm(
-        [
-            _BATCH,
-            OperatorField("in", _size),
-            OperatorField("out", _size),
-            OperatorField("size", _sizes(1)),
-            OperatorField("kernel", _sizes(1)),
-            _DTYPE,
-            OperatorField("dims", _dims, 0),
-            OperatorField("bias", _yes_no, False),
-            OperatorField("layout", _one_of("channels_first", "channels_last"), "channels_first"),
-            OperatorField("stride", _sizes(1), (1,), setting=True),
-            OperatorField("padding", _sizes(0), (0,), setting=True),
-            OperatorField("dilation", _sizes(1), (1,), setting=True),
-            OperatorField("output_padding", _sizes(0), (0,), setting=True),
-            OperatorField("transposed", _yes_no, False, setting=True),
-            OperatorField("groups", _size, 1, setting=True),
-        ],
-        _convolution_operands,
-        _convolution_settings,
-    ),
-    "flex_attention": OperatorForm(
-        [
-            _BATCH,
-            OperatorField("heads", _size),
-            OperatorField("kv_heads", _size, 0),
-            OperatorField("queries", _size),
-            OperatorField("keys", _size, 0),
-            OperatorField("width", _size),
-            OperatorField("value_width", _size, 0),
-            _DTYPE,
-            OperatorField("mask", _mask, "none", setting=True),
-        ],
-        _attention_operands,
-        lambda given, dims: {"mask": given["mask"]},
-    ),
+FIELDS: dict[str, type[OperatorFields]] = {
+    "mm": Product,
+    "addmm": ProductWithBias,
+    "bmm": BatchedProduct,
+    "baddbmm": BatchedProductWithBias,
+    "int_mm": IntegerProduct,
+    "scaled_mm": ScaledProduct,
+    "grouped_mm": GroupedProduct,
+    "convolution": Convolution,
+    "flex_attention": Attention,
 }
+SETTINGS: dict[str, type[OperatorFields]] = {
+    "scaled_mm": ScaledProductSettings,
+    "convolution": ConvolutionSettings,
+    "flex_attention": AttentionSettings,
+}
+"""The fields of an entry that also has `operands`; the other operators have none."""
+
+
+def _tensor(dtype: str, *size: int) -> Operand:
+    return Operand(WRITTEN.get(dtype, dtype), size, contiguous(size))
+
+
+def _matrix(dtype: str, layout: Layout, *size: int) -> Operand:
+    """layout: of the last two dimensions, row after row or column after column."""
+    if layout == "row":
+        return _tensor(dtype, *size)
+    *steps, _, _ = contiguous(size)
+    return Operand(WRITTEN.get(dtype, dtype), size, (*steps, 1, size[-2]))
+
+
+def _lengths(text: str, dims: int) -> Sequence[int]:
+    """Of `56x40`, or of `56` for every dimension. Raises ValueError."""
+    lengths = tuple(map(int, text.split("x")))
+    if len(lengths) not in (1, dims):
+        raise ValueError(f"{text} is not of {dims} dimensions")
+    return lengths * dims if len(lengths) == 1 else lengths

@@ -9,47 +9,28 @@ import posixpath
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast, get_type_hints
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from ...compiler.api.training.jobs import ProfileSpec, TrainSpec
 from ...compiler.errors import BadTrainJob
 from . import yaml_lines
 from .yaml_lines import YamlPath
 
-FIELDS = {
-    "name": "name",
-    "script": "script",
-    "function": "function",
-    "arguments": "arguments",
-    "directory": "package",
-    "requirements": "requirements",
-    "environment": "environment",
-    "device": "device",
-    "workers": "workers",
-    "min_workers": "min_workers",
-    "cpus": "cpus",
-    "memory": "memory_bytes",
-    "precision": "precision",
-    "retries": "retries",
-    "checkpoints": "checkpoints",
-    "compile": "compile",
-    "capture": "capture",
-    "tune": "tune",
-    "profile": "profile",
-    "timeout": "timeout_seconds",
-}
-"""What people write, and the TrainSpec's field that it becomes."""
+_WRITTEN = {"package": "directory", "memory_bytes": "memory", "timeout_seconds": "timeout"}
+"""Fields of TrainSpec that a file calls otherwise."""
+FIELDS = {_WRITTEN.get(field, field): field for field in TrainSpec.__struct_fields__ if field != "kind"}
+"""Names in a file -> fields of TrainSpec."""
 _SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_NAME = 200
-_TYPES = get_type_hints(TrainSpec, include_extras=True)
+_NAME_LENGTH = 200
+_WORD = r"[^\W\d]\w*"
 
 
 class TrainFileJob(Struct, frozen=True, kw_only=True):
-    """A job as it was written. spec: its package is yet to be made of `directory`, which is relative to the file's
-    folder (or whole). lines: of the spec's fields, where the file has them."""
+    """A job as it is written. spec: without its package, which is made of `directory` (a path relative to the file's
+    folder). lines: of the spec's fields that the file has."""
 
     spec: TrainSpec
     directory: str = "."
@@ -71,12 +52,12 @@ def read(data: bytes, file: str, *, name: str = "", options: Mapping[str, Any] |
     """A file's bytes; `file`: what errors call it; `name`: the job's, if the file gives none. Raises as `load`."""
     tree = yaml_lines.tree(data, file, BadTrainJob)
     if options and isinstance(tree.value, dict):
-        beside = {"script": "function", "function": "script"}
-        over = {*options, *(beside[each] for each in options if each in beside)}
-        value = {each: given for each, given in tree.value.items() if each not in over}
-        lines = {at: line for at, line in tree.lines.items() if at and at[0] not in over}
-        texts = {at: text for at, text in tree.texts.items() if at and at[0] not in over}
-        tree = yaml_lines.YamlTree({**value, **options}, lines, texts)
+        replaced = set(options)
+        if replaced & {"script", "function"}:  # a job has one of the two
+            replaced |= {"script", "function"}
+        value = {name: given for name, given in tree.value.items() if name not in replaced}
+        lines = {path: line for path, line in tree.lines.items() if path and path[0] not in replaced}
+        tree = yaml_lines.YamlTree({**value, **options}, lines)
     return _Reader(file, tree).job(name or "job", file)
 
 
@@ -90,60 +71,43 @@ class _Reader(yaml_lines.YamlReader):
         super().__init__(name, tree, BadTrainJob)
 
     def job(self, name: str, file: str) -> TrainFileJob:
-        top = self.mapping((), self._top)
-        self.only((), top, FIELDS)
-        given = {
-            each: value
-            for each, value in top.items()
-            if value is not None and not (value == "" and each in ("name", "directory"))
-        }
-        fields = {
-            FIELDS[each]: self._field(each, value)
-            for each, value in given.items()
-            if each not in ("directory", "profile")
-        }
-        spec = TrainSpec(**{"name": name[:_NAME], **fields})
-        script = self._checked_entry(spec.script, spec.function)
+        given = self.fields((), self._top, FIELDS)
+        directory = str(given.pop("directory", "."))
+        profile = given.pop("profile", None)
+        if "timeout" in given:
+            given["timeout"] = self.seconds(("timeout",), given["timeout"])
+        if "memory" in given:
+            given["memory"] = self._bytes(given["memory"])
+        fields = {FIELDS[each]: value for each, value in given.items()}
+        spec = self.convert((), {"name": name[:_NAME_LENGTH], **fields}, TrainSpec, _WRITTEN)
         if spec.min_workers > spec.workers:
             self.fail(("min_workers",), f"min_workers is {spec.min_workers}, and workers {spec.workers}")
-        profile = self._profile(given["profile"], spec.workers) if "profile" in given else None
+        self._check_entry_point(spec.script, spec.function)
+        self._check_checkpoints(spec.checkpoints)
+        for position, text in enumerate(spec.arguments):
+            self._check_text(("arguments", position), text)
+        for variable, text in spec.environment.items():
+            self._check_text(("environment", variable), text)
         return TrainFileJob(
-            spec=msgspec.structs.replace(spec, script=script, profile=profile),
-            directory=self.value(("directory",), given.get("directory", "."), _TYPES["script"]),
+            spec=msgspec.structs.replace(
+                spec,
+                script=posixpath.normpath(spec.script) if spec.script else "",
+                profile=None if profile is None else self._profile(profile, spec.workers),
+            ),
+            directory=directory,
             file=file,
-            lines={FIELDS[each]: line for each in top if (line := self.line((each,)))},
+            lines={FIELDS[each]: line for each in self._top if (line := self.line((each,)))},
         )
 
-    def _field(self, name: str, value: Any) -> Any:
-        """A field's value as the TrainSpec has it."""
-        path, type = (name,), _TYPES[FIELDS[name]]
-        match name:
-            case "timeout":
-                return self.seconds(path, value, type)
-            case "cpus":
-                return self.value(path, value, type, "a number above 0, at most 1024: cores of each rank")
-            case "memory":
-                if isinstance(value, str) and (
-                    found := re.fullmatch(r"([0-9]{1,15})(?:([KMGT])(?:iB)?)", value)
-                ):
-                    value = int(found[1]) * _SIZES[found[2]]
-                return self.value(path, value, type, "a number of bytes, or like 16GiB: of each rank")
-            case "environment":
-                return self._environment(value)
-        converted = self.value(path, value, type)
-        if name == "arguments":
-            for i, text in enumerate(converted):
-                self._check_text((name, i), text)
-        if name == "checkpoints" and converted and not re.match(r"/|[a-z][a-z0-9+.-]*://[^/]", converted):
+    def _bytes(self, value: Any) -> int:
+        found = re.fullmatch(r"([0-9]{1,15})(?:([KMGT])(?:iB)?)?", str(value))
+        if found is None:
             self.fail(
-                path,
-                f"checkpoints is {converted[:80]!r}; allowed: a folder that all nodes see, by its whole path, or "
-                "the URL of an object store, as s3://bucket/folder",
+                ("memory",), f"memory is {str(value)[:40]!r}; allowed: bytes of each rank, or like 16GiB"
             )
-        return converted
+        return int(found[1]) * _SIZES[found[2] or ""]
 
-    def _checked_entry(self, script: str, function: str) -> str:
-        """The script's path, normalized; '' for a function."""
+    def _check_entry_point(self, script: str, function: str) -> None:
         if bool(script) == bool(function):
             at: YamlPath = ("function",) if function else ()
             self.fail(at, "a job has a script (train.py), or a function (module:function)")
@@ -151,53 +115,36 @@ class _Reader(yaml_lines.YamlReader):
             self.fail(
                 ("script",), f"script is {script[:80]!r}; it is relative to the working directory, and in it"
             )
-        word = r"[^\W\d]\w*"
-        if function and not re.fullmatch(rf"{word}(\.{word})*:{word}(\.{word})*", function):
+        if function and not re.fullmatch(rf"{_WORD}(\.{_WORD})*:{_WORD}(\.{_WORD})*", function):
             self.fail(
                 ("function",),
                 f"function is {function[:80]!r}; allowed: module:function, as package.module:main",
             )
-        return posixpath.normpath(script) if script else ""
 
-    def _environment(self, value: Any) -> dict[str, str]:
-        given = self.mapping(("environment",), value)
-        for name in given:
-            if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]{0,200}", name):
-                self.fail(("environment", name), f"{name[:40]!r} is no name of a variable")
-        texts = {
-            name: self.value(("environment", name), text, _TYPES["script"]) for name, text in given.items()
-        }
-        for name, text in texts.items():
-            self._check_text(("environment", name), text)
-        return cast(
-            dict[str, str],
-            self.value(("environment",), texts, _TYPES["environment"], "a list of at most 200 variables"),
-        )
+    def _check_checkpoints(self, location: str) -> None:
+        if location and not re.match(r"/|[a-z][a-z0-9+.-]*://[^/]", location):
+            self.fail(
+                ("checkpoints",),
+                f"checkpoints is {location[:80]!r}; allowed: a folder that all nodes see, by its absolute path, or "
+                "the URL of an object store, as s3://bucket/folder",
+            )
 
     def _check_text(self, path: YamlPath, text: str) -> None:
         if "\0" in text or any(0xD800 <= ord(c) <= 0xDFFF for c in text):
-            self.fail(path, f"{path[0]} holds a text that no program can be given")
+            self.fail(path, f"{path[0]} has a text that no program can be given")
 
     def _profile(self, given: Any, workers: int) -> ProfileSpec:
         """`"10:15"`, or fields: steps, ranks, nvtx, memory."""
-        fields = {"steps": given} if isinstance(given, str) else self.mapping(("profile",), given)
-        self.only(("profile",), fields, ("steps", "ranks", "nvtx", "memory"))
-        at: YamlPath = ("profile", "steps") if isinstance(given, dict) else ("profile",)
-        found = re.fullmatch("(?:steps=)?([0-9]{1,15}):([0-9]{1,15})", str(fields.get("steps", "")))
+        path: YamlPath = ("profile",)
+        named = {"steps": given} if isinstance(given, str) else given
+        fields = self.fields(path, named, ("steps", "ranks", "nvtx", "memory"))
+        found = re.fullmatch("(?:steps=)?([0-9]{1,15}):([0-9]{1,15})", str(fields.pop("steps", "")))
         if found is None:
-            self.fail(at, "profile's steps are like 10:15: from step 10 to before step 15")
+            self.fail((*path, "steps"), "profile's steps are like 10:15: from step 10 to before step 15")
         first, last = int(found[1]), int(found[2])
-        if not first < last:
-            self.fail(at, f"profile's steps end at {last}, and begin at {first}")
-        rank = Annotated[int, Meta(ge=0, le=workers - 1)]
-        types = {
-            "ranks": Annotated[list[rank], Meta(min_length=1, max_length=64)],
-            "nvtx": bool,
-            "memory": bool,
-        }
-        options = {
-            name: self.value(("profile", name), fields[name], type)
-            for name, type in types.items()
-            if name in fields
-        }
-        return ProfileSpec(first=first, last=last, **options)
+        if first >= last:
+            self.fail((*path, "steps"), f"profile's steps end at {last}, and begin at {first}")
+        profile = self.convert(path, {"first": first, "last": last, **fields}, ProfileSpec)
+        if max(profile.ranks) >= workers:
+            self.fail((*path, "ranks"), f"profile's ranks are from 0 to {workers - 1}")
+        return profile

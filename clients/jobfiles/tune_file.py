@@ -7,32 +7,73 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
-from ...compiler.api.tuning.jobs import TUNE_ITEMS, GraphTuneItem, OperatorTuneItem, TuneBudget, TuneRequest
+from ...compiler.api.tuning.jobs import TUNE_ITEMS, GraphTuneItem, OperatorTuneItem, Space, TuneBudget
 from ...compiler.api.tuning.operators import OPERATORS, result_of
 from ...compiler.errors import BadTuneJob
 from ...compiler.tuning.records import Operand, Problem, parse_operand
 from . import kernel_entries, yaml_lines
-from .operator_fields import OPERATOR_FORMS, REQUIRED, OperatorField, OperatorForm
-from .yaml_lines import YamlPath
+from .operator_fields import FIELDS, SETTINGS, OperatorFields
+from .yaml_lines import YamlPath, listed
 
-_AIM: tuple[Literal["device", "torch", "threads"], ...] = ("device", "torch", "threads")
-_LONG = {"conv": "convolution"}
+_LINED: tuple[Literal["device", "torch", "threads"], ...] = ("device", "torch", "threads")
+_SHORT = {"convolution": "conv"}
 """Operators that a file calls otherwise than PyTorch does."""
+_OPERATORS = {_SHORT.get(name, name): name for name in FIELDS}
 
 Mode = Literal["", "max-autotune", "max-autotune-no-cudagraphs"]
-Space = Literal["default", "exhaustive"]
-_GivenMode = Literal["max-autotune", "max-autotune-no-cudagraphs"]
-_Precision = Literal["highest", "high", "medium"]
+Precision = Literal["highest", "high", "medium"]
 _Positive = Annotated[int, Meta(ge=1, le=1 << 40)]
-_REQUEST = get_type_hints(TuneRequest, include_extras=True)
-_BUDGET = get_type_hints(TuneBudget, include_extras=True)
+
+
+class _Top(Struct, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(max_length=200)] = ""
+    device: Annotated[str, Meta(max_length=200)] = ""
+    torch: Annotated[str, Meta(max_length=100)] = ""
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    space: Space = "default"
+    precision: tuple[Precision, ...] = ("highest",)
+    budget: TuneBudget = TuneBudget()
+    operators: list[Any] = []
+    graphs: list[Any] = []
+    kernels: list[Any] = []
+
+
+class _OperatorEntry(Struct):
+    """Fields of every operator; None: what the file's top says."""
+
+    op: str = ""
+    space: Space | None = None
+    precision: list[Precision] | None = None
+    constant: bool = False
+    operands: list[str] | None = None
+
+
+class _GraphEntry(Struct):
+    file: Annotated[str, Meta(max_length=4096)] = ""
+    key: Annotated[
+        str,
+        Meta(
+            pattern="^([0-9a-f]{64})?$",
+            description="64 hexadecimal digits; `torchrelay explain` and `cache ls --json` show it",
+        ),
+    ] = ""
+    mode: Mode = ""
+
+
+class _Range(Struct):
+    """Up to `to`, in steps or multiplied by `times`."""
+
+    first: _Positive = msgspec.field(name="from")
+    last: _Positive = msgspec.field(name="to")
+    step: _Positive | None = None
+    times: Annotated[int, Meta(ge=2, le=1 << 20)] | None = None
 
 
 class GraphFilePath(Struct, frozen=True):
@@ -57,7 +98,7 @@ class TuneFile(Struct, frozen=True, kw_only=True):
     files: list[GraphFilePath] = []
     kernels: list[kernel_entries.KernelEntry] = []
     lines: dict[Literal["device", "torch", "threads"], int] = {}
-    """Of those that the file has."""
+    """Where the file has them."""
 
 
 def load(path: Path) -> TuneFile:
@@ -80,203 +121,131 @@ def read(data: bytes, name: str) -> TuneFile:
 class _Reader(yaml_lines.YamlReader):
     def __init__(self, name: str, tree: yaml_lines.YamlTree) -> None:
         super().__init__(name, tree, BadTuneJob)
-        self._space: Space = "default"
-        self._precision: list[str] = ["highest"]
 
     def spec(self) -> TuneFile:
-        top = self.mapping((), self._top)
-        known = {"name", "device", "torch", "threads", "budget", "space", "precision"}
-        known |= {"operators", "graphs", "kernels"}
-        self.only((), top, known)
-        self._space = self.value(("space",), top.get("space", "default"), Space)
-        self._precision = [
-            self.value(("precision",), value, _Precision)
-            for value in _listed(top.get("precision", "highest"))
-        ]
-        graphs, files = self._graphs(top)
-        spec = TuneFile(
+        given = self.fields((), self._top, _Top.__struct_fields__)
+        if "precision" in given:
+            given["precision"] = listed(given["precision"])
+        if "budget" in given:
+            given["budget"] = self._budget(given["budget"])
+        top = self.convert((), given, _Top)
+        graphs, files = self._graphs(top.graphs)
+        operators: dict[tuple[Problem, Space], OperatorTuneItem] = {}
+        for path, entry in self.entries(("operators",), top.operators):
+            for item in self._problems(path, entry, top, TUNE_ITEMS - len(operators)):
+                operators.setdefault((item.problem, item.space), item)
+        kernels: list[kernel_entries.KernelEntry] = []
+        for path, entry in self.entries(("kernels",), top.kernels):
+            kernels += kernel_entries.parse(self, path, entry, space=top.space)
+        if not (operators or graphs or files or kernels):
+            self.fail((), "this job names no operators, graphs or kernels")
+        if len(operators) + len(graphs) + len(kernels) > TUNE_ITEMS:
+            self.fail((), f"a job has at most {TUNE_ITEMS} problems, and this more")
+        return TuneFile(
             file=self._name,
-            name=self.value(("name",), top.get("name", ""), Annotated[str, Meta(max_length=200)]),
-            device=self.value(("device",), top.get("device", ""), _REQUEST["device"]),
-            torch=self.value(("torch",), top.get("torch", ""), _REQUEST["torch"]),
-            threads=self.value(("threads",), top.get("threads", 0), _REQUEST["threads"]),
-            budget=self._budget(top),
-            operators=self._operators(top),
+            name=top.name,
+            device=top.device,
+            torch=top.torch,
+            threads=top.threads,
+            budget=top.budget,
+            operators=list(operators.values()),
             graphs=graphs,
             files=files,
-            kernels=self._kernels(top),
-            lines={name: self.line((name,)) for name in _AIM if name in top},
-        )
-        if not (spec.operators or spec.graphs or spec.files or spec.kernels):
-            self.fail((), "this job names no operators, graphs or kernels")
-        if len(spec.operators) + len(spec.graphs) + len(spec.kernels) > TUNE_ITEMS:
-            self.fail((), f"a job has at most {TUNE_ITEMS} problems, and this more")
-        return spec
-
-    def _budget(self, top: Mapping[str, Any]) -> TuneBudget:
-        given = self.mapping(("budget",), top.get("budget") or {})
-        self.only(("budget",), given, {"seconds", "trials", "samples"})
-        return TuneBudget(
-            self.seconds(("budget", "seconds"), given.get("seconds", 0), _BUDGET["seconds"]),
-            self.value(("budget", "trials"), given.get("trials", 0), _BUDGET["trials"]),
-            self.value(("budget", "samples"), given.get("samples", 0), _BUDGET["samples"]),
+            kernels=kernels,
+            lines={name: self.line((name,)) for name in _LINED if name in self._top},
         )
 
-    def _graphs(self, top: Mapping[str, Any]) -> tuple[list[GraphTuneItem], list[GraphFilePath]]:
+    def _budget(self, value: Any) -> dict[str, Any]:
+        given = self.fields(("budget",), value, TuneBudget.__struct_fields__)
+        if "seconds" in given:
+            given["seconds"] = self.seconds(("budget", "seconds"), given["seconds"])
+        return given
+
+    def _graphs(self, entries: list[Any]) -> tuple[list[GraphTuneItem], list[GraphFilePath]]:
         keys: list[GraphTuneItem] = []
         files: list[GraphFilePath] = []
-        for path, entry in self._entries(top, "graphs"):
-            self.only(path, entry, {"file", "key", "mode"})
-            mode: Mode = self.value((*path, "mode"), entry["mode"], _GivenMode) if "mode" in entry else ""
-            if ("file" in entry) == ("key" in entry):
+        for path, value in self.entries(("graphs",), entries):
+            given = self.fields(path, value, _GraphEntry.__struct_fields__)
+            entry = self.convert(path, given, _GraphEntry)
+            if bool(entry.file) == bool(entry.key):
                 self.fail(path, "a graph has a file of `torchrelay capture`, or a key")
-            if "file" in entry:
-                file = self.value((*path, "file"), entry["file"], Annotated[str, Meta(max_length=4096)])
-                files.append(GraphFilePath(self.line(path), file, mode))
-                continue
-            key = str(entry["key"])
-            if not re.fullmatch("[0-9a-f]{64}", key):
-                self.fail(
-                    (*path, "key"), "a key has 64 digits; `torchrelay explain` and `cache ls --json` show it"
-                )
-            keys.append(GraphTuneItem(self.line(path), key, mode))
+            if entry.file:
+                files.append(GraphFilePath(self.line(path), entry.file, entry.mode))
+            else:
+                keys.append(GraphTuneItem(self.line(path), entry.key, entry.mode))
         return keys, files
-
-    def _kernels(self, top: Mapping[str, Any]) -> list[kernel_entries.KernelEntry]:
-        found: list[kernel_entries.KernelEntry] = []
-        for path, entry in self._entries(top, "kernels"):
-            lines = {at[len(path) :]: line for at, line in self._lines.items() if at[: len(path)] == path}
-            try:
-                found += kernel_entries.parse(entry, lines, space=self._space)
-            except kernel_entries.BadKernelEntry as error:
-                raise BadTuneJob(f"{self._name}, line {error.line}: {error.message}") from None
-        return found
 
     # --- operators -----------------------------------------------------------------------------------------
 
-    def _operators(self, top: Mapping[str, Any]) -> list[OperatorTuneItem]:
-        found: dict[tuple[Problem, Space], OperatorTuneItem] = {}
-        for path, entry in self._entries(top, "operators"):
-            for item in self._expanded(path, entry, TUNE_ITEMS - len(found)):
-                found.setdefault((item.problem, item.space), item)
-        return list(found.values())
-
-    def _expanded(self, path: YamlPath, entry: dict[str, Any], most: int) -> Iterator[OperatorTuneItem]:
-        name = str(entry.get("op", ""))
-        name = _LONG.get(name, name)
-        writing = OPERATOR_FORMS.get(name)
-        if writing is None:
-            short = {long: short for short, long in _LONG.items()}
-            there = ", ".join(sorted(short.get(each, each) for each in OPERATOR_FORMS))
-            self.fail((*path, "op"), f"{name[:40]!r} is no operator; there are {there}")
-        given = dict(entry)
-        del given["op"]
-        space: Space = self.value((*path, "space"), given.pop("space", self._space), Space)
-        precision = [
-            self.value((*path, "precision"), value, _Precision)
-            for value in _listed(given.pop("precision", self._precision))
-        ]
-        constant = self.value((*path, "constant"), given.pop("constant", False), bool)
-        if constant and not OPERATORS[name].constants:
-            self.fail((*path, "constant"), f"{name} has no operand that may be constant")
-        operands: list[Operand] | None = None
-        if "operands" in given:
-            operands = self._given_operands((*path, "operands"), given.pop("operands"))
-        fields = [field for field in writing.fields if operands is None or field.setting]
-        self.only(
-            path,
-            given,
-            {field.name for field in fields},
-            ("op", "operands", "space", "precision", "constant"),
-        )
-        axes = [self._axis(path, field, given) for field in fields]
-        if math.prod(map(len, axes)) * len(precision) > most:
+    def _problems(self, path: YamlPath, value: Any, top: _Top, most: int) -> Iterator[OperatorTuneItem]:
+        """One for each combination of the fields' values."""
+        given = self.fields(path, value)
+        if "precision" in given:
+            given["precision"] = listed(given["precision"])
+        entry = self.convert(path, given, _OperatorEntry)
+        if entry.op not in _OPERATORS:
+            there = ", ".join(sorted(_OPERATORS))
+            self.fail((*path, "op"), f"{entry.op[:40]!r} is no operator; there are {there}")
+        op = _OPERATORS[entry.op]
+        if entry.constant and not OPERATORS[op].constants:
+            self.fail((*path, "constant"), f"{entry.op} has no operand that may be constant")
+        operands = None if entry.operands is None else self._operands(path, entry.operands)
+        type = FIELDS[op] if operands is None else SETTINGS.get(op, OperatorFields)
+        common = _OperatorEntry.__struct_fields__
+        self.fields(path, given, (*type.__struct_encode_fields__, *common))
+        axes = {
+            name: self._values((*path, name), value) for name, value in given.items() if name not in common
+        }
+        precisions = entry.precision or top.precision
+        if math.prod(map(len, axes.values())) * len(precisions) > most:
             self.fail(path, f"this expands to more problems than a job may have, {TUNE_ITEMS}")
-        for values in itertools.product(*axes):
-            chosen = {field.name: value for field, value in zip(fields, values, strict=True)}
-            for each in precision:
+        for values in itertools.product(*axes.values()):
+            fields = self.convert(path, dict(zip(axes, values, strict=True)), type)
+            for precision in precisions:
                 try:
-                    problem = _problem(name, writing, chosen, operands, each, constant)
+                    problem = _problem(op, fields, operands, precision, entry.constant)
                 except ValueError as error:
-                    at = "operands" if operands is not None else "op"
-                    self.fail((*path, at), str(error))
-                yield OperatorTuneItem(self.line(path), problem, space)
+                    self.fail((*path, "op" if operands is None else "operands"), str(error))
+                yield OperatorTuneItem(self.line(path), problem, entry.space or top.space)
 
-    def _given_operands(self, path: YamlPath, texts: Any) -> list[Operand]:
-        if not isinstance(texts, list):
-            self.fail(path, 'operands are a list, like ["bf16[128,64]", "bf16[64,32]:1,64"]')
-        found = []
-        for i, text in enumerate(texts):
-            try:
-                found.append(parse_operand(str(text)))
-            except ValueError as error:
-                self.fail((*path, i), str(error))
-        return found
+    def _operands(self, path: YamlPath, texts: list[str]) -> list[Operand]:
+        try:
+            return [parse_operand(text) for text in texts]
+        except ValueError as error:
+            self.fail((*path, "operands"), str(error))
 
-    def _axis(self, path: YamlPath, field: OperatorField, given: Mapping[str, Any]) -> list[Any]:
+    def _values(self, path: YamlPath, value: Any) -> list[Any]:
         """The values that a field takes, one after the other."""
-        at = (*path, field.name)
-        if field.name not in given:
-            if field.default is REQUIRED:
-                self.fail(path, f"{field.name} is missing")
-            return [field.default]
-        values = given[field.name]
-        if isinstance(values, dict):
-            values = self._range(at, values)
-        found = []
-        for value in _listed(values):
-            try:
-                found.append(field.read(value))
-            except ValueError as error:
-                self.fail(at, f"{field.name}: {error}")
-        if not found:
-            self.fail(at, f"{field.name} is an empty list")
-        return list(dict.fromkeys(found))
+        values = self._range(path, value) if isinstance(value, dict) else listed(value)
+        if not values:
+            self.fail(path, f"{path[-1]} is an empty list")
+        return values
 
-    def _range(self, path: YamlPath, given: dict[str, Any]) -> list[int]:
-        self.only(path, given, {"from", "to", "step", "times"})
-        if not {"from", "to"} <= given.keys() or ("step" in given) == ("times" in given):
+    def _range(self, path: YamlPath, value: Any) -> list[int]:
+        found = self.convert(path, self.fields(path, value, _Range.__struct_encode_fields__), _Range)
+        if (found.step is None) == (found.times is None):
             self.fail(path, "a range is {from: 128, to: 1024, step: 128} or {from: 128, to: 1024, times: 2}")
-        first, last = (self.value((*path, name), given[name], _Positive) for name in ("from", "to"))
-        if first > last:
-            self.fail(path, f"the range begins at {first} and ends before, at {last}")
-        step = self.value((*path, "step"), given.get("step", 1), _Positive)
-        times = self.value((*path, "times"), given.get("times", 2), Annotated[int, Meta(ge=2, le=1 << 20)])
-        found = []
-        while first <= last:
-            found.append(first)
-            if len(found) > TUNE_ITEMS:
+        if found.first > found.last:
+            self.fail(path, f"the range begins at {found.first} and ends before, at {found.last}")
+        values = []
+        number = found.first
+        while number <= found.last:
+            values.append(number)
+            if len(values) > TUNE_ITEMS:
                 self.fail(path, f"this expands to more problems than a job may have, {TUNE_ITEMS}")
-            first = first + step if "step" in given else first * times
-        return found
-
-    def _entries(self, top: Mapping[str, Any], name: str) -> Iterator[tuple[YamlPath, dict[str, Any]]]:
-        entries = top.get(name) or []
-        if not isinstance(entries, list):
-            self.fail((name,), f"{name} is a list")
-        for i, entry in enumerate(entries):
-            yield (name, i), self.mapping((name, i), entry)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+            number = number + found.step if found.step else number * (found.times or 2)
+        return values
 
 
 def _problem(
-    name: str,
-    writing: OperatorForm,
-    given: Mapping[str, Any],
-    operands: list[Operand] | None,
-    precision: str,
-    constant: bool,
+    op: str, fields: OperatorFields, operands: list[Operand] | None, precision: str, constant: bool
 ) -> Problem:
     """Raises ValueError."""
-    operands = writing.operands(given) if operands is None else operands
-    dims = len(operands[0].size) - 2 if operands else 0
-    settings = writing.settings(given, dims)
-    if any(operand.dtype == "float32" for operand in operands[:1]):
+    operands = fields.operands() if operands is None else operands
+    settings = fields.settings(len(operands[0].size) - 2 if operands else 0)
+    if operands and operands[0].dtype == "float32":
         settings["precision"] = precision
     if constant:
-        settings["constants"] = " ".join(map(str, OPERATORS[name].constants))
-    result = result_of(name, operands, settings, writing.result(given))
-    return Problem(name, tuple(operands), result, tuple(sorted(settings.items())))
+        settings["constants"] = " ".join(map(str, OPERATORS[op].constants))
+    result = result_of(op, operands, settings, fields.result())
+    return Problem(op, tuple(operands), result, tuple(sorted(settings.items())))

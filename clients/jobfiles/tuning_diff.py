@@ -1,4 +1,4 @@
-"""What changed between two sets of tuning winners: both in; slower, other, faster, new and gone problems out."""
+"""Compares two sets of tuning winners: which problems became slower or faster, are new or gone."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class TuningChange(Struct, frozen=True):
 def tuning_changes(
     old: Iterable[records.TuningEntry], new: Iterable[records.TuningEntry]
 ) -> list[TuningChange]:
-    """What is worth a look, the largest slowdown first. A problem in a new place is compared with the old entry for the
-    same device under other versions, if there is one and no more: so after an upgrade."""
+    """The changes, the largest slowdown first. After an upgrade, an entry is compared with the one for the same device
+    under other versions, if there is exactly one."""
     before, after = ({records.entry_sort_key(entry): entry for entry in side} for side in (old, new))
     on_device = _unique(before.values())
     found: list[TuningChange | None] = []
@@ -45,8 +45,8 @@ def tuning_changes(
         moved.add(records.entry_sort_key(last))
         found.append(_change(last, entry))
     found += [TuningChange("gone", entry, None) for place, entry in before.items() if place not in moved]
-    told = [change for change in found if change is not None]
-    return sorted(told, key=lambda change: (_ORDER.index(change.kind), -change.share))
+    changes = [change for change in found if change is not None]
+    return sorted(changes, key=lambda change: (_ORDER.index(change.kind), -change.share))
 
 
 def _unique(entries: Iterable[records.TuningEntry]) -> dict[object, records.TuningEntry]:

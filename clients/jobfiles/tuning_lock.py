@@ -1,8 +1,8 @@
-"""A team's tuning winners as a file for version control: entries in, sorted TOML text out, and back. No torch.
+"""Reads and writes a tuning lock: a team's winners as a TOML file for version control. No torch.
 
-`[[place]]` has a device and the versions that the times are good for, `[[place.problem]]` below it one problem and what
-a search found. Which kernel is chosen and how long it takes are lines of their own, so that a diff tells a changed
-choice from another measurement. Equal entries give equal bytes: sorted, no dates, no names of machines or users.
+`[[place]]` has a device environment, each `[[place.problem]]` below it one problem and its winner. The chosen kernel
+and its time are on separate lines, so that a diff shows which of them changed. Equal entries give equal bytes: sorted,
+no dates, no names of machines or users.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _key(name: str) -> str:
 
 
 def _string(text: str) -> str:
-    """A basic string. What a screen would not show as it is (control and direction characters) is escaped."""
+    """A basic string. Characters that are not printable (control and direction characters) are escaped."""
     return f'"{"".join(map(_escaped, text))}"'
 
 
@@ -134,7 +134,7 @@ def _escaped(character: str) -> str:
 
 
 def load(path: Path) -> list[records.TuningEntry]:
-    """The entries of a lock file, sorted. Raises TuningLockError, which names the line and what is wrong there."""
+    """The entries of a lock file, sorted. Raises TuningLockError, which names the line."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -255,8 +255,8 @@ class _Reader:
             self._fail(self._line(position, re.split(r"[.\[]", name)[0]), f"{path and name + ': '}{what}")
 
     def _line(self, position: tuple[int, ...], field: str) -> int:
-        """Where `field` stands in the file (), its place (i,) or that place's problem (i, j), or else where that
-        begins; 0 if this is TOML of another shape than `write` makes."""
+        """The line of `field` in the file (), its place (i,) or that place's problem (i, j), or else the line where
+        that begins; 0 in TOML of another form."""
         here: tuple[int, ...] = ()
         begins = 0
         for number, line in enumerate(self._text.split("\n"), 1):

@@ -1,4 +1,4 @@
-"""The working directory that a job takes along: a folder in; its files but for what is ignored, packed, out.
+"""Packs the working directory of a job, without ignored files.
 
 `.torchrelayignore` has gitignore's patterns. Version control, caches and virtual environments are never sent.
 """
@@ -31,24 +31,23 @@ _LARGEST = 5
 
 
 class PackedDirectory(Struct, frozen=True):
-    """data: as POST /v1/trains/packages takes it. names: of files, folders and links. bytes: before packing."""
+    """data: the body of POST /v1/trains/packages. names: of files, folders and links."""
 
     data: bytes
     names: list[str]
-    bytes: int
 
 
 def pack_directory(folder: Path, *, limit: int = PACKAGE_BYTES) -> PackedDirectory:
     """Raises LimitExceeded, which names the largest files; SettingsError for what cannot be read or sent."""
     names = list(included_names(folder))
-    sizes = {name: (folder / name).lstat().st_size for name in names if (folder / name).is_file()}
     try:
         data = pack(folder, names, limit=limit)
     except LimitExceeded as error:
+        sizes = {name: (folder / name).lstat().st_size for name in names if (folder / name).is_file()}
         largest = sorted(sizes, key=lambda name: -sizes[name])[:_LARGEST]
-        told = ", ".join(f"{name} ({sizes[name] / (1 << 20):.1f} MiB)" for name in largest)
+        largest_text = ", ".join(f"{name} ({sizes[name] / (1 << 20):.1f} MiB)" for name in largest)
         raise LimitExceeded(
-            f"{folder} is too large to be sent: {error.message}; the largest: {told}",
+            f"{folder} is too large to be sent: {error.message}; the largest: {largest_text}",
             hint=f"Name in {IGNORE_FILE} what the job does not need (gitignore's patterns), and put data where all "
             "nodes see it",
         ) from None
@@ -59,11 +58,11 @@ def pack_directory(folder: Path, *, limit: int = PACKAGE_BYTES) -> PackedDirecto
             f"{error.filename or folder} cannot be read: {error.strerror}",
             hint=f"Name it in {IGNORE_FILE}, or see to its permissions",
         ) from None
-    return PackedDirectory(data, names, sum(sizes.values()))
+    return PackedDirectory(data, names)
 
 
 def included_names(folder: Path) -> Iterator[str]:
-    """What of `folder` would be sent. Raises SettingsError for what cannot be read."""
+    """The names in `folder` that would be sent. Raises SettingsError for what cannot be read."""
     return _names(folder, _ignored(folder))
 
 

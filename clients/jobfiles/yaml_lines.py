@@ -1,16 +1,16 @@
-"""Reads YAML files of jobs: plain values with their lines, converted to the types that the API has. No torch.
+"""Reads YAML files of jobs: texts with their lines, converted to the types that the API has. No torch.
 
-Values are read as they stand: no tags, no anchors, no words that YAML 1.1 takes for truth values.
+Every value is a text until its type is known: 3.10 stays 3.10 in a list of arguments. No tags, no anchors.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Struct, inspect
+from msgspec import Struct
 
 from ...compiler import decoding
 from ...compiler.errors import RequestError, SettingsError
@@ -18,22 +18,25 @@ from ...compiler.errors import RequestError, SettingsError
 BYTES = 1 << 20
 """Of a file."""
 _DEPTH = 12
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_UNSET = ("", "null", "~")
+"""A field with one of these texts has its default."""
 
 YamlPath = tuple[str | int, ...]
-"""Where a value stands: names of fields, positions in lists."""
+"""The place of a value: names of fields, positions in lists."""
+
+T = TypeVar("T")
 
 
 class YamlTree(Struct, frozen=True):
-    """A file's values; the line and, for a single value, the text of each by its path."""
+    """A file's mappings, lists and texts; the line of each by its path."""
 
     value: Any
     lines: dict[YamlPath, int] = {}
-    texts: dict[YamlPath, str] = {}
 
 
 def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
-    """Of a file's bytes; `name`: what errors call the file.
+    """A file's values; `name`: what errors call the file.
 
     Raises `wrong`, with the line; SettingsError if ruamel.yaml is missing."""
     try:
@@ -46,7 +49,6 @@ def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
     if len(data) > BYTES:
         raise wrong(f"{name} has {len(data)} bytes, limit {BYTES}", hint="Split the job")
     lines: dict[YamlPath, int] = {}
-    texts: dict[YamlPath, str] = {}
 
     def fail(mark: Any, message: str) -> NoReturn:
         where = f"{name}, line {mark.line + 1}" if mark is not None else name
@@ -57,8 +59,7 @@ def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
             fail(node.start_mark, "this is nested too deep")
         lines[path] = node.start_mark.line + 1
         if isinstance(node, ScalarNode):
-            texts[path] = node.value
-            return node.value if node.style in ("'", '"', "|", ">") else _scalar(node.value)
+            return node.value
         if isinstance(node, SequenceNode):
             return [plain(item, (*path, i)) for i, item in enumerate(node.value)]
         found: dict[str, Any] = {}
@@ -89,93 +90,88 @@ def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
         )
     except RecursionError:
         raise wrong(f"{name}: this is nested too deep") from None
-    return YamlTree(plain(node, ()) if node is not None else {}, lines, texts)
-
-
-def _scalar(text: str) -> bool | int | float | str | None:
-    if text in ("true", "false"):
-        return text == "true"
-    if text in ("", "null", "~"):
-        return None
-    if re.fullmatch(r"-?[0-9]{1,18}", text):
-        return int(text)
-    if re.fullmatch(r"-?[0-9]+\.[0-9]+(e-?[0-9]{1,3})?", text):
-        return float(text)
-    return text
+    return YamlTree(plain(node, ()) if node is not None else {}, lines)
 
 
 class YamlReader:
-    """Takes values by their paths, and raises `wrong`, with file and line, for what does not suit."""
+    """Converts the values of a file. Raises `wrong`, with file and line, for a value that does not suit."""
 
     def __init__(self, name: str, tree: YamlTree, wrong: type[RequestError]) -> None:
         self._name = name
         self._lines = tree.lines
-        self._texts = tree.texts
         self._top = tree.value
         self._wrong = wrong
 
-    def mapping(self, path: YamlPath, value: Any) -> dict[str, Any]:
+    def fields(self, path: YamlPath, value: Any, known: Iterable[str] | None = None) -> dict[str, Any]:
+        """The fields of a mapping that are set. known: the names that are allowed."""
         if not isinstance(value, dict):
             self.fail(path, "fields are expected here, like `name: value`")
-        return value
-
-    def only(
-        self, path: YamlPath, given: Mapping[str, Any], known: Iterable[str], also: Iterable[str] = ()
-    ) -> None:
-        for name in given:
-            if name not in known:
-                allowed = ", ".join(sorted({*known, *also}))
+        for name in value:
+            if known is not None and name not in known:
+                allowed = ", ".join(sorted(known))
                 self.fail((*path, name), f"{name[:40]!r} is no field here; there are {allowed}")
+        return {name: given for name, given in value.items() if given not in _UNSET}
 
-    def value(self, path: YamlPath, value: Any, type: Any, expected: str = "") -> Any:
-        """`value` as a `type`, and a text as it was written: 3.10 is not 3.1. expected: what the error says is
-        allowed; '': what `type` says."""
-        info = inspect.type_info(type)
-        if isinstance(info, inspect.StrType) and not isinstance(value, list | dict):
-            value = self._texts.get(path, "" if value is None else str(value))
-        if isinstance(info, inspect.ListType) and isinstance(value, list):
-            value = [self.value((*path, i), item, _item_type(type)) for i, item in enumerate(value)]
+    def entries(self, path: YamlPath, value: Any) -> Iterator[tuple[YamlPath, Any]]:
+        if not isinstance(value, list):
+            self.fail(path, f"{path[-1]} is a list")
+        for position, entry in enumerate(value):
+            yield (*path, position), entry
+
+    def convert(self, path: YamlPath, value: Any, type: type[T], written: Mapping[str, str] = {}) -> T:
+        """`value` as a struct. written: what the file calls fields of the struct that have another name there."""
         try:
-            return decoding.convert(value, type=type)
-        except msgspec.ValidationError:
-            self.fail(path, f"{_called(path)} is {expected or _expected(type, info, value)}")
+            return decoding.convert(value, type=type, strict=False)
+        except msgspec.ValidationError as error:
+            self._fail_to_convert(path, value, type, written, str(error))
 
-    def seconds(self, path: YamlPath, value: Any, type: Any) -> float:
-        """A number, or a text like 90s, 10m, 2h or 3d."""
-        if isinstance(value, str) and (found := re.fullmatch(r"([0-9]{1,6})([smhd])", value)):
-            value = int(found[1]) * _UNITS[found[2]]
-        return float(self.value(path, value, type, "a number, or like 90s, 10m or 2h"))
+    def _fail_to_convert(
+        self, path: YamlPath, value: Any, type: Any, written: Mapping[str, str], error: str
+    ) -> NoReturn:
+        problem, _, place = error.partition(" - at ")
+        for json_name, name in (("array", "list"), ("object", "mapping"), (" | null", "")):
+            problem = problem.replace(json_name, name)
+        steps = re.findall(r"\.(\w+)|\[(\d+)\]", place.partition("[...]")[0])
+        field = steps[0][0] if steps else ""
+        at = (*path, *(written.get(name, name) if name else int(index) for name, index in steps))
+        if allowed := _allowed(type, field):
+            self.fail(at, f"{_called(at)} is {str(value[field])[:40]!r}; allowed: {allowed}")
+        self.fail(at, f"{_called(at)}: {problem}" if steps else problem)
+
+    def seconds(self, path: YamlPath, value: Any) -> float:
+        """Of a number, or a text like 90s, 10m, 2h or 3d."""
+        found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", str(value))
+        if found is None:
+            self.fail(path, f"{path[-1]} is {str(value)[:40]!r}; allowed: a number, or like 90s, 10m or 2h")
+        return float(found[1]) * _UNITS[found[2]]
 
     def line(self, path: YamlPath) -> int:
         while path and path not in self._lines:
             path = path[:-1]
         return self._lines.get(path, 0)
 
-    def fail(self, path: YamlPath, message: str) -> NoReturn:
+    def wrong(self, path: YamlPath, message: str) -> RequestError:
+        """The error for the value at `path`."""
         line = self.line(path)
-        raise self._wrong(f"{self._name}, line {line}: {message}" if line else f"{self._name}: {message}")
+        return self._wrong(f"{self._name}, line {line}: {message}" if line else f"{self._name}: {message}")
+
+    def fail(self, path: YamlPath, message: str) -> NoReturn:
+        raise self.wrong(path, message)
+
+
+def listed(value: Any) -> list[Any]:
+    """A list as it is; anything else as its only item."""
+    return value if isinstance(value, list) else [value]
 
 
 def _called(path: YamlPath) -> str:
-    return f"{path[-2]}, item {path[-1] + 1}," if isinstance(path[-1], int) else path[-1]
+    return f"{path[-2]}, item {path[-1] + 1}" if isinstance(path[-1], int) else path[-1]
 
 
-def _item_type(type: Any) -> Any:
-    """Of a list's type, which may be Annotated."""
-    return get_args(get_args(type)[0] if hasattr(type, "__metadata__") else type)[0]
-
-
-def _expected(type: Any, info: inspect.Type, value: Any) -> str:
-    """What a type allows, in words."""
-    match info:
-        case inspect.IntType(ge=int(least), le=int(most)):
-            return f"a whole number from {least} to {most}"
-        case inspect.BoolType():
-            return "true or false"
-        case inspect.StrType(max_length=int(most)):
-            return f"a text of at most {most} characters"
-        case inspect.ListType(max_length=int(most)):
-            return f"a list of at most {most} texts"
-        case inspect.LiteralType():
-            return f"{str(value)[:40]!r}; allowed: {', '.join(each for each in get_args(type) if each)}"
-    return f"not {str(value)[:40]!r}"
+def _allowed(type: Any, field: str) -> str:
+    """What a struct's field allows, where the type says it better than msgspec's message."""
+    hint = get_type_hints(type, include_extras=True).get(field)
+    for choice in (hint, *get_args(hint)):  # `Literal[...] | None` too
+        if get_origin(choice) is Literal:
+            return ", ".join(str(each) for each in get_args(choice) if each)
+    return next((meta.description for meta in getattr(hint, "__metadata__", ()) if meta.description), "")

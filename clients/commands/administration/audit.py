@@ -10,20 +10,20 @@ from ....compiler.api.admin import AuditEntry
 from ...gateway.admin_client import AdminClient
 from ...settings import load_settings
 from .. import output
+from ..output import Json
 
 
 def audit(
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many entries.")] = 50,
     namespace: output.Namespace = "",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    json: Json = False,
 ) -> None:
     """Show who compiled, published, pinned and deleted what, and which tokens were issued and revoked."""
     with AdminClient(load_settings(), namespace=output.checked_namespace(namespace)) as administration:
         found = administration.audit(limit)
-    if json:
-        output.print_json(found)
-        return
-    output.print_table(("when (UTC)", "namespace", "who", "did", "what"), [_row(entry) for entry in found])
+    output.print_found(
+        found, ("when (UTC)", "namespace", "who", "did", "what"), [_row(entry) for entry in found], json=json
+    )
 
 
 def _row(entry: AuditEntry) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`torchrelay cache`: what the service's cache holds; administrators pin, remove and collect."""
+"""`torchrelay cache`: lists and shows artifacts of the cache; administrators pin, remove and collect them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from ...artifacts import archive
 from ...gateway.admin_client import AdminClient
 from ...settings import load_settings
 from .. import output
-from ..output import Namespace
+from ..output import Json, Namespace
 
 app = typer.Typer(no_args_is_help=True, help="List, show, pin and remove artifacts of the service's cache.")
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="A cache key, or its first digits.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 _HEADINGS = ("key", "size", "place", "compile", "last used (UTC)", "pinned")
 
@@ -42,7 +41,7 @@ def list_entries(namespace: Namespace = "", json: Json = False) -> None:
 def show(key: Key, namespace: Namespace = "", json: Json = False) -> None:
     """Show one artifact: what is inside, who built and signed it, what its key covers."""
     with _administration(namespace) as administration:
-        found = administration.cached(_whole(administration, key))
+        found = administration.cached(_full_key(administration, key))
     if json:
         output.print_json(found)
         return
@@ -64,7 +63,7 @@ def show(key: Key, namespace: Namespace = "", json: Json = False) -> None:
         *((f"member {part.name}", output.size(part.size)) for part in manifest.members),
         *(
             (f"key: {name}", text if len(text) <= 80 else f"{text[:77]}...")
-            for name, text in _sorted(found.components)
+            for name, text in sorted(found.components.items())
         ),
     ]
     output.print_table(("", ""), rows)
@@ -74,7 +73,7 @@ def show(key: Key, namespace: Namespace = "", json: Json = False) -> None:
 def pin(key: Key, namespace: Namespace = "") -> None:
     """Never evict this artifact."""
     with _administration(namespace) as administration:
-        entry = administration.pin(_whole(administration, key), pinned=True)
+        entry = administration.pin(_full_key(administration, key), pinned=True)
     print(f"pinned {entry.key}")
 
 
@@ -82,7 +81,7 @@ def pin(key: Key, namespace: Namespace = "") -> None:
 def unpin(key: Key, namespace: Namespace = "") -> None:
     """Let this artifact be evicted again."""
     with _administration(namespace) as administration:
-        entry = administration.pin(_whole(administration, key), pinned=False)
+        entry = administration.pin(_full_key(administration, key), pinned=False)
     print(f"unpinned {entry.key}")
 
 
@@ -90,7 +89,7 @@ def unpin(key: Key, namespace: Namespace = "") -> None:
 def remove(key: Key, namespace: Namespace = "") -> None:
     """Remove this artifact, pinned or not; the next request compiles it again."""
     with _administration(namespace) as administration:
-        entry = administration.remove(_whole(administration, key))
+        entry = administration.remove(_full_key(administration, key))
     print(f"removed {entry.key}")
 
 
@@ -112,7 +111,7 @@ def export_entries(
 ) -> None:
     """Write signed artifacts into one file that another site can import."""
     with _administration(namespace) as administration:
-        chosen = [_whole(administration, key) for key in keys or []]
+        chosen = [_full_key(administration, key) for key in keys or []]
         chosen = chosen or [entry.key for entry in administration.cache_entries()]
         count = archive.write_archive(file, ((key, administration.export(key)) for key in chosen))
     print(f"exported {count} artifacts to {file}")
@@ -141,7 +140,7 @@ def _administration(namespace: str) -> AdminClient:
     return AdminClient(load_settings(), namespace=output.checked_namespace(namespace))
 
 
-def _whole(administration: AdminClient, text: str) -> str:
+def _full_key(administration: AdminClient, text: str) -> str:
     """The key that begins with `text`. Raises SettingsError when none or several do."""
     if not re.fullmatch("[0-9a-f]{4,64}", text):
         raise SettingsError("this is no cache key", hint="A key has 64 hex digits; the first few are enough")
@@ -154,10 +153,6 @@ def _whole(administration: AdminClient, text: str) -> str:
             hint="`torchrelay cache ls` lists them",
         )
     return found[0]
-
-
-def _sorted(components: dict[str, str]) -> list[tuple[str, str]]:
-    return sorted(components.items())
 
 
 def _row(entry: CacheEntry) -> tuple[str, ...]:

@@ -14,12 +14,11 @@ from ....compiler.errors import SettingsError
 from ...gateway.admin_client import AdminClient
 from ...settings import load_settings
 from .. import output
+from ..output import Json
 
 app = typer.Typer(
     no_args_is_help=True, help="List, rotate and revoke signing keys (for the service's owner)."
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 @app.command("ls")

@@ -13,11 +13,11 @@ from ....compiler.errors import SettingsError
 from ...gateway.admin_client import AdminClient
 from ...settings import load_settings
 from .. import output
+from ..output import Json
 
 app = typer.Typer(no_args_is_help=True, help="List and show namespaces, set their quotas.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 _HEADINGS = ("namespace", "compiles", "compile seconds", "period ends", "size", "artifacts")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -29,10 +29,7 @@ def list_namespaces(json: Json = False) -> None:
     """List the namespaces that the token may see, with their use and quotas."""
     with AdminClient(load_settings()) as administration:
         found = administration.namespaces()
-    if json:
-        output.print_json(found)
-        return
-    output.print_table(_HEADINGS, [_row(namespace) for namespace in found])
+    output.print_found(found, _HEADINGS, [_row(namespace) for namespace in found], json=json)
 
 
 @app.command()
@@ -40,10 +37,7 @@ def show(name: Name, json: Json = False) -> None:
     """Show one namespace."""
     with AdminClient(load_settings()) as administration:
         found = administration.namespace(_checked(name))
-    if json:
-        output.print_json(found)
-        return
-    output.print_table(_HEADINGS, [_row(found)])
+    output.print_found(found, _HEADINGS, [_row(found)], json=json)
 
 
 @app.command("set")

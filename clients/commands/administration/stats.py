@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from ...gateway.compile_client import GatewayClient
 from ...settings import load_settings
 from .. import output
+from ..output import Json
 
 
 def stats(
     namespace: Annotated[
         str, typer.Option(help="The namespace; default: the token's own, for the owner's token all of them.")
     ] = "",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    json: Json = False,
 ) -> None:
     """Print requests, hits, misses, compiles, shared compiles, failures, seconds saved and spent."""
     with GatewayClient(load_settings()) as gateway:
         found = gateway.stats(output.checked_namespace(namespace))
     if json:
-        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        output.print_json(found)
         return
     each: dict[str, dict[str, Any]] = found.pop("namespaces", {})
     if len(each) < 2:

@@ -14,6 +14,7 @@ from ....compiler.errors import SettingsError
 from ...gateway.admin_client import AdminClient
 from ...settings import load_settings
 from .. import output
+from ..output import Json
 
 app = typer.Typer(no_args_is_help=True, help="Issue, list and revoke tokens (for administrators).")
 
@@ -42,7 +43,7 @@ def create(
         ),
     ] = False,
     expires: Annotated[str, typer.Option(help="Its life: 45m, 12h, 30d, or never.")] = "90d",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    json: Json = False,
 ) -> None:
     """Issue a token. It is printed to standard output, only once."""
     lifetime = output.lifetime("--expires", expires)
@@ -71,18 +72,13 @@ def create(
 
 @app.command("ls")
 def list_tokens(
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    json: Json = False,
 ) -> None:
     """List tokens by their public ids."""
     with AdminClient(load_settings()) as administration:
         found = administration.tokens()
-    if json:
-        output.print_json(found)
-        return
-    output.print_table(
-        ("id", "name", "namespace", "roles", "created", "expires", "state"),
-        [_row(record) for record in found],
-    )
+    headings = ("id", "name", "namespace", "roles", "created", "expires", "state")
+    output.print_found(found, headings, [_row(record) for record in found], json=json)
 
 
 @app.command()

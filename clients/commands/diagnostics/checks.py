@@ -1,4 +1,4 @@
-"""The doctor's checks: each looks at one thing; says what it found, or raises a typed error with advice."""
+"""The doctor's checks: each returns what it found, or raises a typed error with advice."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CheckResult(Struct, frozen=True, kw_only=True):
 
 
 class _Check(Struct, frozen=True):
-    """A check, and the names of those without which it makes no sense."""
+    """A check, and the names of the checks that must pass before it."""
 
     name: str
     needs: tuple[str, ...]
@@ -72,7 +72,7 @@ class _RoundTrip(Struct):
 
 
 def run() -> Iterator[CheckResult]:
-    """Every check's result, as it becomes known."""
+    """Runs the checks in order."""
     try:
         settings = load_settings()
     except SettingsError as error:
@@ -153,16 +153,16 @@ def _workers(gateway: GatewayClient, settings: ClientSettings) -> str:
 
 
 _CONFINING = {"namespaces", "landlock", "off"}
-"""What keeps a compile from files and network; `off` is its administrator's choice."""
+"""Forms of isolation that deny files and network; `off` is the administrator's choice."""
 
 
 def _isolation(gateway: GatewayClient, settings: ClientSettings) -> str:
     known = [worker for worker in gateway.workers() if worker.isolation and worker.state != "dead"]
-    loose = [worker for worker in known if not _CONFINING & set(worker.isolation)]
-    if loose:
+    unconfined = [worker for worker in known if not _CONFINING & set(worker.isolation)]
+    if unconfined:
         raise IsolationUnavailable(
-            f"compiles on {', '.join(worker.host or worker.id for worker in loose)} see the worker's files "
-            f"(isolation: {', '.join(loose[0].isolation)})",
+            f"compiles on {', '.join(worker.host or worker.id for worker in unconfined)} see the worker's files "
+            f"(isolation: {', '.join(unconfined[0].isolation)})",
             hint="Allow user namespaces or Landlock there (docs/isolation.md)",
         )
     forms = Counter(", ".join(worker.isolation) for worker in known)
@@ -184,14 +184,14 @@ def _toolchain(gateway: GatewayClient, settings: ClientSettings) -> str:
 
     from ....compiler.graph.toolchain import local_target, local_toolchain
 
-    mine = local_toolchain()
+    own = local_toolchain()
     workers = [worker for worker in gateway.workers() if worker.state != "dead"]
     targets = [local_target("cpu"), *([local_target("cuda")] if torch.cuda.is_available() else [])]
     for target in targets:
-        if not any(worker.toolchain == mine and _serves(worker.target, target) for worker in workers):
+        if not any(worker.toolchain == own and _serves(worker.target, target) for worker in workers):
             offered = "; ".join(sorted({_described(w.toolchain, w.target) for w in workers})) or "none"
-            raise NoWorker(f"no worker for {_described(mine, target)} (workers: {offered})")
-    return ", ".join(_described(mine, target) for target in targets)
+            raise NoWorker(f"no worker for {_described(own, target)} (workers: {offered})")
+    return ", ".join(_described(own, target) for target in targets)
 
 
 def _signature(gateway: GatewayClient, settings: ClientSettings) -> str:
@@ -200,14 +200,14 @@ def _signature(gateway: GatewayClient, settings: ClientSettings) -> str:
             "no public key is trusted", hint=f"Set TORCHRELAY_PUBLIC_KEYS, or have it in {credentials_path()}"
         )
     info = gateway.info()
-    theirs = info.get("public_keys", [])
+    served = info.get("public_keys", [])
     store = TrustStore(settings)
     store.refresh_if_newer(gateway.trust_serial, gateway.trust_document)
     trust = store.trust()
     trusted = {key_text(key) for name, key in trust.keys.items() if name not in trust.revoked}
-    if not theirs or not trusted.issuperset(theirs):
+    if not served or not trusted.issuperset(served):
         raise SignatureError(
-            "the gateway serves what a key signed that is not trusted here",
+            "the gateway serves artifacts signed with a key that is not trusted here",
             hint="Compare its public keys with its administrator, then set TORCHRELAY_PUBLIC_KEYS, or run "
             "`torchrelay login`",
         )
@@ -216,9 +216,7 @@ def _signature(gateway: GatewayClient, settings: ClientSettings) -> str:
 
 def _round_trip(gateway: GatewayClient, settings: ClientSettings) -> str:
     with tempfile.TemporaryDirectory(prefix="torchrelay-doctor-") as folder:
-        if (
-            settings.state_dir is not None
-        ):  # a folder of its own for its record, but it knows what this user knows
+        if settings.state_dir is not None:  # its own folder for the record, with the user's trust document
             with contextlib.suppress(FileNotFoundError):
                 shutil.copy(settings.state_dir / FILE, folder)
         environment = child_environment(

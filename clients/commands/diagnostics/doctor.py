@@ -1,25 +1,24 @@
 """`torchrelay doctor`: checks everything between a training script and a compiled graph, in that order.
 
-Each line says `pass`, or `FAIL` and what to do; a check that needs one that failed is skipped and says which.
-The exit status is 1 unless every line passes. The checks themselves are in checks.py.
+Each line says `pass`, or `FAIL` and what to do; a check that needs a failed one is skipped. The exit status is 1 unless
+every check passes.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import msgspec
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from .. import output
+from ..output import Json
 from . import checks
 
 _STYLES = {"pass": "green", "fail": "bold red", "skip": "yellow"}
 
 
 def doctor(
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    json: Json = False,
 ) -> None:
     """Check versions, gateway, Redis, workers, signature and a round trip."""
     console = Console(highlight=False)
@@ -30,8 +29,7 @@ def doctor(
             console.print(_line(result), soft_wrap=True)
     ok = all(result.status == "pass" for result in results)
     if json:
-        body = msgspec.json.encode({"ok": ok, "checks": results})
-        print(msgspec.json.format(body).decode())
+        output.print_json({"ok": ok, "checks": results})
     if not ok:
         raise typer.Exit(1)
 

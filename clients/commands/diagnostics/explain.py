@@ -17,6 +17,7 @@ from ...gateway.compile_client import GatewayClient
 from ...reports.run_report import GraphRecord, LastRun, last_run
 from ...settings import ClientSettings, load_settings
 from .. import output
+from ..output import Json
 
 _KEY_DIGITS = 64
 _SHOWN_DIGITS = 12
@@ -32,7 +33,7 @@ _OUTCOMES = {
 
 
 class KeyExplanation(Struct, frozen=True, kw_only=True):
-    """What the service says of a key; `error`: why it says nothing."""
+    """The service's explanation of a key; `error`: why there is none."""
 
     key: str
     explanation: MissExplanation | None = None
@@ -53,7 +54,7 @@ def explain(
             help="A key, or the first digits of one of the last run; default: all graphs of the run."
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    json: Json = False,
 ) -> None:
     """Show the last run's graphs; for a miss the nearest entry of the cache and the differences."""
     settings = load_settings()
@@ -111,7 +112,7 @@ def _ask(settings: ClientSettings, key: str) -> KeyExplanation:
 def _ask_all(
     settings: ClientSettings, keys: list[str]
 ) -> tuple[tuple[KeyExplanation, ...], RelayError | None]:
-    """What the service answers for each key. A failure that all would meet ends the loop and is returned."""
+    """The service's explanation of each key. An error other than NotFound ends the loop and is returned."""
     found: list[KeyExplanation] = []
     with GatewayClient(settings) as gateway:
         for key in keys:
@@ -134,9 +135,7 @@ def _show(answer: ExplainOutput) -> None:
     for miss in answer.misses:
         console.print()
         for line in _lines(miss):
-            # What the service says cannot style, link or hide anything.
-            shown = "".join(letter if letter.isprintable() else "?" for letter in line)
-            console.print(Text(shown), soft_wrap=True)
+            console.print(Text(output.shown(line)), soft_wrap=True)
 
 
 def _show_run(console: Console, run: LastRun) -> None:
@@ -166,7 +165,7 @@ def _show_run(console: Console, run: LastRun) -> None:
 def _lines(miss: KeyExplanation) -> list[str]:
     name = miss.key[:_SHOWN_DIGITS]
     if miss.explanation is None:
-        return [f"{name}: the service knows nothing of it: it never arrived there, or was forgotten"]
+        return [f"{name}: the service has no record of it: it never arrived there, or the record has expired"]
     nearest, compared = miss.explanation.nearest, miss.explanation.compared
     offered = "; it is in the cache by now" if miss.explanation.published else ""
     if nearest is None:

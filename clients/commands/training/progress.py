@@ -1,9 +1,9 @@
-"""What the command line shows of a running job: lines to print for its events, and one line for its state."""
+"""Texts for a running job: lines for its events, and one line for its state."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import msgspec
 
@@ -24,17 +24,16 @@ from ....compiler.api.training.jobs import CompileCounts
 from ...reports.html_page import plural
 
 _UNITS = ("tokens", "samples")
-"""What throughput is counted in: the first one that a job reports."""
+"""Units of throughput; the first that a job reports is used."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
-"""What a terminal interprets and does not show (ECMA-48): CSI and OSC sequences, and escapes of one character."""
+"""Control sequences of a terminal (ECMA-48): CSI, OSC, and escapes of one character."""
 
 
 class ProgressDisplay:
-    """Takes a job's events in their order. rank: the rank whose log is printed; -1: all, each line with its rank."""
+    """Takes a job's events in their order. Of the ranks' logs, that of rank 0 is shown."""
 
-    def __init__(self, *, state: str = "waiting", rank: int = 0) -> None:
+    def __init__(self, *, state: str = "waiting") -> None:
         self.state = state
-        self._rank = rank
         self._ranks = 0
         self._restarts = 0
         self._started = 0.0
@@ -50,8 +49,8 @@ class ProgressDisplay:
                 values = {**before.values, **event.values}
                 self._latest[event.rank] = msgspec.structs.replace(event, values=values)
             case LogLines():
-                if self._rank in (-1, event.rank):
-                    yield from log_lines(event, named=self._rank == -1)
+                if event.rank == 0:
+                    yield from log_lines(event, named=False)
             case CheckpointEvent():
                 yield _checkpoint(event)
             case JobNote():
@@ -136,11 +135,8 @@ def _as_a_terminal_shows(line: str) -> str:
 
 
 def metrics_line(event: StepMetrics) -> str:
-    return f"step {event.step} rank {event.rank}: {values_text(event.values)}"
-
-
-def values_text(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.6g}" for name, value in values.items())
+    values = ", ".join(f"{name} {value:.6g}" for name, value in event.values.items())
+    return f"step {event.step} rank {event.rank}: {values}"
 
 
 def compiles_text(compiles: CompileCounts) -> str:

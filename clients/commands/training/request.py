@@ -1,4 +1,4 @@
-"""A training job's file as it is sent: its working directory is packed and sent before."""
+"""Makes the request for a training job, after its working directory has been sent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ...jobfiles.working_directory import IGNORE_FILE, pack_directory
 
 
 def train_request(job: TrainFileJob, folder: Path, trains: TrainingJobsClient) -> TrainRequest:
-    """A job as it is sent: its working directory is packed and sent before. folder: what `directory` is relative to.
-    Raises BadTrainJob, with the line; LimitExceeded for a directory that is too large."""
+    """The job's request; its working directory is sent before. folder: what `directory` is relative to. Raises
+    BadTrainJob, with the line; LimitExceeded for a directory that is too large."""
     where = folder / Path(job.directory).expanduser()
     if not where.is_dir():
         raise _wrong(job, "package", f"directory is {job.directory[:200]!r}, and {where} is no folder")
@@ -24,7 +24,7 @@ def train_request(job: TrainFileJob, folder: Path, trains: TrainingJobsClient) -
         raise _wrong(job, "script", f"script is {script[:200]!r}, and {where} has no such file")
     package = pack_directory(where)
     if script and script not in package.names:
-        raise _wrong(job, "script", f"script is {script[:200]!r}, which {IGNORE_FILE} keeps from being sent")
+        raise _wrong(job, "script", f"script is {script[:200]!r}, which {IGNORE_FILE} excludes")
     spec = msgspec.structs.replace(job.spec, package=trains.store_package(package.data))
     return TrainRequest(spec=spec, file=job.file[-300:], lines=job.lines)
 

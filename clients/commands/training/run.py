@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterator
-from contextlib import contextmanager
+from collections.abc import Container
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
-from ....compiler.api.training.events import TrainEvent
 from ....compiler.api.training.jobs import TRAIN_ENDED, TrainJob
 from ....compiler.errors import SettingsError
 from ...gateway.training_jobs import TrainingJobsClient
 from ...jobfiles import train_file
 from ...settings import load_settings
 from .. import output
-from ..output import Namespace
+from ..job_screen import job_screen
+from ..output import Detach, Json, Namespace
 from .progress import ProgressDisplay, compiles_text
 from .request import train_request
 
@@ -78,10 +74,8 @@ def run(
     tune: Annotated[
         bool, typer.Option("--tune", help="Search kernels too, before ranks are placed.")
     ] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Start it, print its id, and do not wait.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the job as JSON, for programs.")] = False,
+    detach: Detach = False,
+    json: Json = False,
     namespace: Namespace = "",
 ) -> None:
     """Start a training job and watch it (`torchrelay train TARGET`); Ctrl-C leaves it running.
@@ -92,7 +86,7 @@ def run(
         "workers": gpus if gpus is not None else workers,
         "device": "cuda" if gpus is not None and device is None else device,
         "cpus": cpus,
-        "memory": _plain(memory),
+        "memory": memory,
         "min_workers": min_workers,
         "precision": precision,
         "retries": retries,
@@ -100,7 +94,7 @@ def run(
         "requirements": None if requirements is None else read_requirements(requirements),
         "environment": None if not env else _environment(env),
         "profile": _profile(profile, profile_ranks, nvtx=profile_nvtx),
-        "timeout": _plain(timeout),
+        "timeout": timeout,
         "name": name,
         "arguments": arguments or None,
         "capture": False if no_capture else None,
@@ -168,23 +162,11 @@ def _profile(steps: str | None, ranks: str | None, *, nvtx: bool) -> dict[str, A
         return None
     found: dict[str, Any] = {"steps": steps, "nvtx": nvtx}
     if ranks is not None:
-        found["ranks"] = [_plain(text) for text in ranks.split(",")]
+        found["ranks"] = ranks.split(",")
     return found
 
 
-def _plain(text: str | None) -> int | str | None:
-    """As YAML reads it."""
-    return int(text) if text is not None and text.isascii() and text.isdecimal() else text
-
-
 # --- watching ----------------------------------------------------------------------------------------------
-
-
-class _Shown(Protocol):
-    """Shows the progress of a job."""
-
-    def event(self, event: TrainEvent) -> None: ...
-    def say(self, text: str) -> None: ...
 
 
 def watch(trains: TrainingJobsClient, job: TrainJob, *, after: int = 0, json: bool = False) -> None:
@@ -192,12 +174,12 @@ def watch(trains: TrainingJobsClient, job: TrainJob, *, after: int = 0, json: bo
     if not json:
         ranks = f"{job.spec.workers} rank{'s' * (job.spec.workers != 1)}"
         print(f"job {job.id}: {output.shown(job.spec.name)}, {ranks}", file=sys.stderr)
-    live = not json and sys.stderr.isatty()
-    with output.job_goes_on("train", job.id), _live(job) if live else _lines(job, quiet=json) as shown:
-        for numbered in trains.follow(
-            job.id, after=after, on_trouble=lambda error: shown.say(f"{error.message}; waiting")
-        ):
-            shown.event(numbered.event)
+    display = ProgressDisplay(state=job.state)
+    with job_screen("train", job.id, json=json) as screen:
+        for numbered in trains.follow(job.id, after=after, on_trouble=screen.trouble):
+            for line in display.take(numbered.event):
+                screen.line(line)
+            screen.state(display.line())
     ended = trains.job(job.id)
     if json:
         output.print_json(ended)
@@ -205,41 +187,6 @@ def watch(trains: TrainingJobsClient, job: TrainJob, *, after: int = 0, json: bo
         print(output.shown(_summary(ended)))
     if ended.state != "done":
         raise typer.Exit(1)
-
-
-@contextmanager
-def _lines(job: TrainJob, *, quiet: bool) -> Iterator[_Shown]:
-    view = ProgressDisplay(state=job.state)
-
-    class Lines:
-        def event(self, event: TrainEvent) -> None:
-            for line in view.take(event):
-                if not quiet:
-                    print(output.shown(line), flush=True)
-
-        def say(self, text: str) -> None:
-            print(output.shown(text), file=sys.stderr, flush=True)
-
-    yield Lines()
-
-
-@contextmanager
-def _live(job: TrainJob) -> Iterator[_Shown]:
-    """The state of the job in the last line; above it its events and the output of rank 0."""
-    console = Console(stderr=True)
-    view = ProgressDisplay(state=job.state)
-
-    class Shown:
-        def event(self, event: TrainEvent) -> None:
-            for line in view.take(event):
-                self.say(line)
-            live.update(Text(output.shown(view.line()), style="bold", no_wrap=True, overflow="ellipsis"))
-
-        def say(self, text: str) -> None:
-            console.print(Text(output.shown(text)), soft_wrap=True)
-
-    with Live(Text(view.line()), console=console, transient=True, refresh_per_second=8) as live:
-        yield Shown()
 
 
 def _summary(job: TrainJob) -> str:

@@ -18,7 +18,7 @@ from ...atomic_file import write_atomically
 from ...gateway.training_jobs import TrainingJobsClient
 from ...settings import load_settings
 from .. import output
-from ..output import Namespace
+from ..output import Follow, JobName, Json, Namespace
 from . import report, run
 from .progress import compiles_text, log_lines, metrics_line
 
@@ -28,14 +28,6 @@ app = typer.Typer(
     help="Train on the cluster (`torchrelay train job.yaml`, `torchrelay train script.py --workers 8 -- ARGUMENTS`): "
     "graphs are compiled before the ranks have their devices.",
 )
-JobName = Annotated[
-    str,
-    typer.Argument(
-        metavar="JOB", help="A job's id, its first digits, or a name (of the newest job with it)."
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")]
 T = TypeVar("T", LogLines, StepMetrics)
 
 _HEADINGS = ("id", "name", "state", "begun (UTC)", "by", "ranks", "step", "restarts", "checkpoint")
@@ -50,10 +42,7 @@ def list_jobs(namespace: Namespace = "", json: Json = False) -> None:
     """List training jobs, the newest first."""
     with _trains(namespace) as trains:
         found = trains.jobs()
-    if json:
-        output.print_json(found)
-        return
-    output.print_table(_HEADINGS, [_row(job) for job in found], right=4)
+    output.print_found(found, _HEADINGS, [_row(job) for job in found], right=4, json=json)
 
 
 @app.command()
@@ -156,11 +145,8 @@ def files(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
     """List the files that a training job made: what its script wrote, traces, exported models."""
     with _trains(namespace) as trains:
         found = trains.files(trains.find(job).id)
-    if json:
-        output.print_json(found)
-        return
     rows = [(each.name, output.size(each.bytes), each.digest[:12]) for each in found]
-    output.print_table(("name", "size", "SHA-256"), rows)
+    output.print_found(found, ("name", "size", "SHA-256"), rows, json=json)
 
 
 @app.command()

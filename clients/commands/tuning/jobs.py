@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.text import Text
 
 from ....compiler.api.tuning.jobs import ENDED, TuneJob, TuneProgress
 from ...gateway.compile_client import GatewayClient
@@ -20,16 +16,9 @@ from ...gateway.tuning_jobs import TuningJobsClient, TuningJobStateChange
 from ...jobfiles import tune_file
 from ...settings import ClientSettings, load_settings
 from .. import output
-from ..output import Namespace
+from ..job_screen import job_screen
+from ..output import Detach, Follow, JobName, Json, Namespace
 from .request import tune_request
-
-JobName = Annotated[
-    str,
-    typer.Argument(
-        metavar="JOB", help="A job's id, its first digits, or a name (of the newest job with it)."
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 _HEADINGS = ("id", "name", "state", "begun (UTC)", "by", "device", "done", "known", "failed", "left")
 _ITEMS = ("line", "kind", "state", "problem", "result")
@@ -39,9 +28,7 @@ def run(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The job: YAML, as docs/tuning-jobs.md describes it.")
     ],
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Start it, print its id, and do not wait.")
-    ] = False,
+    detach: Detach = False,
     json: Json = False,
     namespace: Namespace = "",
 ) -> None:
@@ -64,10 +51,7 @@ def list_jobs(namespace: Namespace = "", json: Json = False) -> None:
     """List tuning jobs, the newest first."""
     with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
         found = tunes.jobs()
-    if json:
-        output.print_json(found)
-        return
-    output.print_table(_HEADINGS, [_row(job) for job in found], right=4)
+    output.print_found(found, _HEADINGS, [_row(job) for job in found], right=4, json=json)
 
 
 def show(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
@@ -93,7 +77,7 @@ def show(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
 
 def logs(
     job: JobName,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
+    follow: Follow = False,
     namespace: Namespace = "",
 ) -> None:
     """Print the finished items of a tuning job, one per line; with -f the exit status is the job's."""
@@ -121,22 +105,15 @@ def resume(
 ) -> None:
     """Continue a tuning job with the items that failed, were skipped or were cancelled."""
     with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
-        had = tunes.job(tunes.find(job).id).progress
-        found = tunes.resume(tunes.find(job).id)
+        before = tunes.job(tunes.find(job).id)
+        found = tunes.resume(before.job.id)
         if detach or found.state in ("done", "cancelled"):
             print(f"{found.id} is {found.state}")
             return
-        _follow(tunes, found, json=False, had=had)
+        _follow(tunes, found, json=False, earlier=before.progress)
 
 
 # --- following ---------------------------------------------------------------------------------------------
-
-
-class _Shown(Protocol):
-    """Shows the progress of a job."""
-
-    def item(self, item: TuneProgress, *, silent: bool) -> None: ...
-    def say(self, text: str) -> None: ...
 
 
 def _follow(
@@ -145,20 +122,24 @@ def _follow(
     *,
     json: bool,
     plain: bool = False,
-    had: Sequence[TuneProgress] = (),
+    earlier: Sequence[TuneProgress] = (),
 ) -> None:
     """Show the job until its end. Exits with 1 if an item of its file failed or it was cancelled, 130 after Ctrl-C.
 
-    had: the progress of its items before it was resumed, which is not printed again."""
-    bar = not (json or plain) and sys.stderr.isatty()
+    earlier: the progress of its items before it was resumed, which is not printed again."""
+    total = sum(job.items.values())
     if not json:
-        print(f"job {job.id}: {sum(job.items.values())} items", file=sys.stderr)
-    with output.job_goes_on("tune", job.id), _bar(job) if bar else _lines(quiet=json) as shown:
-        for event in tunes.follow(job.id, on_trouble=lambda error: shown.say(f"{error.message}; waiting")):
+        print(f"job {job.id}: {total} items", file=sys.stderr)
+    latest: dict[int, TuneProgress] = {}
+    with job_screen("tune", job.id, json=json, plain=plain) as screen:
+        for event in tunes.follow(job.id, on_trouble=screen.trouble):
             if isinstance(event, TuneProgress):
-                shown.item(event, silent=event in had)
-            elif isinstance(event, TuningJobStateChange) and event.state == "cancelled" and not had:
-                shown.say("cancelled")
+                latest[event.item] = event
+                if event.state in ENDED and event not in earlier:
+                    screen.line(_line(event))
+                screen.state(_state(job, total, latest.values()))
+            elif isinstance(event, TuningJobStateChange) and event.state == "cancelled" and not earlier:
+                screen.line("cancelled")
     reply = tunes.job(job.id)
     if json:
         output.print_json(reply)
@@ -171,55 +152,12 @@ def _follow(
         raise typer.Exit(1)
 
 
-@contextmanager
-def _lines(*, quiet: bool) -> Iterator[_Shown]:
-    class Lines:
-        def item(self, item: TuneProgress, *, silent: bool) -> None:
-            if not (quiet or silent) and item.state in ENDED:
-                print(_line(item), flush=True)
-
-        def say(self, text: str) -> None:
-            print(output.shown(text), file=sys.stderr, flush=True)
-
-    yield Lines()
-
-
-@contextmanager
-def _bar(job: TuneJob) -> Iterator[_Shown]:
-    """A bar with the current item, and a line above it for each item that has ended."""
-    console = Console(stderr=True)
-    progress = Progress(
-        TextColumn("{task.fields[label]}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[now]}"),
-        console=console,
-        transient=True,
-    )
-    task = progress.add_task("", total=sum(job.items.values()), label=Text(job.name[:40]), now="")
-    ended: set[int] = set()
-    searching: dict[int, str] = {}
-
-    class Bar:
-        def item(self, item: TuneProgress, *, silent: bool) -> None:
-            if item.state in ENDED:
-                searching.pop(item.item, None)
-                if item.item not in ended and not silent:
-                    progress.console.print(Text(_line(item)), soft_wrap=True)
-                ended.add(item.item)
-            else:
-                ended.discard(item.item)
-                searching[item.item] = item.text
-            now = next(iter(searching.values()), "")
-            more = f" and {len(searching) - 1} more" if len(searching) > 1 else ""
-            progress.update(task, completed=len(ended), now=Text(output.shown(now[:60] + more)))
-
-        def say(self, text: str) -> None:
-            progress.console.print(Text(output.shown(text)), soft_wrap=True)
-
-    with progress:
-        yield Bar()
+def _state(job: TuneJob, total: int, items: Iterable[TuneProgress]) -> str:
+    searching = [item.text for item in items if item.state not in ENDED]
+    ended = sum(item.state in ENDED for item in items)
+    more = f" and {len(searching) - 1} more" if len(searching) > 1 else ""
+    now = f" · {searching[0][:60]}{more}" if searching else ""
+    return f"{job.name[:40]}: {ended} of {total} items ended{now}"
 
 
 def _line(item: TuneProgress) -> str:

@@ -1,4 +1,4 @@
-"""A tuning job's file as it is sent: captured graphs are sent before, kernels' sources are looked up."""
+"""Makes the request for a tuning job, after its captured graphs have been sent."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from ....compiler.api.tuning.jobs import GraphTuneItem, KernelTuneItem, TuneItem, TuneRequest
 from ....compiler.errors import BadTuneJob, SettingsError
 from ...gateway.tuning_jobs import TuningJobsClient
-from ...jobfiles import captured_graphs, kernel_entries
+from ...jobfiles import captured_graphs
 from ...jobfiles.tune_file import TuneFile
 
 
 def tune_request(spec: TuneFile, path: Path, tunes: TuningJobsClient, *, threads: int) -> TuneRequest:
-    """A job's file as it is sent: its captured graphs are sent before, its kernels' source is looked up. path: the
-    file's. threads: of a CPU's kernels, if the file does not say. Raises BadTuneJob, with the line."""
+    """The request for a job's file; captured graphs are sent before. path: the file's. threads: of a CPU's kernels, if
+    the file does not say. Raises BadTuneJob, with the line."""
     items: list[TuneItem] = [*spec.operators, *spec.graphs]
     for file in spec.files:
         try:
@@ -28,12 +28,8 @@ def tune_request(spec: TuneFile, path: Path, tunes: TuningJobsClient, *, threads
         from ...capture.tuning_kernels import resolve_kernel
 
         for item in spec.kernels:
-            try:
-                items.append(
-                    KernelTuneItem(item.line, item.text, resolve_kernel(item, path.parent.absolute()))
-                )
-            except kernel_entries.BadKernelEntry as error:
-                raise BadTuneJob(f"{spec.file}, line {error.line}: {error.message}") from None
+            kernel = resolve_kernel(item, path.parent.absolute())
+            items.append(KernelTuneItem(item.line, item.text, kernel))
     return TuneRequest(
         name=spec.name or path.stem[:200],
         items=items,

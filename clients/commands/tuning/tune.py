@@ -1,7 +1,4 @@
-"""`torchrelay tune`: the team's tuning winners as a file for version control, and back; what changed in it.
-
-jobs.py has the commands of batch jobs, report.py the report.
-"""
+"""`torchrelay tune`: writes, imports and compares tuning locks. jobs.py has the commands for tuning jobs."""
 
 from __future__ import annotations
 

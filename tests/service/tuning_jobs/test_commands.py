@@ -146,7 +146,7 @@ def test_what_the_service_refuses_names_the_line_too(
     wrong = command("job.yaml")
     assert (wrong.returncode, wrong.stderr.splitlines()[-1].partition(" 'f99'")[0]) == (
         2,
-        "torchrelay: job.yaml, line 8: dtype:",
+        "torchrelay: job.yaml, line 8: dtype is",
     )
     (tmp_path / "job.yaml").write_text("operators:\n- {op: scaled_mm, m: 16, n: 16, k: 16}\nthreads: 1\n")
     wrong = command("job.yaml")

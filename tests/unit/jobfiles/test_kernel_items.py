@@ -6,14 +6,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import kernel_parts
 import pytest
 
 pytest.importorskip("triton", reason="needs Triton, not a GPU")
 
 from torchrelay.clients.capture.tuning_kernels import resolve_kernel
-from torchrelay.clients.jobfiles.kernel_entries import BadKernelEntry, parse
+from torchrelay.clients.jobfiles import kernel_entries
 from torchrelay.compiler.api.tuning import kernels
 from torchrelay.compiler.api.tuning.kernels import KernelSpec
+from torchrelay.compiler.errors import BadTuneJob
 from torchrelay.compiler.request import triton_source
 
 MODULE = """\
@@ -83,14 +85,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def resolved(folder: Path, **changes: Any) -> KernelSpec:
-    (item,) = parse({**SCALE, **changes}, LINES)
+    entry = kernel_parts.written({**SCALE, **changes})
+    (item,) = kernel_entries.parse(kernel_parts.reader(LINES), (), entry)
     return resolve_kernel(item, folder)
 
 
 def refused(folder: Path, **changes: Any) -> str:
-    with pytest.raises(BadKernelEntry) as error:
+    with pytest.raises(BadTuneJob) as error:
         resolved(folder, **changes)
-    return str(error.value)
+    return error.value.message
 
 
 def test_a_kernel_is_sent_with_its_candidates_grids_and_arguments(folder: Path) -> None:
@@ -198,4 +201,4 @@ def test_what_cannot_be_searched_is_refused_with_its_line(
 
 def test_without_triton_the_line_says_what_to_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    assert refused(folder, **TRIED).startswith("line 4: Triton is not installed here")
+    assert refused(folder, **TRIED).startswith("job.yaml, line 4: Triton is not installed here")

@@ -94,31 +94,34 @@ def test_what_a_file_leaves_out_is_the_records_default() -> None:
         ("script: /a.py", "line 1: script is '/a.py'"),
         ("function: module.main", "line 1: function is 'module.main'"),
         ("script: a.py\nworker: 2", "line 2: 'worker' is no field here; there are arguments, "),
-        ("script: a.py\nworkers: two", "line 2: workers is a whole number from 1 to 4096"),
+        ("script: a.py\nworkers: two", "line 2: workers: Expected `int`, got `str`"),
         ("script: a.py\nworkers: 2\nmin_workers: 3", "line 3: min_workers is 3, and workers 2"),
         ("script: a.py\n\ndevice: tpu", "line 3: device is 'tpu'; allowed: cpu, cuda"),
         ("script: a.py\nprecision: int4", "line 2: precision is 'int4'; allowed: fp32, tf32, bf16, fp16"),
-        ("script: a.py\nmemory: much", "line 2: memory is a number of bytes, or like 16GiB"),
-        ("script: a.py\ncpus: 0", "line 2: cpus is a number above 0"),
-        ("script: a.py\nretries: -1", "line 2: retries is a whole number from 0 to 1000"),
+        (
+            "script: a.py\nmemory: much",
+            "line 2: memory is 'much'; allowed: bytes of each rank, or like 16GiB",
+        ),
+        ("script: a.py\ncpus: 0", "line 2: cpus: Expected `float` > 0"),
+        ("script: a.py\nretries: -1", "line 2: retries: Expected `int` >= 0"),
         (
             "script: a.py\ncheckpoints: out",
             "line 2: checkpoints is 'out'; allowed: a folder that all nodes see",
         ),
-        ("script: a.py\ncapture: yes", "line 2: capture is true or false"),
+        ("script: a.py\ncapture: yes", "line 2: capture: Expected `bool`"),
         ("script: a.py\nprofile: 15:10", "line 2: profile's steps end at 10, and begin at 15"),
         ("script: a.py\nprofile:\n  steps: all", "line 3: profile's steps are like 10:15"),
         (
             "script: a.py\nprofile:\n  steps: 1:2\n  ranks: [1]",
-            "line 4: ranks, item 1, is a whole number from 0 to 0",
+            "line 4: profile's ranks are from 0 to 0",
         ),
-        ("script: a.py\ntimeout: soon", "line 2: timeout is a number, or like 90s"),
-        ("script: a.py\narguments: --x", "line 2: arguments is a list of at most 1000 texts"),
+        ("script: a.py\ntimeout: soon", "line 2: timeout is 'soon'; allowed: a number, or like 90s"),
+        ("script: a.py\narguments: --x", "line 2: arguments: Expected `list`, got `str`"),
         (
             "script: a.py\narguments:\n- a\n- {b: c}",
-            "line 4: arguments, item 2, is a text of at most 4096 characters",
+            "line 4: arguments, item 2: Expected `str`",
         ),
-        ("script: a.py\nenvironment:\n  1X: 2", "line 3: '1X' is no name of a variable"),
+        ("script: a.py\nenvironment:\n  1X: 2", "line 2: environment: Expected `str` matching"),
         ("script: a.py\nscript: b.py", "line 2: script is given twice"),
         ("script: &x a.py", "line 1: anchors and aliases are not used here"),
         ("- script", "line 1: fields are expected here"),
@@ -133,7 +136,7 @@ def test_options_come_before_the_file_and_have_no_line() -> None:
     job = read(text, workers=4, function="m:f", arguments=["--new"])
     assert job.spec == TrainSpec(name="job", function="m:f", workers=4, arguments=["--new"])
     assert job.lines == {}
-    assert refused(text, workers=0) == "job.yaml: workers is a whole number from 1 to 4096"
+    assert refused(text, workers=0) == "job.yaml: workers: Expected `int` >= 1"
 
 
 def test_a_job_without_a_file_names_the_command_line() -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import kernel_parts
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrelay.clients.jobfiles import kernel_entries
-from torchrelay.clients.jobfiles.kernel_entries import BadKernelEntry, number_of, parse
+from torchrelay.clients.jobfiles.kernel_entries import number_of
 from torchrelay.compiler.api.tuning import kernels
 from torchrelay.compiler.api.tuning.kernels import KernelSpec
-from torchrelay.compiler.errors import BadExpression
+from torchrelay.compiler.errors import BadExpression, BadTuneJob
 from torchrelay.compiler.request import codec, schema, triton_source
 from torchrelay.compiler.request.validate import check_request
 from torchrelay.compiler.tuning.records import Operand, contiguous
@@ -37,6 +39,10 @@ ENTRY: dict[str, Any] = {
     "num_warps": [2, 4],
 }
 LINES = {(): 10, ("sizes",): 12, ("arguments",): 14, ("arguments", "x_ptr"): 16, ("grid",): 24, ("tune",): 25}
+
+
+def parse(value: Any, lines: Any) -> list[kernel_entries.KernelEntry]:
+    return kernel_entries.parse(kernel_parts.reader(lines), (), kernel_parts.written(value))
 
 
 def entry(**changes: Any) -> dict[str, Any]:
@@ -76,26 +82,30 @@ def test_an_entry_has_an_item_for_each_combination_of_its_sizes() -> None:
 @pytest.mark.parametrize(
     ("changes", "line", "message"),
     [
-        ({"kernel": "softmax_kernel"}, 10, "'softmax_kernel' is no `module:function`"),
-        ({"kernel": "a:b:c"}, 10, "no `module:function`"),
-        ({"kernels": 3}, 10, "'kernels' is none of arguments, grid"),
-        ({"space": "large"}, 10, "neither default nor exhaustive"),
-        ({"sizes": {"rows": 2.5, "columns": 3}}, 12, "size rows is no whole number"),
-        ({"sizes": {"rows": [], "columns": 3}}, 12, "size rows is an empty list"),
-        ({"sizes": {"rows": True, "columns": 3}}, 12, "size rows is no whole number"),
+        ({"kernel": "softmax_kernel"}, 10, "kernel is 'softmax_kernel'; allowed: module:function"),
+        ({"kernel": "a:b:c"}, 10, "kernel is 'a:b:c'; allowed: module:function"),
+        ({"kernels": 3}, 10, "'kernels' is no field here; there are arguments, grid"),
+        ({"space": "large"}, 10, "space is 'large'; allowed: default, exhaustive"),
+        ({"sizes": {"rows": 2.5, "columns": 3}}, 12, "sizes: Expected `int`"),
+        ({"sizes": {"rows": [], "columns": 3}}, 12, "sizes: Expected `list` of length >= 1"),
+        ({"sizes": {"rows": True, "columns": 3}}, 12, "sizes: Expected `int`"),
         (
             {"sizes": {"rows": list(range(40)), "columns": list(range(40))}},
             12,
             "1600 combinations, 1000 allowed",
         ),
-        ({"sizes": {"not a name": 3}}, 12, "'not a name' is no name"),
+        ({"sizes": {"not a name": 3}}, 12, "sizes: Expected `str` matching"),
         ({"arguments": {"x_ptr": "f32[depth]"}}, 16, "unknown symbol 'depth'"),
         ({"arguments": {"x_ptr": "f33[rows]"}}, 16, "'f33' is no dtype"),
         ({"arguments": {"x_ptr": "f32[rows - 5000]"}}, 16, "length rows - 5000 is -904"),
         ({"arguments": {"x_ptr": "f32[rows / 3]"}}, 16, "no whole number"),
         ({"arguments": {"x_ptr": "f32[rows]:1,2"}}, 16, "1 dimensions has 2 strides"),
-        ({"arguments": {"x_ptr": {"dtype": "f32", "shape": 3}}}, 16, "lists of up to 16"),
-        ({"arguments": {"x_ptr": {"dtype": "f32", "shape": [3], "device": "cpu"}}}, 16, "no 'device'"),
+        ({"arguments": {"x_ptr": {"dtype": "f32", "shape": 3}}}, 16, "shape: Expected `list`"),
+        (
+            {"arguments": {"x_ptr": {"dtype": "f32", "shape": [3], "device": "cpu"}}},
+            16,
+            "unknown field `device`",
+        ),
         ({"arguments": {"x_ptr": "__import__('os')"}}, 16, "characters outside the grammar"),
         ({"arguments": {"x_ptr": "os.system"}}, 16, "not in the grammar"),
         ({"arguments": {"x_ptr": [1]}}, 16, "a list is neither a tensor"),
@@ -103,38 +113,36 @@ def test_an_entry_has_an_item_for_each_combination_of_its_sizes() -> None:
         ({"arguments": {"x_ptr": "'say \"'"}}, 16, "characters that could end it"),
         ({"arguments": {"n": 3}}, 14, "no argument is a tensor"),
         ({"arguments": {"x_ptr": "f32[rows]", "rows": 3}}, 14, "another number among the sizes"),
-        ({"arguments": []}, 14, "no argument is a tensor"),
-        ({"arguments": [1]}, 14, "no mapping"),
-        ({"grid": []}, 24, "one to three"),
+        ({"arguments": []}, 14, "arguments: Expected `mapping`"),
+        ({"arguments": [1]}, 14, "arguments: Expected `mapping`"),
+        ({"grid": []}, 24, "grid: Expected `list` of length >= 1"),
         ({"grid": "lambda meta: 3"}, 24, "characters outside the grammar"),
         ({"grid": "open(3)"}, 24, "calls 'open'"),
-        ({"grid": [[1]]}, 24, "no number and no expression"),
-        ({"tune": {"ROWS": 4}}, 25, "no list of values"),
-        ({"tune": {"ROWS": [4, 4]}}, 25, "stands there twice"),
-        ({"tune": {"num_warps": [4]}}, 25, "beside `tune`"),
+        ({"grid": [[1]]}, 24, "grid, item 1: Expected `str`"),
+        ({"tune": {"ROWS": 4}}, 25, "tune: Expected `list`"),
+        ({"tune": {"num_warps": [4]}}, 25, "a field next to `tune`"),
         ({"tune": {"BLOCK": [4]}}, 25, "both an argument and tuned"),
         ({"num_warps": [3]}, 10, "powers of two"),
-        ({"num_stages": [0]}, 10, "whole numbers from 1"),
-        ({"num_stages": [2, 2]}, 10, "stands there twice"),
+        ({"num_stages": [0]}, 10, "num_stages, item 1: Expected `int` >= 1"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_line(changes: dict[str, Any], line: int, message: str) -> None:
-    with pytest.raises(BadKernelEntry) as refused:
+    with pytest.raises(BadTuneJob) as refused:
         parse(entry(**changes), LINES)
-    assert refused.value.line == line
+    assert refused.value.message.startswith(f"job.yaml, line {line}: ")
     assert message in refused.value.message
 
 
 @pytest.mark.parametrize("missing", ["kernel", "arguments", "grid"])
 def test_an_entry_names_kernel_arguments_and_grid(missing: str) -> None:
     short = {name: value for name, value in ENTRY.items() if name != missing}
-    with pytest.raises(BadKernelEntry, match=f"line 10: the kernel has no `{missing}`"):
+    with pytest.raises(BadTuneJob, match=f"line 10: Object missing required field `{missing}`"):
         parse(short, LINES)
 
 
 def test_an_entry_that_is_no_mapping_is_refused() -> None:
-    with pytest.raises(BadKernelEntry, match="line 10: a kernel is a mapping"):
-        parse(["softmax"], LINES)  # type: ignore[arg-type]
+    with pytest.raises(BadTuneJob, match="line 10: fields are expected here"):
+        parse(["softmax"], LINES)
 
 
 @pytest.mark.parametrize(
@@ -189,8 +197,8 @@ def test_a_damaged_entry_is_refused_or_read(changes: dict[str, Any], gone: list[
     damaged = {name: value for name, value in entry(**changes).items() if name not in gone}
     try:
         parse(damaged, LINES)
-    except BadKernelEntry as error:
-        assert error.line >= 10
+    except BadTuneJob as error:
+        assert re.match("job.yaml, line [12][0-9]: ", error.message)
 
 
 def item(**changes: Any) -> kernel_entries.KernelEntry:
@@ -228,7 +236,7 @@ def test_what_the_file_names_is_tried_beside_the_kernels_own() -> None:
 
 def test_too_many_candidates_are_refused_before_they_are_made() -> None:
     huge = item(tune={name: list(range(100)) for name in "ABCDEFGH"})
-    with pytest.raises(BadKernelEntry, match=r"line 25: the kernel has \d{16,} candidates, 1024 allowed"):
+    with pytest.raises(BadTuneJob, match=r"line 25: the kernel has \d{16,} candidates, 1024 allowed"):
         kernel_entries.candidates(huge, [])
 
 
@@ -243,7 +251,7 @@ def test_too_many_candidates_are_refused_before_they_are_made() -> None:
     ],
 )
 def test_a_grid_that_cannot_be_is_refused(grid: str, message: str) -> None:
-    with pytest.raises(BadKernelEntry, match="line 24") as refused:
+    with pytest.raises(BadTuneJob, match="line 24") as refused:
         kernel_entries.grid_of(item(grid=grid), config(ROWS=1))
     assert message in refused.value.message
 

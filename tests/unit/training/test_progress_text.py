@@ -82,10 +82,9 @@ def test_after_a_restart_compiles_and_first_steps_are_counted_anew() -> None:
     ]
 
 
-def test_logs_are_rank_0s_or_everyones_by_name() -> None:
+def test_only_the_log_of_rank_0_is_shown() -> None:
     logs = [LogLines(rank=n, stream="stdout", lines=["a", "b"]) for n in range(2)]
     assert told(ProgressDisplay(), *logs) == ["a", "b"]
-    assert told(ProgressDisplay(rank=-1), *logs) == ["rank 0: a", "rank 0: b", "rank 1: a", "rank 1: b"]
 
 
 def test_numbers_are_short() -> None:
