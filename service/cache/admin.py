@@ -7,6 +7,7 @@ removes it, or when its blob turns out to be lost or damaged.
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 from redis.asyncio import Redis
 
@@ -78,31 +79,21 @@ class CacheAdmin:
 
     async def pin(self, key: str, *, pinned: bool, by: Grant) -> CacheEntry:
         """Keep the entry from eviction, or no longer. Raises NotFound."""
-        keys, action = self._keys, "pinned" if pinned else "unpinned"
-        event = AuditEvent(action="pinned" if pinned else "unpinned", name=by.name, token=by.id, key=key)
+        action: Literal["pinned", "unpinned"] = "pinned" if pinned else "unpinned"
+        event = AuditEvent(action=action, name=by.name, token=by.id, key=key)
         if not await self._scripts.pin(
-            keys=[keys.index(key), keys.lru, keys.pinned, self._audit.stream],
-            args=[key, action, self._audit.entries, *event.fields()],
+            keys=self._keys.entry_keys(key), args=[key, self._audit.entries, action, *event.fields()]
         ):
             raise NotFound(f"there is no artifact {key}", hint=_HINT)
         return await self.entry(key)
 
     async def remove(self, key: str, *, by: Grant) -> CacheEntry:
         """Take the entry out, pinned or not, then its bytes. The entry as it was. Raises NotFound, Unavailable."""
-        keys = self._keys
         was = await self.entry(key)
         event = AuditEvent(action="deleted", name=by.name, token=by.id, key=key)
         removed = await self._scripts.remove(
-            keys=[
-                keys.index(key),
-                keys.lru,
-                keys.pinned,
-                keys.sizes,
-                keys.total,
-                keys.inline,
-                self._audit.stream,
-            ],
-            args=[key, keys.blob_prefix, self._audit.entries, *event.fields()],
+            keys=self._keys.entry_keys(key),
+            args=[key, self._audit.entries, self._keys.blob_prefix, *event.fields()],
         )
         if removed is None:
             raise NotFound(f"there is no artifact {key}", hint=_HINT)

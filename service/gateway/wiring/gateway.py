@@ -138,7 +138,7 @@ class TenantParts:
         self.dispatcher = Dispatcher(
             settings,
             namespace,
-            Leases(redis, keys, scripts, settings),
+            Leases(keys, scripts, settings),
             self.cache,
             self.tunings,
             self.searches,
