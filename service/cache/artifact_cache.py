@@ -165,7 +165,7 @@ class ArtifactCache:
                     self._verified.popitem(last=False)
             if statement.origin and not self._keyring.vouches_for(statement.origin):
                 raise SignatureError(
-                    f"it was imported on the word of key {statement.origin!r}, trusted no more"
+                    f"it was imported because key {statement.origin!r} had signed it, which is trusted no more"
                 )
         except (ArtifactError, SignatureError) as error:
             return error.message
@@ -251,18 +251,18 @@ class ArtifactCache:
         gone = await self._evict(self._keys.namespace, self._quota_bytes)
         return gone + await self._evict("", self._limit_bytes)
 
-    async def _evict(self, namespace: str, limit: int) -> int:
+    async def _evict(self, whose: str, limit: int) -> int:
         keys, gone = self._keys, 0
         while True:
             flat = await self._scripts.evict(
                 keys=[keys.namespaces, keys.inline],
-                args=[keys.installation, DEFAULT_NAMESPACE, namespace, limit, _EVICT_BATCH],
+                args=[keys.installation, DEFAULT_NAMESPACE, whose, limit, _EVICT_BATCH],
             )
             for i in range(0, len(flat), 4):
-                whose, key, digest, place = (part.decode() for part in flat[i : i + 4])
-                if place != "redis":  # those went with their entry: a crash here leaves nothing for ever
-                    await self._blobs.of(whose).discard(key, digest)
-                log.info("evicted", namespace=whose, key=key)
+                namespace, key, digest, place = (part.decode() for part in flat[i : i + 4])
+                if place != "redis":  # those went with their entry
+                    await self._blobs.of(namespace).discard(key, digest)
+                log.info("evicted", namespace=namespace, key=key)
             gone += len(flat) // 4
             if len(flat) < 4 * _EVICT_BATCH:
                 return gone

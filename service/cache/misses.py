@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-import structlog
 from msgspec import Struct
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from ...compiler import decoding
 from ...compiler.api.compiles import MissExplanation, NearestEntry
@@ -22,6 +20,7 @@ from ...compiler.request import codec
 from ...compiler.request.key_diff import compare
 from ..admission.compile_request import CompileRequest
 from ..storage.redis.keys import Keys
+from ..storage.redis.retry import redis_errors_logged
 from ..storage.redis.scripts import Scripts
 
 REQUESTS = 2000
@@ -34,8 +33,6 @@ _RECORD_BYTES = 16 << 10
 _DECODED_BYTES = 1 << 20
 _SHORT = 64
 _THREADS = 2
-
-log = structlog.get_logger(__name__)
 
 
 class _IndexEntry(Struct, frozen=True):
@@ -56,27 +53,10 @@ class Misses:
         self._scripts = scripts
         self._comparing = asyncio.Semaphore(_THREADS)
 
-    async def note_again(self, key: str) -> bool:
-        """Notes that `key` missed now; false if nothing is known of it yet, and `record` is due.
-
-        True also when Redis fails: a miss without an explanation must not become an error.
-        """
-        try:
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.pexpire(self._keys.miss(key), _TTL_SECONDS * 1000)
-                pipe.time()
-                known, (seconds, micros) = await pipe.execute()
-            if known:
-                await self._redis.zadd(self._keys.misses, {key: seconds * 1000 + micros // 1000}, xx=True)
-        except RedisError as error:
-            log.warning("miss_not_noted", key=key, error=str(error))
-            return True
-        return bool(known)
-
     async def record(self, request: CompileRequest) -> None:
-        """Stores the components of a request that missed. A failure of Redis is only logged."""
+        """Stores when a request missed, and its components. A failure of Redis is only logged."""
         graph, keys = request.components["graph"], self._keys
-        try:
+        with redis_errors_logged("miss_not_recorded", key=request.key):
             await self._scripts.record_miss(
                 keys=[keys.miss(request.key), keys.misses, keys.graphs, keys.same_graph(graph)],
                 args=[
@@ -91,8 +71,6 @@ class Misses:
                     keys.same_graph_prefix,
                 ],
             )
-        except RedisError as error:
-            log.warning("miss_not_remembered", key=request.key, error=str(error))
 
     async def explain(self, key: str) -> MissExplanation:
         """The entry nearest to a request. Raises NotFound for a key that is neither offered nor missed lately."""
@@ -109,7 +87,7 @@ class Misses:
         if components is None:
             raise NotFound(
                 f"nothing is known of request {key}",
-                hint="Of requests that missed, the latest are kept, for a week",
+                hint="Requests that missed are stored for a week, the latest of them",
             )
         same_graph = await self._redis.zrevrange(keys.same_graph(components["graph"]), 0, SAME_GRAPH - 1)
         near = [part.decode() for part in [*same_graph, *used, *pinned]]

@@ -42,7 +42,7 @@ from ..cache.artifact_cache import ArtifactCache, Offer, make_offer
 from ..settings import ServiceSettings
 from ..signing.keyring import Keyring
 from ..storage.blobs import BlobStoreDown
-from ..storage.redis.retry import REDIS_OUTAGES, retry_while_down
+from ..storage.redis.retry import REDIS_OUTAGES, redis_errors_logged, retry_while_down
 from .search.compile_queries import CompileQueries, OnQuery
 from .search.database import TuningDatabase
 from .search.queue import SearchQueue
@@ -109,8 +109,8 @@ class Dispatcher:
 
     @contextmanager
     def listening(self, key: str, on_query: OnQuery) -> Iterator[None]:
-        """Meanwhile, calls `on_query` with what compiles of `key` here ask of the tuning database. Of several listeners
-        to a key, only the last is called."""
+        """Inside, calls `on_query` with each tuning query of a compile of `key` here. Of several listeners to a key,
+        only the last is called."""
         self._listeners[key] = on_query
         try:
             yield
@@ -139,7 +139,7 @@ class Dispatcher:
         return "start"
 
     async def take_over(self, key: str) -> bool:
-        """Goes on with a compile whose holder died; false if it lives, is over, or is not known."""
+        """Continues a compile whose holder died; false if that lives, or if the compile is over or not known."""
         if self._flights_of(key):
             return False  # the task that renews its lease takes it again
         lease = await self._leases.take_over(key)
@@ -186,7 +186,7 @@ class Dispatcher:
                 verdict = renewer.result()
                 log.info("compile_stopped", key=key, verdict=verdict)
                 if verdict == "abandoned":
-                    error = CompileKilled("nobody waits for this compile any more", hint="Ask again")
+                    error = CompileKilled("no client waits for this compile any more", hint="Ask again")
                     await self._leases.fail(flight.lease, error, remember_seconds=0)
                 return
             await end(renewer)
@@ -194,22 +194,17 @@ class Dispatcher:
         except asyncio.CancelledError:
             await end(worker)
             await end(renewer)
-            try:
+            with redis_errors_logged("lease_not_released", key=key):  # it expires by itself
                 await self._leases.release(flight.lease)
-            except RedisError as error:
-                log.warning("lease_not_released", key=key, error=str(error))  # it expires by itself
             raise
         finally:
             await self._charge(flight)
 
     async def _charge(self, flight: Flight) -> None:
         """Counts what a worker spent, whatever the result."""
-        if not flight.worked:
-            return
-        try:
-            await self._leases.charge(flight.worked)
-        except RedisError as error:
-            log.warning("spending_not_noted", seconds=round(flight.worked, 3), error=str(error))
+        if flight.worked:
+            with redis_errors_logged("spending_not_counted", seconds=round(flight.worked, 3)):
+                await self._leases.charge(flight.worked)
 
     async def _renew_lease(self, flight: Flight) -> Literal["lost", "published", "abandoned"]:
         """Renews until another holder has the lease, or no client waits for the compile. Waits while Redis is down."""
@@ -299,10 +294,8 @@ class Dispatcher:
 
     async def _report_progress(self, flight: Flight, stage: compiles.Stage, detail: str) -> None:
         """Progress is for people: if Redis does not take an event, that is logged and the compile goes on."""
-        try:
+        with redis_errors_logged("progress_lost", key=flight.lease.key, stage=stage):
             await self._leases.progress(flight.lease, stage, detail)
-        except RedisError as error:
-            log.warning("progress_lost", key=flight.lease.key, stage=stage, error=str(error))
 
     async def _publish(self, flight: Flight, offer: Offer) -> bool:
         """Publishes, and tries again while Redis or the blob store is down; the lease is renewed meanwhile. False:
@@ -353,7 +346,7 @@ class Dispatcher:
 
 
 def _as_relay_error(failure: BaseException) -> RelayError:
-    """What clients are told. Only our own errors' texts reach them; the rest is in the log."""
+    """The error for clients. They see only the texts of our own errors; the rest is in the log."""
     if isinstance(failure, ArtifactError):
         return ServiceError(f"the worker returned an artifact that cannot be signed: {failure.message}")
     if isinstance(failure, RelayError):
