@@ -23,6 +23,7 @@ from ...compiler.errors import ArtifactError, MalformedRequest, SignatureError, 
 from ..access.audit import AuditEvent, AuditLog
 from ..access.tokens import Grant
 from ..base.metrics import GatewayMetrics
+from ..settings import ServiceSettings
 from ..signing.keyring import Keyring
 from ..storage.blobs import BlobStore, StorageTier
 from ..storage.digests import sha256
@@ -91,11 +92,8 @@ class ArtifactCache:
         blobs: BlobStore,
         metrics: GatewayMetrics,
         audit: AuditLog,
-        *,
         keyring: Keyring,
-        quota_bytes: int,
-        limit_bytes: int,
-        progress_ttl_seconds: float,
+        settings: ServiceSettings,
     ) -> None:
         self._redis = redis
         self._keys = keys
@@ -105,9 +103,7 @@ class ArtifactCache:
         self._audit = audit
         self._keyring = keyring
         self._verified: OrderedDict[str, tuple[str, Statement]] = OrderedDict()  # by digest: key and signer
-        self._quota_bytes = quota_bytes
-        self._limit_bytes = limit_bytes
-        self._ttl_ms = int(progress_ttl_seconds * 1000)
+        self._settings = settings
 
     async def lookup(self, key: str, use: LookupUse) -> bytes | None:
         """The artifact of `key`, digest and signature checked, its last use noted; None when there is none."""
@@ -235,7 +231,7 @@ class ArtifactCache:
                 keys.namespace,
                 f"{offer.seconds:.6f}",
                 msgspec.json.encode(offer.components),
-                self._ttl_ms,
+                int(self._settings.progress_ttl_seconds * 1000),
                 keys.wake,
                 offer.searched,
                 offer.recalled,
@@ -248,8 +244,8 @@ class ArtifactCache:
     async def trim(self) -> int:
         """Evicts the namespace's least recently used artifacts until it is within its quota. Then evicts those of the
         largest namespace until the whole cache is within its limit. Returns how many."""
-        gone = await self._evict(self._keys.namespace, self._quota_bytes)
-        return gone + await self._evict("", self._limit_bytes)
+        gone = await self._evict(self._keys.namespace, self._settings.namespace_bytes)
+        return gone + await self._evict("", self._settings.cache_limit_bytes)
 
     async def _evict(self, whose: str, limit: int) -> int:
         keys, gone = self._keys, 0

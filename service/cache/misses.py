@@ -83,7 +83,7 @@ class Misses:
             pipe.zrevrange(keys.pinned, 0, RECENT - 1)
             record, asked_ms, entry, used, pinned = await pipe.execute()
         own = _entry(key, entry)
-        components = _unpacked(record) or (_components(own) if own else None)
+        components = _unpacked(record) or (_components(own.components) if own else None)
         if components is None:
             raise NotFound(
                 f"nothing is known of request {key}",
@@ -117,7 +117,7 @@ def _nearest(components: dict[str, str], entries: list[_IndexEntry]) -> NearestE
     """Of entries equally near, the youngest."""
     best: NearestEntry | None = None
     for entry in sorted(entries, key=lambda entry: -entry.created):
-        theirs = _components(entry)
+        theirs = _components(entry.components)
         if theirs is None:
             continue
         compared = compare(components, theirs)
@@ -139,9 +139,10 @@ def _entry(key: str, fields: list[bytes | None]) -> _IndexEntry | None:
     return _IndexEntry(key, int(created), float(seconds), components)
 
 
-def _components(entry: _IndexEntry) -> dict[str, str] | None:
+def _components(data: bytes) -> dict[str, str] | None:
+    """None if it is damaged or names no graph, as for an imported artifact."""
     try:
-        found = decoding.from_json(entry.components, type=dict[str, str])
+        found = decoding.from_json(data, type=dict[str, str])
     except msgspec.MsgspecError:
         return None
     return found if "graph" in found else None
@@ -157,10 +158,7 @@ def _packed(components: dict[str, str]) -> bytes:
 
 
 def _unpacked(record: bytes | None) -> dict[str, str] | None:
-    if record is None:
-        return None
     try:
-        found = decoding.from_json(codec.decompress(record, _DECODED_BYTES), type=dict[str, str])
-    except (RequestError, msgspec.MsgspecError):
+        return _components(codec.decompress(record, _DECODED_BYTES)) if record else None
+    except RequestError:
         return None
-    return found if "graph" in found else None

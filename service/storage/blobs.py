@@ -16,6 +16,7 @@ from obstore.store import LocalStore, ObjectStore, from_url
 from redis.asyncio import Redis
 
 from ...compiler.errors import Unavailable
+from ..settings import ServiceSettings
 from .redis.keys import DEFAULT_NAMESPACE, Keys
 
 StorageTier = Literal["redis", "store"]
@@ -65,33 +66,23 @@ def open_store(location: str, *, timeout_seconds: float, allow_http: bool) -> Ob
 class BlobStore:
     """One namespace's bytes by (key, digest). A blob is written whole or not at all, and is checked when it is read."""
 
-    def __init__(
-        self, redis: Redis, keys: Keys, store: ObjectStore, *, inline_bytes: int, inline_limit_bytes: int
-    ) -> None:
+    def __init__(self, redis: Redis, keys: Keys, store: ObjectStore, settings: ServiceSettings) -> None:
         self._redis = redis
         self._keys = keys
         self._store = store
-        self._inline_bytes = inline_bytes
-        self._inline_limit_bytes = inline_limit_bytes
+        self._settings = settings
         self._folder = _FOLDER if keys.namespace == DEFAULT_NAMESPACE else f"{_FOLDERS}/{keys.namespace}"
 
     def of(self, namespace: str) -> BlobStore:
         """Another namespace's."""
         if namespace == self._keys.namespace:
             return self
-        keys = self._keys.of(namespace)
-        return BlobStore(
-            self._redis,
-            keys,
-            self._store,
-            inline_bytes=self._inline_bytes,
-            inline_limit_bytes=self._inline_limit_bytes,
-        )
+        return BlobStore(self._redis, self._keys.of(namespace), self._store, self._settings)
 
     async def put(self, key: str, digest: str, data: bytes) -> StorageTier:
         """Store, before the index offers it. Raises BlobStoreDown when the same call may succeed later (no connection,
         disk full), Unavailable when it will not (no such bucket, no permission)."""
-        if len(data) <= self._inline_bytes and await self._room(len(data)):
+        if len(data) <= self._settings.blob_inline_bytes and await self._room(len(data)):
             await self._redis.set(self._keys.blob(digest), data, px=_ORPHAN_AGE)
             return "redis"
         try:
@@ -104,7 +95,7 @@ class BlobStore:
 
     async def _room(self, size: int) -> bool:
         held = int(await self._redis.get(self._keys.inline) or 0)
-        return held + size <= self._inline_limit_bytes
+        return held + size <= self._settings.redis_blob_limit_bytes
 
     async def get(self, key: str, digest: str) -> bytes | None:
         """The bytes from the store, unchecked; None when they are gone. Raises Unavailable."""

@@ -1,8 +1,8 @@
 """The search queue of a namespace: problems to search, from compiles that wait and from tuning jobs.
 
-A search session is a job on a worker's device. It takes tasks one by one, whole problems each: only samples that were
-interleaved on one device can be compared, so one problem's candidates never go to two sessions. The queue lies in
-memory: a compile asks again after a gateway's death, a tuning job is stored elsewhere, and results are in Redis.
+A search session is a job on a worker's device. It takes whole problems one by one: only samples that were interleaved
+on one device can be compared, so one problem's candidates never go to two sessions. The queue is in memory: after a
+gateway's death compiles ask again, and tuning jobs and results are in Redis.
 """
 
 from __future__ import annotations
@@ -39,16 +39,14 @@ T = TypeVar("T")
 MOST_WANTED = 4096
 """Problems that a namespace's compiles may have searched at once; past it they search themselves."""
 FORGET_SECONDS = 300.0
-"""A problem that no compile has asked for in this time is dropped, with its result: the compile has ended. A live
-compile asks every few seconds while it waits, or after a pause of half a minute (workers/fork_server/queries.py). While
-it traces a large graph again it asks nothing."""
+"""A problem that no compile has asked for in this time is dropped, with its result: the compile has ended. A compile
+asks every few seconds while it waits, and not at all while it traces a large graph again."""
 STALL_SECONDS = 180.0
-"""A compile waits at most so long for any message of a session. One that must import torch on a busy machine needs a
-minute."""
+"""The longest wait of a compile for any message of a session. To import torch on a busy machine takes a minute."""
 EXPECT_SECONDS = 60.0
 """The most from a compile's beginning to its first problem: a large graph is lowered once before."""
 UNUSED_STARTS = 2
-"""After so many compiles in a row that wanted nothing, no session is started ahead for the next one."""
+"""After this many compiles in a row without a problem, no session is started ahead for the next one."""
 _MOST_EXPECTED = 64
 _REDIS_SECONDS = 5.0
 _STORE_SECONDS = 900.0
@@ -58,7 +56,7 @@ _MOST_UNSTORED = 1000
 
 
 class _Expected(Struct):
-    """Compiles for a target that may soon want something. unused: how many in a row have wanted nothing so far."""
+    """Compiles for a target that may soon have problems. unused: how many in a row had none so far."""
 
     target: SearchTarget
     until: float = 0.0
@@ -105,8 +103,8 @@ class SearchQueue:
     # --- for compiles and tuning jobs ------------------------------------------------------------------
 
     def expect(self, target: SearchTarget) -> None:
-        """A compile that tunes begins: starts sessions, so that they are warm when it knows what it wants. After some
-        compiles in a row that wanted nothing, since all was known, none is started."""
+        """A compile that tunes begins: starts sessions, so that they are warm when it knows its problems. After
+        UNUSED_STARTS compiles in a row without a problem none is started."""
         name = target.name()
         if name not in self._expected and len(self._expected) >= _MOST_EXPECTED:
             self._expected.clear()

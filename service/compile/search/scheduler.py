@@ -170,7 +170,7 @@ class SearchScheduler:
         return other.held.pop(suits[-1].task.id)
 
     def may_get_work(self, session: SearchSession) -> bool:
-        """Whether anything that it could take is queued or expected, now or once compiles leave room."""
+        """Whether a task that it could take is queued or expected, now or when compiles leave room."""
         return self._expected(session) or any(True for _ in self._queued_for(session))
 
     def _queued_for(self, session: SearchSession) -> Iterator[SearchTask]:
@@ -328,8 +328,8 @@ class SearchScheduler:
         return urgent or not (device.compiling or self.pool.waiting())
 
     def _ask_to_yield(self, demand: _Demand, able: list[SearchDevice]) -> None:
-        """Frees one of these devices for a demand that has none. A session without a compile's task ends for one;
-        otherwise a session whose queue has more devices, if it has had this one for a while."""
+        """Frees one of these devices for a demand that has none. A session without a compile's task yields to a
+        compile; otherwise a session yields whose queue has more devices, after _TURN_SECONDS."""
         workers = {device.worker for device in able}
         rivals = [s for s in self._sessions if s.worker in workers and s.place is not None]
         target_name = demand.target.name()

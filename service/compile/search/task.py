@@ -44,7 +44,7 @@ class SearchTask:
     """A task and what has become of it.
 
     place: where it must be measured; None: on any device of its target. state, detail: as OnChange gets them. known:
-    the entry was in the database already, and nothing was measured. losses: how many sessions ended over it.
+    the entry was in the database already, and nothing was measured. losses: how many sessions ended that had it.
     """
 
     def __init__(
