@@ -60,16 +60,16 @@ class ServiceSettings(BaseSettings):
     Gateways that share a Redis share it too. Installations must not: what the index does not offer is swept.
     """
     blob_timeout_seconds: Seconds = 20
-    """A blob store elsewhere that is silent for so long is taken for unreachable."""
+    """A remote blob store that is silent for this long counts as unreachable."""
     blob_allow_http: bool = False
-    """Also a store at http://, such as one of your own beside the gateway."""
+    """Allow a store at http://, such as one of your own in the gateway's network."""
     keys_dir: Path | None = None
     """The signing keys' folder (service/signing/keyring.py), made on the first start; default `state_dir/keys`.
     Gateways of one installation share it."""
 
     train_dir: Path | None = None
-    """Folder of training jobs: what their drivers keep, and checkpoints for which a job names no place. All nodes see
-    it under this path. Default `state_dir/trains`."""
+    """Folder of training jobs: their drivers' files, and checkpoints of jobs that name no other place. All nodes must
+    see it under this path. Default `state_dir/trains`."""
     train_url: str = ""
     """How the ranks of training jobs reach the gateway; default public_url, or the address that it listens on."""
 
@@ -77,8 +77,8 @@ class ServiceSettings(BaseSettings):
     token: SecretStr | None = Field(default=None, min_length=32)
     """A token with every role. Other tokens are records in Redis (service/access/tokens.py)."""
     token_allow_source: bool | None = None
-    """Whether that token may send source that runs at compile time; default: it may where `up` starts the whole
-    service, whose compiles then run as the very user who has the token."""
+    """Whether that token may send source that runs at compile time. Default: only where `up` starts the whole service,
+    whose compiles then run as the user who has the token."""
 
     trusted_public_keys: str = ""
     """Other sites' signing keys, base64, separated by commas: their artifacts may be imported here."""
@@ -109,7 +109,7 @@ class ServiceSettings(BaseSettings):
     token_requests_per_second: Annotated[float, Field(ge=0)] = 500
     """One token's, unless it was issued with another rate; past it a request gets 429. 0: no limit."""
     token_burst_seconds: Seconds = 10
-    """A token that was silent for so long may ask that much at once: a thousand ranks start together."""
+    """After this long without requests, as many seconds' worth may come at once: a thousand ranks start together."""
     blob_inline_bytes: Annotated[int, Field(ge=0)] = 256 << 10
     """Artifacts up to this size live in Redis, larger ones in the blob store."""
     redis_blob_limit_bytes: Annotated[int, Field(ge=0)] = 1 << 30
@@ -119,8 +119,8 @@ class ServiceSettings(BaseSettings):
     import_bytes: Bytes = 1 << 30
     """One imported artifact."""
     tunings_limit: Annotated[int, Field(gt=0)] = 100_000
-    """Entries of one namespace's tuning database, a KiB each as a rule; past it those go that nobody has asked for the
-    longest."""
+    """Entries of one namespace's tuning database, a KiB each as a rule; past it the least
+    recently used go."""
     train_open_jobs: Annotated[int, Field(gt=0)] = 32
     """Training jobs of one namespace that have not ended; more are refused."""
     train_package_bytes: Annotated[int, Field(gt=0, le=PACKAGE_BYTES)] = PACKAGE_BYTES
@@ -132,7 +132,7 @@ class ServiceSettings(BaseSettings):
     train_keep_bytes: Annotated[int, Field(ge=0)] = 0
     """All folders of training jobs together; past it those of jobs that are done go, the oldest first. 0: none does."""
     audit_entries: Annotated[int, Field(gt=0)] = 1_000_000
-    """The audit log keeps about so many; the oldest go."""
+    """About so many entries of the audit log are stored; the oldest go."""
 
     # how long
     body_timeout_seconds: Seconds = 60
@@ -146,13 +146,13 @@ class ServiceSettings(BaseSettings):
     lease_seconds: Seconds = 10
     """A compile's holder renews every third of this; a dead one is replaced within two periods."""
     abandon_seconds: Seconds = 10
-    """A compile asked for with `finish=0` is cancelled when nobody has waited for this long."""
+    """A compile requested with `finish=0` is cancelled when no client has waited for this long."""
     publish_retry_seconds: Seconds = 120
     """How long a finished artifact waits for Redis or the blob store to come back."""
     keepalive_seconds: Seconds = 5
     """Silence on an event stream after which a comment is sent."""
     progress_ttl_seconds: Seconds = 3600
-    """How long a compile's events, and the request of a compile in progress, are kept."""
+    """How long a compile's events, and the request of a compile in progress, are stored."""
     negative_ttl_seconds: Annotated[float, Field(ge=0)] = 60
     """How long a failure that would happen again is remembered; 0 forgets at once."""
     retry_after_seconds: Annotated[int, Field(gt=0)] = 5
@@ -170,13 +170,13 @@ class ServiceSettings(BaseSettings):
     worker_memory_limit_bytes: Bytes = 16 << 30
     """Memory of one compile, all its processes together."""
     isolation: Literal["auto", "required", "off"] = "auto"
-    """How compiles are shut in: the strongest that each worker's machine offers; `required`: a worker that can
+    """How compiles are confined: by the strongest form that each worker's machine offers; `required`: a worker that can
     confine neither files nor network does not start; `off`: limits on memory, processes and time alone."""
     kernels_dir: Path | None = None
-    """A folder on each worker node where built C++ libraries are kept for later compiles; default
+    """A folder on each worker node where built C++ libraries are stored for later compiles; default
     `state_dir/kernels` with a local Ray, and none on a cluster, whose nodes may have no such path."""
     kernels_limit_bytes: Bytes = 2 << 30
-    """All of a node's kept libraries together; past it the least recently used go."""
+    """All of a node's stored libraries together; past it the least recently used go."""
     ray_temp_dir: str | None = None
     """Session folder of the local Ray; its path must be short, for sockets lie in it."""
 

@@ -14,6 +14,7 @@ from redis.asyncio.client import Pipeline
 
 from ...compiler.api.admin import AuditEntry
 from ..storage.redis.keys import Keys
+from ..storage.redis.streams import stream_order
 
 AuditAction = Literal[
     "compile",
@@ -37,18 +38,16 @@ AuditAction = Literal[
     "key_revoked",
     "all_disowned",
 ]
-"""compile: `name` caused the compile of `key`. published: the service offers what `worker` built, signed by
-`signer`. imported: `name` brought an artifact that `signer` had signed elsewhere. tunings_imported: `name` brought
-tuning winners, as many as `detail` says. tune_begun, tune_cancelled, tune_resumed: `name` did so to the batch job in
-`detail`; train_begun, train_cancelled, train_resumed: to the training job. quarantined: the service offers an artifact
-no longer, and `detail` says why.
-key_rotated, key_revoked, all_disowned: changes of signing/keyring.py."""
+"""compile: `name` caused the compile of `key`. published: the service offers what `worker` built, signed by `signer`.
+imported: an artifact that `signer` had signed elsewhere. tunings_imported: `detail` says how many. tune_*, train_*:
+`detail` names the job. quarantined: the service offers an artifact no longer; `detail` says why. key_rotated,
+key_revoked, all_disowned: changes of signing/keyring.py."""
 
 _SERVICE = "service"
 
 
 class AuditEvent(Struct, frozen=True, kw_only=True):
-    """What happened. `name`, `token`: name and public id of the token that did it; the service itself has no id."""
+    """`name`, `token`: name and public id of the token that did it; the service itself has no id."""
 
     action: AuditAction
     name: str = _SERVICE
@@ -67,12 +66,11 @@ class AuditEvent(Struct, frozen=True, kw_only=True):
 
 
 class AuditLog:
-    """The log of one namespace; keeps about the newest `entries`."""
+    """The log of one namespace: about the newest `entries`."""
 
     def __init__(self, redis: Redis, keys: Keys, *, entries: int) -> None:
         self._redis = redis
         self._keys = keys
-        self.stream = keys.audit
         self.entries = entries
 
     def of(self, namespace: str) -> AuditLog:
@@ -83,29 +81,26 @@ class AuditLog:
         """Log an event now, or when the transaction `within` runs. Raises RedisError."""
         flat = event.fields()
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        await (within or self._redis).xadd(self.stream, fields, maxlen=self.entries, approximate=True)
+        await (within or self._redis).xadd(self._keys.audit, fields, maxlen=self.entries, approximate=True)
 
     async def page(self, *, before: str, limit: int) -> list[AuditEntry]:
         """At most `limit` entries, newest first, older than the entry `before` ('': from the newest)."""
-        if before and _order(before) == (0, 0):
+        if before and stream_order(before) == (0, 0):
             return []  # Redis takes an interval that ends before its first id for an error
-        found = await self._redis.xrevrange(self.stream, f"({before}" if before else "+", "-", count=limit)
+        found = await self._redis.xrevrange(
+            self._keys.audit, f"({before}" if before else "+", "-", count=limit
+        )
         return [_entry(name, fields, self._keys.namespace) for name, fields in found]
 
 
 async def page(logs: list[AuditLog], *, before: str, limit: int) -> list[AuditEntry]:
-    """`Audit.page` of several logs as one: about `limit`, for entries of one id are not parted."""
+    """`AuditLog.page` of several logs as one: about `limit`, since entries with one id stay together."""
     found = [entry for log in logs for entry in await log.page(before=before, limit=limit)]
-    found.sort(key=lambda entry: _order(entry.id), reverse=True)
+    found.sort(key=lambda entry: stream_order(entry.id), reverse=True)
     end = min(limit, len(found))
     while end and end < len(found) and found[end].id == found[end - 1].id:
         end += 1
     return found[:end]
-
-
-def _order(entry_id: str) -> tuple[int, int]:
-    milliseconds, _, count = entry_id.partition("-")
-    return int(milliseconds), int(count)
 
 
 def _entry(name: bytes, fields: dict[bytes, bytes], namespace: str) -> AuditEntry:

@@ -6,8 +6,6 @@ there. Others come with the first token that is issued for them, or when an admi
 
 from __future__ import annotations
 
-import re
-
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
@@ -20,12 +18,7 @@ NAMED = "^([a-z0-9][a-z0-9-]{0,62})?$"
 """In a request: one, or '' for the token's own."""
 EVERY = "*"
 """In place of a namespace, in a token's record: it administers all of them."""
-_NAME = re.compile(PATTERN.removeprefix("^").removesuffix("$"))
 _NEW = b"{}"
-
-
-def is_name(text: str) -> bool:
-    return _NAME.fullmatch(text) is not None
 
 
 class Namespaces:

@@ -54,8 +54,8 @@ class Quotas:
         )
 
     async def change(self, namespace: str, change: QuotaChange, *, by: Grant) -> None:
-        """From now on the namespace has this quota; one that does not exist yet does then. Raises RedisError."""
-        told = {
+        """Changes the quota of a namespace, and creates the namespace if need be. Raises RedisError."""
+        changed = {
             name: value for name in change.__struct_fields__ if (value := getattr(change, name)) is not UNSET
         }
         event = AuditEvent(
@@ -63,13 +63,13 @@ class Quotas:
             name=by.name,
             token=by.id,
             detail=", ".join(
-                f"{name} {'default' if value is None else value}" for name, value in told.items()
+                f"{name} {'default' if value is None else value}" for name, value in changed.items()
             ),
         )
 
         async def write(transaction: Pipeline) -> None:
             record = await transaction.hget(self._keys.namespaces, namespace)
-            quota = msgspec.structs.replace(_quota(record), **told)
+            quota = msgspec.structs.replace(_quota(record), **changed)
             transaction.multi()
             transaction.hset(self._keys.namespaces, namespace, msgspec.json.encode(quota))
             await self._audit.of(namespace).append(event, within=transaction)
@@ -82,5 +82,5 @@ def _quota(record: bytes | None) -> Quota:
 
 
 def _merged(default: Quota, own: Quota) -> Quota:
-    told = {name: value for name, value in msgspec.structs.asdict(own).items() if value is not None}
-    return msgspec.structs.replace(default, **told)
+    set_here = {name: value for name, value in msgspec.structs.asdict(own).items() if value is not None}
+    return msgspec.structs.replace(default, **set_here)

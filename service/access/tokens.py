@@ -1,8 +1,7 @@
 """Stage 4: tokens and what each may do, with its rate limit. Redis holds digests of tokens, never tokens.
 
-Tokens are 256 random bits, so a plain SHA-256 cannot be searched, and finding a digest by its value tells an
-attacker nothing about a token. The token from the settings is kept as a digest in memory and works without
-Redis.
+Tokens are 256 random bits, so a plain SHA-256 cannot be reversed by search, and the time of a look-up by digest reveals
+nothing about a token. The token from the settings is a digest in memory and works without Redis.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ _DOMAIN = b"torchrelay token v1\0"
 _TOKEN_LIMIT = 512
 _ID_BYTES = 6
 _REMEMBERED_SECONDS = 30 * 86400
-"""A token that expired or was revoked is still listed, and still told so, for this long."""
+"""A token that expired or was revoked is still listed, and refused with the reason, for this long."""
 _RENEW = "Ask an administrator for a new token, then run `torchrelay login`"
 _ELSEWHERE = "Ask an administrator of that namespace for a token"
 
 
 class Grant(Struct, frozen=True):
-    """Whose token it is, by name and public id, and what it opens, and in which namespace.
+    """What a checked token allows, in which namespace; `name` and public `id` of the token.
 
-    `everywhere`: the token is one for all namespaces, and the request has named none; it acts in `namespace`.
+    `everywhere`: the token is for all namespaces, and the request has named none; it acts in `namespace`.
     """
 
     name: str
@@ -49,7 +48,7 @@ class Grant(Struct, frozen=True):
     namespace: str = DEFAULT_NAMESPACE
     everywhere: bool = False
     source: bool = False
-    """Whether a graph with source that runs at compile time is compiled for it. No role includes this."""
+    """Whether it may send source that runs at compile time. No role includes this."""
 
     def within(self, namespace: str) -> Grant:
         """The same grant in a namespace that the request names. Raises Forbidden."""
@@ -62,7 +61,7 @@ class Grant(Struct, frozen=True):
 
 
 class IssuedToken(Struct, frozen=True):
-    """A new token: `secret` is what its holder sends, and exists nowhere else."""
+    """A new token. `secret` is what clients send; it is stored nowhere else."""
 
     secret: str
     record: TokenRecord
@@ -147,7 +146,7 @@ class Tokens:
         return IssuedToken(secret, record)
 
     async def restore(self, issued: IssuedToken) -> None:
-        """Have a token again that Redis has lost; one that it knows stays as it is."""
+        """Writes a token again that Redis has lost; one that it knows stays as it is."""
         await self._redis.hsetnx(self._keys.tokens, digest(issued.secret), msgspec.json.encode(issued.record))
 
     async def records(self, *, by: Grant) -> list[TokenRecord]:
@@ -156,8 +155,7 @@ class Tokens:
         return sorted(records, key=lambda record: (record.created, record.id))
 
     async def revoke(self, token_id: str, *, by: Grant) -> TokenRecord | None:
-        """From now on the token opens nothing. Its record as it is then; None for an id that is unknown,
-        or another namespace's."""
+        """Revokes a token and returns its record; None for an id that is unknown or another namespace's."""
         for field, record in await self._all():
             if record.id == token_id and _administers(by, record):
                 if record.revoked is None:

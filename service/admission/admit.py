@@ -1,7 +1,7 @@
 """Stage 4: limits on a request's body, and its parsing. Nothing from the wire gets past here unchecked.
 
-Decoding holds the interpreter's lock, 40 ms for each MiB of nodes, so the work is done where it cannot stall
-the event loop: small bodies in place, middling ones in a thread, large ones in a child process.
+Decoding holds the interpreter's lock, 40 ms for each MiB of nodes. So that the event loop does not stall, small bodies
+are parsed in place, medium ones in a thread, large ones in a child process.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Admission:
         return b"".join(parts)
 
     async def key_of(self, body: bytes, *, namespace: str) -> tuple[str, CompileRequest | None]:
-        """The body's key, and the request unless these bytes were parsed before for this namespace. What another
-        tenant has asked must not show in how long the answer takes."""
+        """The body's key, and the request unless these bytes were parsed before for this namespace: the time of an
+        answer must not reveal other tenants' requests."""
         name = f"{namespace} {await sha256(body)}"
         known = self._known.get(name)
         if known is not None:
@@ -113,7 +113,7 @@ async def _parse_in_child(body: bytes, limits: codec.Limits) -> CompileRequest:
 
 
 async def _drain(request: Request, limit: int) -> None:
-    """Reads on for a little and drops it: a client that still sends would miss the answer."""
+    """Reads and drops the rest for a short time: a client that still sends would miss the answer."""
     size = 0
     try:
         async with asyncio.timeout(_DRAIN_SECONDS):

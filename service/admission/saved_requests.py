@@ -5,15 +5,12 @@ The oldest go once a namespace's have more than BYTES together. A job copies the
 
 from __future__ import annotations
 
-import structlog
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from ...compiler.errors import LimitExceeded
 from ..storage.redis.keys import Keys
+from ..storage.redis.retry import redis_errors_logged
 from ..storage.redis.scripts import Scripts
-
-log = structlog.get_logger(__name__)
 
 BYTES = 64 << 20
 """All saved requests of one namespace."""
@@ -31,13 +28,11 @@ class SavedRequests:
         self._scripts = scripts
 
     async def note(self, key: str, body: bytes) -> None:
-        """Saves what is compiled now, if it is small. A failure of Redis is only logged."""
+        """Saves the request of a compile that begins, if it is small. A failure of Redis is only logged."""
         if len(body) > _NOTED_BYTES:
             return
-        try:
+        with redis_errors_logged("request_not_saved", key=key):
             await self._save(key, body)
-        except RedisError as error:
-            log.warning("request_not_kept", key=key, error=str(error))
 
     async def save(self, key: str, body: bytes) -> None:
         """Raises LimitExceeded, RedisError."""

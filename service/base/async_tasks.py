@@ -10,10 +10,11 @@ _AGAIN_SECONDS = 2.0
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel `tasks` until each of them is over; what they raised stays theirs. A cancellation waits for that.
+    """Cancels `tasks` until each of them is over, and raises nothing of theirs. If the caller is cancelled, it still
+    waits for that.
 
-    Once is not enough: up to Python 3.11, asyncio.wait_for (with which redis-py sends) loses a cancellation that
-    comes in the moment in which what it waits for is done, and the task goes on.
+    Once is not enough: up to Python 3.11, asyncio.wait_for (which redis-py uses to send) loses a cancellation that
+    comes at the moment when what it waits for is done.
     """
     left = {task for task in tasks if not task.done()}
     cancelled = False
@@ -34,8 +35,8 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
 
 
 async def run_together(*works: Coroutine[Any, Any, None]) -> None:
-    """Do all of `works` at once. The first that fails ends the others, and so does a cancellation, for certain:
-    asyncio's own TaskGroup cancels each of them once. Raises an ExceptionGroup of what they raised."""
+    """Runs all of `works` at once. The first that fails ends the others, and so does a cancellation, by `end`:
+    asyncio's TaskGroup cancels each only once. Raises an ExceptionGroup of what they raised."""
     tasks = [asyncio.create_task(work) for work in works]
     if not tasks:
         return

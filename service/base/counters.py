@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from msgspec import Struct
@@ -61,8 +62,7 @@ def sum_counters(parts: Iterable[Counters]) -> Counters:
         for name in Counters.__struct_fields__
         if name != "fallbacks"
     }
-    fallbacks: dict[str, int] = {}
+    fallbacks: Counter[str] = Counter()
     for part in every:
-        for code, count in part.fallbacks.items():
-            fallbacks[code] = fallbacks.get(code, 0) + count
-    return decoding.convert({**sums, "fallbacks": fallbacks}, type=Counters)
+        fallbacks.update(part.fallbacks)
+    return decoding.convert({**sums, "fallbacks": dict(fallbacks)}, type=Counters)

@@ -40,7 +40,7 @@ def configure(settings: ServiceSettings) -> None:
 
 
 class _Lossy:
-    """A stream whose failures (a full disk under it, say) cost lines of the log and never an answer."""
+    """A stream whose failures (a full disk, say) lose lines of the log and nothing else."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -56,7 +56,7 @@ class _Lossy:
 
 
 def _escape(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Texts that came with a request cannot steer a terminal or begin a line of their own."""
+    """So that texts of a request cannot control a terminal or begin a new line."""
     return {
         name: repr(value)[1:-1] if isinstance(value, str) and not value.isprintable() else value
         for name, value in event.items()

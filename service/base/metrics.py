@@ -57,7 +57,7 @@ class GatewayMetrics:
         )
         self.searches = Counter(
             "torchrelay_searches",
-            "Problems that searchers were to search, by what came of it",
+            "Problems that searchers were to search, by outcome",
             ["outcome"],
             registry=self.registry,
         )
@@ -70,12 +70,12 @@ class GatewayMetrics:
         )
         self.trains = Gauge(
             "torchrelay_trains",
-            "Training jobs that have not ended, of all namespaces, by state; every gateway tells the same",
+            "Training jobs that have not ended, of all namespaces, by state; every gateway reports the same",
             ["state"],
             registry=self.registry,
         )
         self.trains_here = Gauge(
-            "torchrelay_trains_driven", "Training jobs that this gateway drives", registry=self.registry
+            "torchrelay_trains_driven", "Training jobs that this gateway runs", registry=self.registry
         )
         self.streams = Gauge("torchrelay_event_streams", "Open event streams", registry=self.registry)
 
@@ -91,7 +91,7 @@ def _shared_text(shared: Mapping[str, Counters]) -> bytes:
 
 
 class _SharedCounters(Collector):
-    """Every gateway of an installation tells the same of these, so they are not to be summed over gateways."""
+    """Every gateway of an installation reports the same values: do not sum them over gateways."""
 
     def __init__(self, shared: Mapping[str, Counters]) -> None:
         self._shared = shared

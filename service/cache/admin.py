@@ -1,19 +1,19 @@
 """What the cache holds, for people: list, show, pin and remove entries. artifact_cache.py serves and publishes them.
 
-Nothing here counts as a use. A pinned entry is never evicted, however full the cache is; it goes when somebody
-removes it, or when its blob turns out to be lost or damaged.
+Nothing here counts as a use. A pinned entry is never evicted, however full the cache is. It goes only when it is
+removed, or when its blob is lost or damaged.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 from redis.asyncio import Redis
 
 from ...compiler import decoding
-from ...compiler.api.admin import CacheEntry
+from ...compiler.api.admin import ArtifactReply, CacheEntry
 from ...compiler.artifact import container
-from ...compiler.artifact import manifest as artifact_manifest
 from ...compiler.errors import ArtifactError, NotFound
 from ..access.audit import AuditEvent, AuditLog
 from ..access.tokens import Grant
@@ -22,7 +22,7 @@ from ..storage.redis.keys import Keys
 from ..storage.redis.scripts import Scripts
 
 _HINT = "`torchrelay cache ls` lists what there is"
-_AGAIN = "Whoever asks for it next has it compiled again"
+_AGAIN = "It is compiled again at the next request"
 _FIELDS = ("digest", "size", "place", "seconds", "created")
 
 
@@ -50,13 +50,6 @@ class CacheAdmin:
             raise NotFound(f"there is no artifact {key}", hint=_HINT)
         return found
 
-    async def components(self, key: str) -> dict[str, str]:
-        """What the key was made of, as key.py names it; empty for an imported artifact. Raises NotFound."""
-        found = await self._redis.hget(self._keys.index(key), "components")
-        if found is None:
-            raise NotFound(f"there is no artifact {key}", hint=_HINT)
-        return decoding.from_json(found, type=dict[str, str])
-
     async def data(self, entry: CacheEntry) -> bytes:
         """The bytes, unchecked: to show, not to serve. Raises NotFound, Unavailable."""
         if entry.place == "redis":
@@ -67,42 +60,36 @@ class CacheAdmin:
             raise NotFound(f"the bytes of {entry.key} are lost", hint=_AGAIN)
         return bytes(data)
 
-    async def manifest(self, entry: CacheEntry) -> tuple[artifact_manifest.Manifest, str]:
-        """The manifest, unverified, and the ids of the keys that signed it. Raises NotFound, Unavailable."""
+    async def show(self, key: str) -> ArtifactReply:
+        """The entry, its unverified manifest, the ids of the keys that signed it, and what its key was made of (nothing
+        for an imported artifact). Raises NotFound, Unavailable."""
+        entry = await self.entry(key)
+        components = await self._redis.hget(self._keys.index(key), "components") or b"{}"
         data = await self.data(entry)
         try:
             manifest = await asyncio.to_thread(container.read_manifest, data)
-            return manifest, ", ".join(statement.key_id for statement in container.statements(data))
+            signers = ", ".join(statement.key_id for statement in container.statements(data))
         except ArtifactError as error:
-            raise NotFound(f"the bytes of {entry.key} are damaged: {error.message}", hint=_AGAIN) from None
+            raise NotFound(f"the bytes of {key} are damaged: {error.message}", hint=_AGAIN) from None
+        return ArtifactReply(entry, signers, manifest, decoding.from_json(components, type=dict[str, str]))
 
     async def pin(self, key: str, *, pinned: bool, by: Grant) -> CacheEntry:
-        """Keep the entry from eviction, or no longer. Raises NotFound."""
-        keys, action = self._keys, "pinned" if pinned else "unpinned"
-        event = AuditEvent(action="pinned" if pinned else "unpinned", name=by.name, token=by.id, key=key)
+        """Pins the entry, or unpins it. Raises NotFound."""
+        action: Literal["pinned", "unpinned"] = "pinned" if pinned else "unpinned"
+        event = AuditEvent(action=action, name=by.name, token=by.id, key=key)
         if not await self._scripts.pin(
-            keys=[keys.index(key), keys.lru, keys.pinned, self._audit.stream],
-            args=[key, action, self._audit.entries, *event.fields()],
+            keys=self._keys.entry_keys(key), args=[key, self._audit.entries, action, *event.fields()]
         ):
             raise NotFound(f"there is no artifact {key}", hint=_HINT)
         return await self.entry(key)
 
     async def remove(self, key: str, *, by: Grant) -> CacheEntry:
-        """Take the entry out, pinned or not, then its bytes. The entry as it was. Raises NotFound, Unavailable."""
-        keys = self._keys
+        """Removes the entry, pinned or not, then its bytes. The entry as it was. Raises NotFound, Unavailable."""
         was = await self.entry(key)
         event = AuditEvent(action="deleted", name=by.name, token=by.id, key=key)
         removed = await self._scripts.remove(
-            keys=[
-                keys.index(key),
-                keys.lru,
-                keys.pinned,
-                keys.sizes,
-                keys.total,
-                keys.inline,
-                self._audit.stream,
-            ],
-            args=[key, keys.blob_prefix, self._audit.entries, *event.fields()],
+            keys=self._keys.entry_keys(key),
+            args=[key, self._audit.entries, self._keys.blob_prefix, *event.fields()],
         )
         if removed is None:
             raise NotFound(f"there is no artifact {key}", hint=_HINT)
@@ -128,14 +115,14 @@ def _entry(
     digest, size, place, seconds, created = fields
     if digest is None or size is None or place is None or seconds is None or created is None:
         return None
-    last = pinned if pinned is not None else used
+    last = next((time for time in (pinned, used) if time is not None), int(created))
     return CacheEntry(
         key=key,
         digest=digest.decode(),
         bytes=int(size),
         place=place.decode(),
         created=int(created) / 1000,
-        used=(int(created) if last is None else last) / 1000,
+        used=last / 1000,
         pinned=pinned is not None,
         seconds=float(seconds),
     )

@@ -18,17 +18,16 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from ...compiler.artifact import container
-from ...compiler.artifact import manifest as artifact_manifest
 from ...compiler.artifact.signing import Statement
 from ...compiler.errors import ArtifactError, MalformedRequest, SignatureError, Unavailable
 from ..access.audit import AuditEvent, AuditLog
 from ..access.tokens import Grant
 from ..base.metrics import GatewayMetrics
+from ..settings import ServiceSettings
 from ..signing.keyring import Keyring
 from ..storage.blobs import BlobStore, StorageTier
 from ..storage.digests import sha256
 from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
-from ..storage.redis.lease import Lease
 from ..storage.redis.scripts import Scripts
 
 _EVICT_BATCH = 64
@@ -38,7 +37,8 @@ _KEY = re.compile("[0-9a-f]{64}")
 _IMPORT = "import"
 """What publish.lua takes in place of a lease."""
 _MOST_PROBLEMS = 1 << 20
-"""Counted of one compile: a worker says how many, and Redis' integers end."""
+_MOST_SECONDS = 1e7
+"""Limits of what a worker says about its compile: these numbers are added up in Redis."""
 _PUTS = 2
 """A restart of Redis can fall between an artifact's write and its publication, once."""
 
@@ -58,10 +58,29 @@ class Offer(Struct, frozen=True):
     components: dict[str, str]
     worker: str = ""
     signer: str = ""
-    """Id of the key that signed it."""
+    """Id of the key that signed it first."""
     searched: int = 0
     """Tuning problems that its compile says it measured, and `recalled`: that it knew."""
     recalled: int = 0
+
+
+async def make_offer(key: str, data: bytes, components: dict[str, str]) -> Offer:
+    """An offer of a signed artifact, with what its manifest says. Raises ArtifactError."""
+    manifest, signed = container.read_manifest(data), container.statements(data)[-1]
+    seconds = sum(seconds for _, seconds in manifest.stages)
+    if not 0 <= seconds <= _MOST_SECONDS:
+        raise ArtifactError(f"the artifact's manifest says that its compile took {seconds} s")
+    return Offer(
+        key=key,
+        digest=await sha256(data),
+        data=data,
+        seconds=seconds,
+        components=components,
+        worker=manifest.worker,
+        signer=signed.origin or signed.key_id,
+        searched=max(0, min(manifest.searched, _MOST_PROBLEMS)),
+        recalled=max(0, min(manifest.recalled, _MOST_PROBLEMS)),
+    )
 
 
 class ArtifactCache:
@@ -73,11 +92,8 @@ class ArtifactCache:
         blobs: BlobStore,
         metrics: GatewayMetrics,
         audit: AuditLog,
-        *,
         keyring: Keyring,
-        quota_bytes: int,
-        limit_bytes: int,
-        progress_ttl_seconds: float,
+        settings: ServiceSettings,
     ) -> None:
         self._redis = redis
         self._keys = keys
@@ -87,16 +103,12 @@ class ArtifactCache:
         self._audit = audit
         self._keyring = keyring
         self._verified: OrderedDict[str, tuple[str, Statement]] = OrderedDict()  # by digest: key and signer
-        self._quota_bytes = quota_bytes
-        self._limit_bytes = limit_bytes
-        self._ttl_ms = int(progress_ttl_seconds * 1000)
+        self._settings = settings
 
     async def lookup(self, key: str, use: LookupUse) -> bytes | None:
         """The artifact of `key`, digest and signature checked, its last use noted; None when there is none."""
         keys = self._keys
-        found = await self._scripts.lookup(
-            keys=[keys.index(key), keys.lru, keys.stats, keys.pinned], args=[key, keys.blob_prefix, use]
-        )
+        found = await self._scripts.lookup(keys=keys.entry_keys(key), args=[key, keys.blob_prefix, use])
         if found is None:
             return None
         digest, size, place, blob = found
@@ -116,22 +128,20 @@ class ArtifactCache:
     async def _quarantine(self, key: str, digest: str, use: LookupUse, refusal: str) -> None:
         """Removes the entry from the index, so that the next request compiles it again. Its bytes stay for an hour or
         more, for inspection: Redis lets them expire, and the store's are swept."""
-        keys = self._keys
         log.error("artifact_quarantined", key=key, digest=digest, reason=refusal)
         self._metrics.damaged_blobs.inc()
         event = AuditEvent(action="quarantined", key=key, digest=digest, detail=refusal)
         await self._scripts.quarantine(
-            keys=[
-                keys.index(key),
-                keys.lru,
-                keys.sizes,
-                keys.total,
-                keys.stats,
-                keys.inline,
-                keys.pinned,
-                self._audit.stream,
+            keys=self._keys.entry_keys(key),
+            args=[
+                key,
+                self._audit.entries,
+                self._keys.blob_prefix,
+                digest,
+                use,
+                _EVIDENCE_MS,
+                *event.fields(),
             ],
-            args=[key, digest, use, keys.blob_prefix, _EVIDENCE_MS, self._audit.entries, *event.fields()],
         )
 
     async def _refusal(self, key: str, digest: str, data: bytes) -> str:
@@ -151,7 +161,7 @@ class ArtifactCache:
                     self._verified.popitem(last=False)
             if statement.origin and not self._keyring.vouches_for(statement.origin):
                 raise SignatureError(
-                    f"it was imported on the word of key {statement.origin!r}, trusted no more"
+                    f"it was imported because key {statement.origin!r} had signed it, which is trusted no more"
                 )
         except (ArtifactError, SignatureError) as error:
             return error.message
@@ -164,61 +174,41 @@ class ArtifactCache:
         check. Raises MalformedRequest unless a key that this service trusts signed it; Unavailable, RedisError.
         """
         try:
-            data, manifest = await asyncio.to_thread(self._countersigned, data)
+            key, data = await asyncio.to_thread(self._countersigned, data)
+            offer = await make_offer(key, data, {})  # nobody signed the components
         except (ArtifactError, SignatureError) as error:
             raise MalformedRequest(
                 f"refused: {error.message}",
                 hint="To take another site's artifacts, add its key to TORCHRELAY_SERVICE_TRUSTED_PUBLIC_KEYS",
             ) from None
-        key, signer = manifest.key, container.statements(data)[-1]
         if await self._redis.exists(self._keys.index(key)):
             return key, "exists"
-        offer = Offer(
-            key=key,
-            digest=await sha256(data),
-            data=data,
-            seconds=sum(seconds for _, seconds in manifest.stages),
-            components={},  # not in the artifact, and nobody signed them
-            worker=manifest.worker,
-            signer=signer.origin or signer.key_id,
-        )
-        event = AuditEvent(
-            action="imported",
-            name=by.name,
-            token=by.id,
-            key=key,
-            digest=offer.digest,
-            worker=offer.worker,
-            signer=offer.signer,
-        )
+        event = _audit_event("imported", offer, name=by.name, token=by.id)
         return key, "imported" if await self._put(_IMPORT, offer, event) else "exists"
 
-    def _countersigned(self, data: bytes) -> tuple[bytes, artifact_manifest.Manifest]:
-        """The artifact as it is served here. Raises ArtifactError, SignatureError."""
+    def _countersigned(self, data: bytes) -> tuple[str, bytes]:
+        """The artifact's key, and the artifact as it is served here. Raises ArtifactError, SignatureError."""
         key = container.read_manifest(data).key
         if not _KEY.fullmatch(key):
             raise ArtifactError("the artifact's key is none")
-        opened = container.verify(data, self._keyring.import_trust(), key=key)
-        accepted, namespace = opened.statement, self._keys.namespace
+        accepted = container.verify(data, self._keyring.import_trust(), key=key).statement
+        namespace = self._keys.namespace
         if accepted.key_id not in self._keyring.trust(namespace).keys or accepted.namespace != namespace:
             data = self._keyring.sign(data, key=key, namespace=namespace, origin=accepted.key_id)
-        return data, opened.manifest
+        return key, data
 
-    async def publish(self, lease: Lease, offer: Offer) -> bool:
+    async def publish(self, lease_token: str, offer: Offer) -> bool:
         """Publishes an artifact under a lease; true once the index holds exactly this one.
 
-        False: the lease is not ours any more, or another artifact was first; ours is deleted again.
-        Raises StoreDown, Unavailable (blob store) and RedisError; all leave nothing half-published.
+        False: the lease is another's by now, or another artifact was first; this one is deleted again.
+        Raises BlobStoreDown, Unavailable (blob store) and RedisError; all leave nothing half-published.
         """
-        event = AuditEvent(
-            action="published", key=offer.key, digest=offer.digest, worker=offer.worker, signer=offer.signer
-        )
-        return await self._put(lease.token, offer, event)
+        return await self._put(lease_token, offer, _audit_event("published", offer))
 
-    async def _put(self, right: str, offer: Offer, event: AuditEvent) -> bool:
+    async def _put(self, lease_token: str, offer: Offer, event: AuditEvent) -> bool:
         for _ in range(_PUTS):
             place = await self._blobs.put(offer.key, offer.digest, offer.data)
-            answer = await self._offer(right, offer, place, event)
+            answer = await self._offer(lease_token, offer, place, event)
             if answer == b"published":
                 return True
             if answer != b"blobless":
@@ -226,38 +216,25 @@ class ArtifactCache:
                 return False
         raise Unavailable("Redis lost the artifact between its write and its publication")
 
-    async def _offer(self, right: str, offer: Offer, place: StorageTier, event: AuditEvent) -> bytes:
+    async def _offer(self, lease_token: str, offer: Offer, place: StorageTier, event: AuditEvent) -> bytes:
         keys, key = self._keys, offer.key
         answer = await self._scripts.publish(
-            keys=[
-                keys.index(key),
-                keys.lease(key),
-                keys.lru,
-                keys.sizes,
-                keys.total,
-                keys.events(key),
-                keys.run(key),
-                keys.request(key),
-                keys.active,
-                keys.waiters(key),
-                keys.stats,
-                keys.inline,
-                self._audit.stream,
-            ],
+            keys=[*keys.entry_keys(key), *keys.compile_keys(key)],
             args=[
                 key,
-                right,
+                self._audit.entries,
+                keys.blob(offer.digest),
+                lease_token,
                 offer.digest,
                 len(offer.data),
                 place,
                 keys.namespace,
                 f"{offer.seconds:.6f}",
                 msgspec.json.encode(offer.components),
-                self._ttl_ms,
+                int(self._settings.progress_ttl_seconds * 1000),
                 keys.wake,
-                keys.blob(offer.digest),
-                self._audit.entries,
-                *(max(0, min(number, _MOST_PROBLEMS)) for number in (offer.searched, offer.recalled)),
+                offer.searched,
+                offer.recalled,
                 *event.fields(),
             ],
         )
@@ -267,21 +244,21 @@ class ArtifactCache:
     async def trim(self) -> int:
         """Evicts the namespace's least recently used artifacts until it is within its quota. Then evicts those of the
         largest namespace until the whole cache is within its limit. Returns how many."""
-        gone = await self._evict(self._keys.namespace, self._quota_bytes)
-        return gone + await self._evict("", self._limit_bytes)
+        gone = await self._evict(self._keys.namespace, self._settings.namespace_bytes)
+        return gone + await self._evict("", self._settings.cache_limit_bytes)
 
-    async def _evict(self, namespace: str, limit: int) -> int:
+    async def _evict(self, whose: str, limit: int) -> int:
         keys, gone = self._keys, 0
         while True:
             flat = await self._scripts.evict(
                 keys=[keys.namespaces, keys.inline],
-                args=[keys.installation, DEFAULT_NAMESPACE, namespace, limit, _EVICT_BATCH],
+                args=[keys.installation, DEFAULT_NAMESPACE, whose, limit, _EVICT_BATCH],
             )
             for i in range(0, len(flat), 4):
-                whose, key, digest, place = (part.decode() for part in flat[i : i + 4])
-                if place != "redis":  # those went with their entry: a crash here leaves nothing for ever
-                    await self._blobs.of(whose).discard(key, digest)
-                log.info("evicted", namespace=whose, key=key)
+                namespace, key, digest, place = (part.decode() for part in flat[i : i + 4])
+                if place != "redis":  # those went with their entry
+                    await self._blobs.of(namespace).discard(key, digest)
+                log.info("evicted", namespace=namespace, key=key)
             gone += len(flat) // 4
             if len(flat) < 4 * _EVICT_BATCH:
                 return gone
@@ -294,3 +271,14 @@ class ArtifactCache:
             return digest.decode() if isinstance(digest, bytes) else digest
 
         return await self._blobs.sweep(offered)
+
+
+def _audit_event(action: Literal["published", "imported"], offer: Offer, **by: str) -> AuditEvent:
+    return AuditEvent(
+        action=action,
+        key=offer.key,
+        digest=offer.digest,
+        worker=offer.worker,
+        signer=offer.signer,
+        **by,
+    )

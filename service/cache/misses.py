@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-import structlog
 from msgspec import Struct
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from ...compiler import decoding
 from ...compiler.api.compiles import MissExplanation, NearestEntry
@@ -22,6 +20,7 @@ from ...compiler.request import codec
 from ...compiler.request.key_diff import compare
 from ..admission.compile_request import CompileRequest
 from ..storage.redis.keys import Keys
+from ..storage.redis.retry import redis_errors_logged
 from ..storage.redis.scripts import Scripts
 
 REQUESTS = 2000
@@ -34,8 +33,6 @@ _RECORD_BYTES = 16 << 10
 _DECODED_BYTES = 1 << 20
 _SHORT = 64
 _THREADS = 2
-
-log = structlog.get_logger(__name__)
 
 
 class _IndexEntry(Struct, frozen=True):
@@ -56,27 +53,10 @@ class Misses:
         self._scripts = scripts
         self._comparing = asyncio.Semaphore(_THREADS)
 
-    async def note_again(self, key: str) -> bool:
-        """Notes that `key` missed now; false if nothing is known of it yet, and `record` is due.
-
-        True also when Redis fails: a miss without an explanation must not become an error.
-        """
-        try:
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.pexpire(self._keys.miss(key), _TTL_SECONDS * 1000)
-                pipe.time()
-                known, (seconds, micros) = await pipe.execute()
-            if known:
-                await self._redis.zadd(self._keys.misses, {key: seconds * 1000 + micros // 1000}, xx=True)
-        except RedisError as error:
-            log.warning("miss_not_noted", key=key, error=str(error))
-            return True
-        return bool(known)
-
     async def record(self, request: CompileRequest) -> None:
-        """Stores the components of a request that missed. A failure of Redis is only logged."""
+        """Stores when a request missed, and its components. A failure of Redis is only logged."""
         graph, keys = request.components["graph"], self._keys
-        try:
+        with redis_errors_logged("miss_not_recorded", key=request.key):
             await self._scripts.record_miss(
                 keys=[keys.miss(request.key), keys.misses, keys.graphs, keys.same_graph(graph)],
                 args=[
@@ -91,8 +71,6 @@ class Misses:
                     keys.same_graph_prefix,
                 ],
             )
-        except RedisError as error:
-            log.warning("miss_not_remembered", key=request.key, error=str(error))
 
     async def explain(self, key: str) -> MissExplanation:
         """The entry nearest to a request. Raises NotFound for a key that is neither offered nor missed lately."""
@@ -105,11 +83,11 @@ class Misses:
             pipe.zrevrange(keys.pinned, 0, RECENT - 1)
             record, asked_ms, entry, used, pinned = await pipe.execute()
         own = _entry(key, entry)
-        components = _unpacked(record) or (_components(own) if own else None)
+        components = _unpacked(record) or (_components(own.components) if own else None)
         if components is None:
             raise NotFound(
                 f"nothing is known of request {key}",
-                hint="Of requests that missed, the latest are kept, for a week",
+                hint="Requests that missed are stored for a week, the latest of them",
             )
         same_graph = await self._redis.zrevrange(keys.same_graph(components["graph"]), 0, SAME_GRAPH - 1)
         near = [part.decode() for part in [*same_graph, *used, *pinned]]
@@ -139,7 +117,7 @@ def _nearest(components: dict[str, str], entries: list[_IndexEntry]) -> NearestE
     """Of entries equally near, the youngest."""
     best: NearestEntry | None = None
     for entry in sorted(entries, key=lambda entry: -entry.created):
-        theirs = _components(entry)
+        theirs = _components(entry.components)
         if theirs is None:
             continue
         compared = compare(components, theirs)
@@ -161,9 +139,10 @@ def _entry(key: str, fields: list[bytes | None]) -> _IndexEntry | None:
     return _IndexEntry(key, int(created), float(seconds), components)
 
 
-def _components(entry: _IndexEntry) -> dict[str, str] | None:
+def _components(data: bytes) -> dict[str, str] | None:
+    """None if it is damaged or names no graph, as for an imported artifact."""
     try:
-        found = decoding.from_json(entry.components, type=dict[str, str])
+        found = decoding.from_json(data, type=dict[str, str])
     except msgspec.MsgspecError:
         return None
     return found if "graph" in found else None
@@ -179,10 +158,7 @@ def _packed(components: dict[str, str]) -> bytes:
 
 
 def _unpacked(record: bytes | None) -> dict[str, str] | None:
-    if record is None:
-        return None
     try:
-        found = decoding.from_json(codec.decompress(record, _DECODED_BYTES), type=dict[str, str])
-    except (RequestError, msgspec.MsgspecError):
+        return _components(codec.decompress(record, _DECODED_BYTES)) if record else None
+    except RequestError:
         return None
-    return found if "graph" in found else None

@@ -18,8 +18,6 @@ import structlog
 from redis.exceptions import RedisError
 
 from ...compiler.api import compiles
-from ...compiler.artifact import container
-from ...compiler.artifact import manifest as artifact_manifest
 from ...compiler.errors import (
     ArtifactError,
     BadOption,
@@ -40,17 +38,16 @@ from ..admission.compile_request import CompileRequest
 from ..base.async_tasks import end
 from ..base.metrics import GatewayMetrics
 from ..base.worker_pools import CompilePool
-from ..cache.artifact_cache import ArtifactCache, Offer
+from ..cache.artifact_cache import ArtifactCache, Offer, make_offer
 from ..settings import ServiceSettings
 from ..signing.keyring import Keyring
 from ..storage.blobs import BlobStoreDown
-from ..storage.digests import sha256
-from ..storage.redis.retry import REDIS_OUTAGES, retry_while_down
+from ..storage.redis.retry import REDIS_OUTAGES, redis_errors_logged, retry_while_down
 from .search.compile_queries import CompileQueries, OnQuery
 from .search.database import TuningDatabase
 from .search.queue import SearchQueue
 from .search.task import SearchTarget
-from .single_flight import LeaseGrant, Leases
+from .single_flight import Lease, Leases
 
 log = structlog.get_logger(__name__)
 
@@ -61,17 +58,16 @@ REPEATABLE = (CompileFailed, VerifyFailed, Unsupported, ForbiddenTarget, BadOpti
 """Errors that the same request would meet again. They are remembered for a while."""
 _POOL_GRACE_SECONDS = 30.0
 """The pool enforces the deadline; past this much more, the flight stops waiting for it."""
-_RETRY_SECONDS = 0.5
-_RETRY_MOST_SECONDS = 8.0
-"""The pause between two tries to publish doubles up to this."""
+_LONGEST_PAUSE_SECONDS = 8.0
+"""Between two tries to publish."""
 
 
 class Flight:
-    """One compile under one lease. `granted` changes when the lease is taken again under a new fence."""
+    """One compile under one lease. `lease` changes when it is taken again under a new fence."""
 
-    def __init__(self, granted: LeaseGrant, ask: CompileRequest | None, *, finish: bool) -> None:
-        self.granted = granted
-        self.ask = ask
+    def __init__(self, lease: Lease, request: CompileRequest | None, *, finish: bool) -> None:
+        self.lease = lease
+        self.request = request
         self.finish = finish
         self.began = time.monotonic()
         self.working: float | None = None
@@ -113,8 +109,8 @@ class Dispatcher:
 
     @contextmanager
     def listening(self, key: str, on_query: OnQuery) -> Iterator[None]:
-        """Meanwhile, calls `on_query` with what compiles of `key` here ask of the tuning database. Of several listeners
-        to a key, only the last is called."""
+        """Inside, calls `on_query` with each tuning query of a compile of `key` here. Of several listeners to a key,
+        only the last is called."""
         self._listeners[key] = on_query
         try:
             yield
@@ -126,30 +122,32 @@ class Dispatcher:
         if (on_query := self._listeners.get(key)) is not None:
             on_query(query, entries)
 
-    async def ask(self, ask: CompileRequest, body: bytes, *, finish: bool) -> Literal["hit", "wait", "start"]:
+    async def ask(
+        self, request: CompileRequest, body: bytes, *, finish: bool
+    ) -> Literal["hit", "wait", "start"]:
         """Makes sure that this is compiled. "hit": it was published a moment ago. "start": its compile starts here.
 
-        Raises Overloaded, the remembered error of a compile that just failed, RedisError.
+        Raises Overloaded, OverQuota, the remembered error of a compile that just failed, RedisError.
         """
-        for flight in self._flights_of(ask.key):
+        for flight in self._flights_of(request.key):
             # Redis may have lost our lease a moment ago: take it back before another gateway gets a new one.
-            _, flight.granted = await self._leases.renew(flight.granted, finish=flight.finish)
-        answer = await self._leases.ask(ask.key, body, finish=finish)
-        if not isinstance(answer, LeaseGrant):
+            _, flight.lease = await self._leases.renew(flight.lease, finish=flight.finish)
+        answer = await self._leases.ask(request.key, body, finish=finish)
+        if not isinstance(answer, Lease):
             return answer
-        self._launch(Flight(answer, ask, finish=finish))
+        self._launch(Flight(answer, request, finish=finish))
         return "start"
 
     async def take_over(self, key: str) -> bool:
-        """Goes on with a compile whose holder died; false if it lives, is over, or is not known."""
+        """Continues a compile whose holder died; false if that lives, or if the compile is over or not known."""
         if self._flights_of(key):
             return False  # the task that renews its lease takes it again
-        granted = await self._leases.take_over(key)
-        if granted is None:
+        lease = await self._leases.take_over(key)
+        if lease is None:
             return False
         log.warning("compile_taken_over", key=key)
         self._metrics.takeovers.inc()
-        self._launch(Flight(granted, None, finish=False))
+        self._launch(Flight(lease, None, finish=False))
         return True
 
     def holds(self, key: str) -> bool:
@@ -157,14 +155,14 @@ class Dispatcher:
         return bool(self._flights_of(key))
 
     def _flights_of(self, key: str) -> list[Flight]:
-        return [flight for flight in self._flights.values() if flight.granted.lease.key == key]
+        return [flight for flight in self._flights.values() if flight.lease.key == key]
 
     async def close(self) -> None:
         """Stop all flights and give their leases back."""
         await end(*self._flights)
 
     def _launch(self, flight: Flight) -> None:
-        key = flight.granted.lease.key
+        key = flight.lease.key
         task = asyncio.create_task(self._fly(flight), name=f"compile {key[:12]}")
         self._flights[task] = flight
         self._metrics.compiles_here.inc()
@@ -178,7 +176,7 @@ class Dispatcher:
         task.add_done_callback(landed)
 
     async def _fly(self, flight: Flight) -> None:
-        key = flight.granted.lease.key
+        key = flight.lease.key
         renewer = asyncio.create_task(self._renew_lease(flight))
         worker = asyncio.create_task(self._compile(flight))
         try:
@@ -188,39 +186,34 @@ class Dispatcher:
                 verdict = renewer.result()
                 log.info("compile_stopped", key=key, verdict=verdict)
                 if verdict == "abandoned":
-                    error = CompileKilled("nobody waits for this compile any more", hint="Ask again")
-                    await self._leases.fail(flight.granted.lease, error, remember_seconds=0)
+                    error = CompileKilled("no client waits for this compile any more", hint="Ask again")
+                    await self._leases.fail(flight.lease, error, remember_seconds=0)
                 return
             await end(renewer)
             await self._report_failure(flight, worker)
         except asyncio.CancelledError:
             await end(worker)
             await end(renewer)
-            try:
-                await self._leases.release(flight.granted.lease)
-            except RedisError as error:
-                log.warning("lease_not_released", key=key, error=str(error))  # it expires by itself
+            with redis_errors_logged("lease_not_released", key=key):  # it expires by itself
+                await self._leases.release(flight.lease)
             raise
         finally:
             await self._charge(flight)
 
     async def _charge(self, flight: Flight) -> None:
         """Counts what a worker spent, whatever the result."""
-        if not flight.worked:
-            return
-        try:
-            await self._leases.charge(flight.worked)
-        except RedisError as error:
-            log.warning("spending_not_noted", seconds=round(flight.worked, 3), error=str(error))
+        if flight.worked:
+            with redis_errors_logged("spending_not_counted", seconds=round(flight.worked, 3)):
+                await self._leases.charge(flight.worked)
 
     async def _renew_lease(self, flight: Flight) -> Literal["lost", "published", "abandoned"]:
         """Renews until another holder has the lease, or no client waits for the compile. Waits while Redis is down."""
         while True:
             await asyncio.sleep(self._settings.lease_seconds / 3)
             try:
-                renewal, flight.granted = await self._leases.renew(flight.granted, finish=flight.finish)
+                renewal, flight.lease = await self._leases.renew(flight.lease, finish=flight.finish)
             except RedisError as error:
-                log.warning("lease_not_renewed", key=flight.granted.lease.key, error=str(error))
+                log.warning("lease_not_renewed", key=flight.lease.key, error=str(error))
                 continue
             match renewal:
                 case "abandoned" if flight.made:
@@ -228,28 +221,18 @@ class Dispatcher:
                 case "lost" | "published" | "abandoned":
                     return renewal
                 case "retaken":
-                    log.warning("lease_retaken", key=flight.granted.lease.key)
+                    log.warning("lease_retaken", key=flight.lease.key)
 
     async def _compile(self, flight: Flight) -> None:
-        ask = flight.ask or await self._admission.parse(flight.granted.body)
-        data = await self._run(flight, ask)
+        request = flight.request or await self._admission.parse(flight.lease.body)
+        data = await self._run(flight, request)
         await self._report_progress(flight, "publish", "")
-        signed, manifest = await asyncio.to_thread(self._sign, data, ask.key)
-        offer = Offer(
-            key=ask.key,
-            digest=await sha256(signed),
-            data=signed,
-            seconds=sum(seconds for _, seconds in manifest.stages),
-            components=ask.components,
-            worker=manifest.worker,
-            signer=container.statements(signed)[-1].key_id,
-            searched=manifest.searched,
-            recalled=manifest.recalled,
-        )
+        signed = await asyncio.to_thread(self._keyring.sign, data, key=request.key, namespace=self._namespace)
+        offer = await make_offer(request.key, signed, request.components)
         if await self._publish(flight, offer):
             took = time.monotonic() - flight.began
             self._metrics.compile_seconds.observe(took)
-            log.info("published", key=ask.key, bytes=len(signed), seconds=round(took, 3))
+            log.info("published", key=offer.key, bytes=len(signed), seconds=round(took, 3))
             await self._trim()
 
     async def _trim(self) -> None:
@@ -258,50 +241,46 @@ class Dispatcher:
         except (RedisError, Unavailable) as error:
             log.warning("cache_not_trimmed", error=str(error))  # the next publish tries again
 
-    async def _run(self, flight: Flight, ask: CompileRequest) -> bytes:
+    async def _run(self, flight: Flight, request: CompileRequest) -> bytes:
         """The artifact from a worker; its progress goes to the compile's events on the way."""
-        loop = asyncio.get_running_loop()
         steps: asyncio.Queue[tuple[compiles.Stage, str] | None] = asyncio.Queue()
 
-        def on_progress(stage: compiles.Stage, detail: str) -> None:  # from any thread
+        def on_progress(stage: compiles.Stage, detail: str) -> None:
             if flight.working is None and stage != "queued":
                 flight.working = time.monotonic()
-            loop.call_soon_threadsafe(steps.put_nowait, (stage, detail))
+            steps.put_nowait((stage, detail))
 
         reporter = asyncio.create_task(self._report(flight, steps))
         try:
-            for attempt in range(1, ATTEMPTS + 1):
+            for _ in range(ATTEMPTS - 1):
                 try:
-                    return await self._compile_on_worker(ask, on_progress)
+                    return await self._compile_on_worker(request, on_progress)
                 except CompileKilled as error:
-                    if attempt == ATTEMPTS:
-                        raise
-                    log.warning("compile_retried", key=ask.key, error=error.message)
+                    log.warning("compile_retried", key=request.key, error=error.message)
                     on_progress("queued", f"trying again: {error.message}")
-            raise AssertionError("unreachable: the last attempt returns or raises")
+            return await self._compile_on_worker(request, on_progress)
         finally:
             if flight.working is not None:
                 flight.worked = time.monotonic() - flight.working
-            loop.call_soon(steps.put_nowait, None)  # after what on_progress has scheduled
+            steps.put_nowait(None)
             await reporter
 
     async def _compile_on_worker(
-        self, ask: CompileRequest, on_progress: Callable[[compiles.Stage, str], None]
+        self, request: CompileRequest, on_progress: Callable[[compiles.Stage, str], None]
     ) -> bytes:
         deadline = self._settings.compile_deadline_seconds
-        if ask.threads is not None:
-            self._searches.expect(SearchTarget(ask.toolchain, ask.target, ask.threads))
-        queries = CompileQueries(
-            self._tunings, self._searches, ask, functools.partial(self._pass_on, ask.key)
-        )
+        if request.threads is not None:
+            self._searches.expect(SearchTarget(request.toolchain, request.target, request.threads))
+        on_query = functools.partial(self._pass_on, request.key)
+        queries = CompileQueries(self._tunings, self._searches, request, on_query)
         try:
             async with asyncio.timeout(deadline + _POOL_GRACE_SECONDS):
                 return await self._pool.compile(
-                    ask.canonical,
-                    key=ask.key,
+                    request.canonical,
+                    key=request.key,
                     namespace=self._namespace,
-                    toolchain=ask.toolchain,
-                    target=ask.target,
+                    toolchain=request.toolchain,
+                    target=request.target,
                     deadline_seconds=deadline,
                     on_progress=on_progress,
                     on_query=queries.answer,
@@ -315,59 +294,59 @@ class Dispatcher:
 
     async def _report_progress(self, flight: Flight, stage: compiles.Stage, detail: str) -> None:
         """Progress is for people: if Redis does not take an event, that is logged and the compile goes on."""
-        try:
-            await self._leases.progress(flight.granted.lease, stage, detail)
-        except RedisError as error:
-            log.warning("progress_lost", key=flight.granted.lease.key, stage=stage, error=str(error))
-
-    def _sign(self, data: bytes, key: str) -> tuple[bytes, artifact_manifest.Manifest]:
-        signed = self._keyring.sign(data, key=key, namespace=self._namespace)
-        return signed, container.read_manifest(signed)
+        with redis_errors_logged("progress_lost", key=flight.lease.key, stage=stage):
+            await self._leases.progress(flight.lease, stage, detail)
 
     async def _publish(self, flight: Flight, offer: Offer) -> bool:
-        """Publishes, and tries again with longer and longer pauses while Redis or the blob store is down; the lease is
-        renewed meanwhile. False: another artifact or lease stands.
+        """Publishes, and tries again while Redis or the blob store is down; the lease is renewed meanwhile. False:
+        another artifact or lease stands.
 
         Raises the error of the last try after `publish_retry_seconds`; clients then get a failed event.
         """
+        flight.made = True
         until = time.monotonic() + self._settings.publish_retry_seconds
-        pause, flight.made = _RETRY_SECONDS, True
-        while True:
+
+        async def publish() -> bool:
             try:
-                if await self._cache.publish(flight.granted.lease, offer):
-                    return True
-                renewal, flight.granted = await self._leases.renew(flight.granted, finish=flight.finish)
-                if renewal in ("lost", "published"):
-                    log.warning("late_publish_refused", key=offer.key, verdict=renewal)
-                    return False
-            except (*REDIS_OUTAGES, BlobStoreDown) as error:
-                left = until - time.monotonic()
-                if left <= 0:
-                    raise
-                log.warning("publish_delayed", key=offer.key, error=str(error))
-                if isinstance(error, BlobStoreDown):
-                    await self._report_progress(flight, "publish", f"for {left:.0f} s more: {error.message}")
-            await asyncio.sleep(max(_RETRY_SECONDS, min(pause, until - time.monotonic())))
-            pause = min(2 * pause, _RETRY_MOST_SECONDS)
+                return await self._publish_once(flight, offer)
+            except BlobStoreDown as error:
+                left = max(0.0, until - time.monotonic())
+                await self._report_progress(flight, "publish", f"for {left:.0f} s more: {error.message}")
+                raise
+
+        return await retry_while_down(
+            publish,
+            seconds=self._settings.publish_retry_seconds,
+            longest_pause=_LONGEST_PAUSE_SECONDS,
+            errors=(*REDIS_OUTAGES, BlobStoreDown),
+        )
+
+    async def _publish_once(self, flight: Flight, offer: Offer) -> bool:
+        while not await self._cache.publish(flight.lease.token, offer):
+            renewal, flight.lease = await self._leases.renew(flight.lease, finish=flight.finish)
+            if renewal in ("lost", "published"):
+                log.warning("late_publish_refused", key=offer.key, verdict=renewal)
+                return False
+        return True
 
     async def _report_failure(self, flight: Flight, worker: asyncio.Task[None]) -> None:
         """Sends the failed event of a failed compile; a published one needs nothing more."""
         failure = worker.exception()
         if failure is None:
             return
-        key = flight.granted.lease.key
+        key = flight.lease.key
         error = _as_relay_error(failure)
         log.error("compile_failed", key=key, code=error.code, error=error.message, exc_info=failure)
         self._metrics.compile_errors.labels(error.code).inc()
         remember = self._settings.negative_ttl_seconds if isinstance(error, REPEATABLE) else 0.0
         await retry_while_down(
-            lambda: self._leases.fail(flight.granted.lease, error, remember_seconds=remember),
+            lambda: self._leases.fail(flight.lease, error, remember_seconds=remember),
             seconds=self._settings.publish_retry_seconds,
         )
 
 
 def _as_relay_error(failure: BaseException) -> RelayError:
-    """What clients are told. Only our own errors' texts reach them; the rest is in the log."""
+    """The error for clients. They see only the texts of our own errors; the rest is in the log."""
     if isinstance(failure, ArtifactError):
         return ServiceError(f"the worker returned an artifact that cannot be signed: {failure.message}")
     if isinstance(failure, RelayError):

@@ -1,7 +1,6 @@
 """Stage 9: followers of a compile in this process. One task reads its events for all of them.
 
-However many clients follow a key here, one task reads its events, announces that a client waits, and takes the
-compile over when its holder is found dead.
+The task also announces that a client waits, and takes the compile over if its holder is dead.
 """
 
 from __future__ import annotations
@@ -13,22 +12,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Literal
 
-import structlog
-from redis.exceptions import RedisError
-
 from ...compiler.api import compiles
 from ...compiler.errors import from_code
 from ..base.async_tasks import is_set_within
 from ..settings import ServiceSettings
 from ..storage.redis.notifications import Notifications
+from ..storage.redis.retry import redis_errors_logged
 from ..storage.redis.streams import STREAM_START, stream_order
 from .dispatcher import Dispatcher
 from .events import CompileEvent, CompileEvents
 
-log = structlog.get_logger(__name__)
-
 _LOST_LEASE_PERIODS = 3
-"""A compile without a lease for this many periods, that nobody can take over, is given up."""
+"""A compile without a lease for this many periods, that no gateway can take over, is given up."""
 
 
 class FollowedCompile:
@@ -78,7 +73,7 @@ class Followers:
 
     @asynccontextmanager
     async def watch(self, key: str) -> AsyncIterator[FollowedCompile]:
-        """Follows `key` until the context is left. When the last one leaves, the compile's holder can see it."""
+        """Follows `key` until the context is left. When the last follower leaves, the compile's holder can see it."""
         watch = self._open.get(key)
         if watch is None or watch.ending:
             watch = self._open[key] = FollowedCompile()
@@ -123,18 +118,15 @@ class Followers:
         last_announced = 0.0  # when a waiter was last announced
         try:
             async with self._notifications.woken(key) as wake:
-                while (
-                    watch.followers and not watch.ending
-                ):  # a cancellation can get lost: base/async_tasks.py
+                # a cancellation can get lost (base/async_tasks.py), so the condition is read each time
+                while watch.followers and not watch.ending:
                     wake.clear()
-                    try:
+                    with redis_errors_logged("events_delayed", key=key):
                         snapshot = await self._events.snapshot(key, after)
                         if snapshot.events:
                             watch.add(snapshot.events)
                             after = snapshot.events[-1].id
-                            last_alive = (
-                                time.monotonic()
-                            )  # or it could count as lost though every poll finds events
+                            last_alive = time.monotonic()
                         elif snapshot.cached:
                             watch.add([], "cached")
                         elif snapshot.leased or await self._compiled_here(key):
@@ -142,17 +134,13 @@ class Followers:
                         if time.monotonic() - last_announced > self._presence_seconds / 3:
                             await self._events.announce_waiter(key, waiter, self._presence_seconds)
                             last_announced = time.monotonic()
-                    except RedisError as error:
-                        log.warning("events_delayed", key=key, error=str(error))
                     if not watch.ending and time.monotonic() - last_alive > self._lost_seconds:
                         watch.add([], "lost")
                     if not watch.ending:
                         await is_set_within(wake, self._poll_seconds)
         finally:
-            try:
+            with redis_errors_logged("waiter_not_removed", key=key):  # it expires by itself
                 await self._events.remove_waiter(key, waiter)
-            except RedisError as error:
-                log.warning("waiter_not_removed", key=key, error=str(error))  # it expires by itself
 
     async def _compiled_here(self, key: str) -> bool:
         """Whether this gateway compiles `key`, maybe since now."""

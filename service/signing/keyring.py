@@ -60,7 +60,7 @@ class _LoadedRing(Struct, frozen=True):
 
 
 class Keyring:
-    """Signs what workers built, and says whose signatures count here. Safe for threads and processes.
+    """Signs what workers built, and says which signatures are trusted here. Safe for threads and processes.
 
     `sites`: other installations' public keys by id, whose artifacts may be imported.
     """
@@ -90,7 +90,7 @@ class Keyring:
 
     @property
     def public(self) -> list[Ed25519PublicKey]:
-        """Whose signatures clients are to trust, the current key first."""
+        """Keys that clients are to trust, the current one first."""
         return list(reversed(self.trust("").keys.values()))
 
     @property
@@ -120,16 +120,16 @@ class Keyring:
         return Trust(keys=keys, namespace=namespace, epoch=ring.epoch, revoked=revoked)
 
     def import_trust(self) -> Trust:
-        """What may be taken in: signed by this installation in any namespace, or by a site that it trusts."""
+        """What may be imported: signed by this installation in any namespace, or by a site that it trusts."""
         return msgspec.structs.replace(self.trust(""), sites=self._sites)
 
     def vouches_for(self, origin: str) -> bool:
-        """Whether what was taken in because `origin` had signed it may still be served."""
+        """Whether an artifact that was imported because `origin` had signed it may still be served."""
         loaded = self._current()
         return origin not in loaded.ring.revoked and (origin in self._sites or origin in loaded.public)
 
     def document(self) -> SignedDocument:
-        """What clients get."""
+        """The trust document for clients."""
         return self._current().document
 
     def rotate(self, overlap_seconds: int | None) -> Ring:
@@ -143,8 +143,8 @@ class Keyring:
         return self.ring
 
     def revoke(self, name: str) -> Ring:
-        """Nothing that the key signed, or that was taken in on its word, counts from now on. If it is the one that
-        signs, a new one does. Raises NotFound for an id that is no key's here, MalformedRequest for one too many."""
+        """From now on nothing counts that the key signed, or that was imported because of its signature. If it is the
+        current key, a new one signs. Raises NotFound for an unknown id, MalformedRequest for a revoked one."""
         with self._locked():
             ring = self._load()
             if name not in self._sites and name not in {listed.id for listed in ring.keys}:
@@ -156,7 +156,7 @@ class Keyring:
         return self.ring
 
     def disown(self) -> Ring:
-        """Nothing that was signed until now counts any more, whatever key signed it."""
+        """Raises the epoch: no signature made until now counts any more."""
         with self._locked():
             ring = self._load()
             self._change(ring, epoch=ring.epoch + 1)

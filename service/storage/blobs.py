@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,7 @@ from obstore.store import LocalStore, ObjectStore, from_url
 from redis.asyncio import Redis
 
 from ...compiler.errors import Unavailable
+from ..settings import ServiceSettings
 from .redis.keys import DEFAULT_NAMESPACE, Keys
 
 StorageTier = Literal["redis", "store"]
@@ -33,8 +35,7 @@ _OUTAGES = (GenericError, OSError)
 
 
 class BlobStoreDown(Unavailable):
-    """The blob store did not take an artifact now and may later, unlike one that is not there or is not ours to
-    write. To a client it is Unavailable."""
+    """The blob store did not take an artifact now, and may take it later. A client gets Unavailable."""
 
 
 def open_store(location: str, *, timeout_seconds: float, allow_http: bool) -> ObjectStore:
@@ -65,33 +66,23 @@ def open_store(location: str, *, timeout_seconds: float, allow_http: bool) -> Ob
 class BlobStore:
     """One namespace's bytes by (key, digest). A blob is written whole or not at all, and is checked when it is read."""
 
-    def __init__(
-        self, redis: Redis, keys: Keys, store: ObjectStore, *, inline_bytes: int, inline_limit_bytes: int
-    ) -> None:
+    def __init__(self, redis: Redis, keys: Keys, store: ObjectStore, settings: ServiceSettings) -> None:
         self._redis = redis
         self._keys = keys
         self._store = store
-        self._inline_bytes = inline_bytes
-        self._inline_limit_bytes = inline_limit_bytes
+        self._settings = settings
         self._folder = _FOLDER if keys.namespace == DEFAULT_NAMESPACE else f"{_FOLDERS}/{keys.namespace}"
 
     def of(self, namespace: str) -> BlobStore:
         """Another namespace's."""
         if namespace == self._keys.namespace:
             return self
-        keys = self._keys.of(namespace)
-        return BlobStore(
-            self._redis,
-            keys,
-            self._store,
-            inline_bytes=self._inline_bytes,
-            inline_limit_bytes=self._inline_limit_bytes,
-        )
+        return BlobStore(self._redis, self._keys.of(namespace), self._store, self._settings)
 
     async def put(self, key: str, digest: str, data: bytes) -> StorageTier:
-        """Store, before the index offers it. Raises StoreDown when the same call may succeed later (no connection, disk
-        full), Unavailable when it will not (no such bucket, no permission)."""
-        if len(data) <= self._inline_bytes and await self._room(len(data)):
+        """Store, before the index offers it. Raises BlobStoreDown when the same call may succeed later (no connection,
+        disk full), Unavailable when it will not (no such bucket, no permission)."""
+        if len(data) <= self._settings.blob_inline_bytes and await self._room(len(data)):
             await self._redis.set(self._keys.blob(digest), data, px=_ORPHAN_AGE)
             return "redis"
         try:
@@ -104,33 +95,26 @@ class BlobStore:
 
     async def _room(self, size: int) -> bool:
         held = int(await self._redis.get(self._keys.inline) or 0)
-        return held + size <= self._inline_limit_bytes
+        return held + size <= self._settings.redis_blob_limit_bytes
 
     async def get(self, key: str, digest: str) -> bytes | None:
         """The bytes from the store, unchecked; None when they are gone. Raises Unavailable."""
-        try:
+        with _outages_as_unavailable("the blob store cannot be read"):
             found = await obstore.get_async(self._store, self._path(key, digest))
             return bytes(await found.bytes_async())
-        except FileNotFoundError:
-            return None
-        except (StoreError, OSError) as error:
-            raise _unavailable("the blob store cannot be read", error) from error
+        return None
 
     async def delete(self, key: str, digest: str, place: StorageTier) -> None:
-        """Forget a blob that the index no longer offers; fine if it is gone already. Raises Unavailable."""
+        """Deletes a blob that the index no longer offers, if it is there. Raises Unavailable."""
         if place == "redis":
             await self._redis.delete(self._keys.blob(digest))
             return
-        try:
+        with _outages_as_unavailable("the blob store cannot delete"):
             await obstore.delete_async(self._store, self._path(key, digest))
-        except FileNotFoundError:
-            return
-        except (StoreError, OSError) as error:
-            raise _unavailable("the blob store cannot delete", error) from error
 
     async def discard(self, key: str, digest: str) -> None:
-        """Delete from the store what the index has just forgotten; not if it is offered again by now, which an
-        import of the very same artifact does. Raises Unavailable, RedisError."""
+        """Deletes from the store what the index no longer offers, unless it offers it again by now (an import of the
+        same artifact). Raises Unavailable, RedisError."""
         if await self._redis.hget(self._keys.index(key), "digest") != digest.encode():
             await self.delete(key, digest, "store")
 
@@ -141,25 +125,32 @@ class BlobStore:
         """
         gone = 0
         before = datetime.now(UTC) - _ORPHAN_AGE
-        try:
+        with _outages_as_unavailable("the blob store cannot be swept"):  # another gateway may sweep too
             async for batch in obstore.list(self._store, self._folder):
                 for entry in batch:
                     key, _, digest = entry["path"].removeprefix(f"{self._folder}/")[3:].partition("/")
                     if entry["last_modified"] < before and await offered(key) != digest:
                         await obstore.delete_async(self._store, entry["path"])
                         gone += 1
-        except FileNotFoundError:
-            return gone  # another gateway sweeps too
-        except (StoreError, OSError) as error:
-            raise _unavailable("the blob store cannot be swept", error) from error
         return gone
 
     def _path(self, key: str, digest: str) -> str:
         return f"{self._folder}/{key[:2]}/{key}/{digest}"
 
 
+@contextmanager
+def _outages_as_unavailable(what: str) -> Iterator[None]:
+    """Ends the block at a blob that is not there. Raises Unavailable if the store fails."""
+    try:
+        yield
+    except FileNotFoundError:
+        return
+    except (StoreError, OSError) as error:
+        raise _unavailable(what, error) from error
+
+
 def _unavailable(what: str, error: Exception, kind: type[Unavailable] = Unavailable) -> Unavailable:
-    """One line of the store's many; what follows the first is its source code's."""
+    """With the first line of obstore's error; the others are about its source code."""
     return kind(
         f"{what}: {str(error).partition(chr(10))[0].strip()}", hint="See to the store, then ask again"
     )

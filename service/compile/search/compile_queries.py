@@ -1,10 +1,9 @@
-"""Answers what a running compile asks of its team's tuning database.
+"""Answers the queries of a running compile to its namespace's tuning database.
 
-The process that asks runs a tenant's graph, and the graph may control it. Its bytes are decoded within limits against
-closed structs. Its results are stored only for the device and versions that it was given to compile for. A compile of
-user-written source can claim anything, and its claim would choose others' kernels (docs/decisions/0015): it is believed
-for calls of its only source, and for nothing else (0021). It may look up entries: they are its own team's. It may ask
-for searches: the service's own code runs them elsewhere (service/compile/search/queue.py).
+A tenant's graph may control the process that asks. So its bytes are decoded within limits into closed structs, and its
+results are stored only for the device and versions that it compiles for. A compile of user-written source can report
+any result, which would choose others' kernels (docs/decisions/0015): only results for its single source are accepted
+(0021). It may look up entries of its own namespace and ask for searches, which trusted code runs (queue.py).
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class CompileQueries:
         self._warned = False
 
     async def answer(self, data: bytes) -> bytes:
-        """Raises nothing: b'' if there is no answer, and a line in the log the first time."""
+        """Raises nothing. b'': there is no answer; the first time the reason is logged."""
         try:
             async with asyncio.timeout(_SECONDS):
                 query = decode_query(data)
@@ -74,16 +73,16 @@ class CompileQueries:
         match query:
             case EntryLookup(place, problems):
                 return KnownEntries(await self._tunings.known(place, problems))
-            case SearchRequest(place, problems, patience):
-                return await self._queue.want(place, problems, self._request, wait_seconds=patience)
-            case SearchResult(entry) if self._believes(entry):
+            case SearchRequest(place, problems, seconds):
+                return await self._queue.want(place, problems, self._request, wait_seconds=seconds)
+            case SearchResult(entry) if self._accepts(entry):
                 return KnownEntries([stored.entry for stored in await self._tunings.store([entry])])
             case SearchResult(entry):
                 return KnownEntries(await self._tunings.known(entry.place, [entry.problem]))
             case _:
                 raise MalformedRequest(f"no compile asks {type(query).__name__}")
 
-    def _believes(self, entry: TuningEntry) -> bool:
+    def _accepts(self, entry: TuningEntry) -> bool:
         if not is_measurable(entry.place, self._request.toolchain, self._request.target):
             return False
         if kernels.is_of_source(entry.problem):

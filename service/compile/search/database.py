@@ -1,8 +1,7 @@
-"""The tuning database of a team: the winner of each problem in each place, in Redis.
+"""The tuning database of a namespace, in Redis: the winner of each problem in each device environment (`place`).
 
-Each namespace has its own. The first entry for a problem in a place stands, however often it is measured again, until
-it is replaced explicitly; so every compile gets the same kernel. A namespace stores `limit` entries; past it the least
-recently asked for go.
+The first entry for a problem and place stands until it is replaced explicitly; so every compile gets the same kernel.
+Past `limit` entries the least recently used go.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _BATCH = 100
 
 
 class StoredEntry(Struct, frozen=True):
-    """What became of an entry. `entry`: the one that stands now. `exists`: there was one already, and it stays."""
+    """`entry`: the one that stands now. `exists`: there was one already, and it stays."""
 
     entry: TuningEntry
     outcome: Literal["new", "exists", "replaced"]
@@ -117,10 +116,7 @@ def _decoded(data: bytes | None) -> TuningEntry | None:
         return None
     try:
         return decoding.from_msgpack(data, type=TuningEntry)
-    except (
-        msgspec.MsgspecError,
-        UnicodeDecodeError,
-        RecursionError,
-    ) as error:  # another version's, or damaged: it will be measured again
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        # another version's, or damaged: it will be measured again
         log.warning("tuning_unreadable", error=str(error))
         return None

@@ -1,4 +1,4 @@
-"""Checks of what a worker process asks or claims: its bytes are decoded, and its place must fit its target."""
+"""Checks of a query from a worker process: it must decode, and its device environment must fit its target."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ....compiler.tuning.records import DeviceEnvironment
 
 
 def is_measurable(place: DeviceEnvironment, versions: schema.Toolchain, target: schema.Target) -> bool:
-    """Whether what is made so could be measured there. The gateway cannot tell one CPU's model from another's."""
+    """Whether kernels for `target` could be measured there. The gateway cannot tell CPU models apart."""
     if (place.torch, place.triton, place.cuda) != (versions.torch, versions.triton, versions.cuda):
         return False
     if target.kind == "cuda":
@@ -22,10 +22,10 @@ def is_measurable(place: DeviceEnvironment, versions: schema.Toolchain, target: 
 
 
 def decode_query(question: bytes) -> queries.TuningQuery:
-    """What a child wrote. Raises LimitExceeded, MalformedRequest."""
+    """The query in these bytes. Raises LimitExceeded, MalformedRequest."""
     if len(question) > queries.QUESTION_LIMIT:
         raise LimitExceeded(f"a question of {len(question)} bytes, limit {queries.QUESTION_LIMIT}")
     try:
         return decoding.from_msgpack(question, type=queries.TuningQuery)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedRequest(f"a question that is none: {error}") from None
+        raise MalformedRequest(f"the question cannot be decoded: {error}") from None

@@ -1,8 +1,8 @@
 """The search queue of a namespace: problems to search, from compiles that wait and from tuning jobs.
 
-A search session is a job on a worker's device. It takes tasks one by one, whole problems each: only samples that were
-interleaved on one device can be compared, so one problem's candidates never go to two sessions. The queue lies in
-memory: a compile asks again after a gateway's death, a tuning job is stored elsewhere, and results are in Redis.
+A search session is a job on a worker's device. It takes whole problems one by one: only samples that were interleaved
+on one device can be compared, so one problem's candidates never go to two sessions. The queue is in memory: after a
+gateway's death compiles ask again, and tuning jobs and results are in Redis.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -27,34 +27,36 @@ from ....workers.pool import DevicesHeld
 from ...admission.compile_request import CompileRequest
 from ...base.async_tasks import end
 from ...base.metrics import GatewayMetrics
+from ...storage.redis.retry import retry_while_down
 from .database import TuningDatabase
 from .query_checks import is_measurable
 from .task import OnChange, SearchTarget, SearchTask
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 MOST_WANTED = 4096
 """Problems that a namespace's compiles may have searched at once; past it they search themselves."""
 FORGET_SECONDS = 300.0
-"""A problem that no compile has asked for in this time is dropped, with its result: the compile has ended. A live
-compile asks every few seconds while it waits, or after a pause of half a minute (workers/fork_server/queries.py). While
-it traces a large graph again it asks nothing."""
+"""A problem that no compile has asked for in this time is dropped, with its result: the compile has ended. A compile
+asks every few seconds while it waits, and not at all while it traces a large graph again."""
 STALL_SECONDS = 180.0
-"""A compile waits at most so long for any message of a session. One that must import torch on a busy machine needs a
-minute."""
+"""The longest wait of a compile for any message of a session. To import torch on a busy machine takes a minute."""
 EXPECT_SECONDS = 60.0
 """The most from a compile's beginning to its first problem: a large graph is lowered once before."""
 UNUSED_STARTS = 2
-"""After so many compiles in a row that wanted nothing, no session is started ahead for the next one."""
+"""After this many compiles in a row without a problem, no session is started ahead for the next one."""
 _MOST_EXPECTED = 64
 _REDIS_SECONDS = 5.0
-_STORE_AGAIN_SECONDS = (1.0, 30.0, 900.0)
-"""First and longest pause, and when to give up, while Redis does not store an entry."""
+_STORE_SECONDS = 900.0
+_LONGEST_PAUSE_SECONDS = 30.0
+"""For how long to try again while Redis does not store an entry, and the longest pause between two tries."""
 _MOST_UNSTORED = 1000
 
 
 class _Expected(Struct):
-    """Compiles for a target that may soon want something. unused: how many in a row have wanted nothing so far."""
+    """Compiles for a target that may soon have problems. unused: how many in a row had none so far."""
 
     target: SearchTarget
     until: float = 0.0
@@ -101,8 +103,8 @@ class SearchQueue:
     # --- for compiles and tuning jobs ------------------------------------------------------------------
 
     def expect(self, target: SearchTarget) -> None:
-        """A compile that tunes begins: starts sessions, so that they are warm when it knows what it wants. After some
-        compiles in a row that wanted nothing, since all was known, none is started."""
+        """A compile that tunes begins: starts sessions, so that they are warm when it knows its problems. After
+        UNUSED_STARTS compiles in a row without a problem none is started."""
         name = target.name()
         if name not in self._expected and len(self._expected) >= _MOST_EXPECTED:
             self._expected.clear()
@@ -161,8 +163,8 @@ class SearchQueue:
                 given_up.append(problem)
         if len(self._urgent) > waiting:
             self._urgent = dict(sorted(self._urgent.items(), key=lambda item: item[1].order))
-        told = [entries[problem] for problem in dict.fromkeys(problems) if problem in entries]
-        return KnownEntries(told, still_open, given_up)
+        found_entries = [entries[problem] for problem in dict.fromkeys(problems) if problem in entries]
+        return KnownEntries(found_entries, still_open, given_up)
 
     def found(self, place: DeviceEnvironment, problem: Problem) -> SearchResult | None:
         """The result for compiles that have asked for it lately, with all timings."""
@@ -228,12 +230,12 @@ class SearchQueue:
 
     def queued(self, *, urgent: bool) -> Iterator[SearchTask]:
         """What waits to be searched, in order."""
-        book = self._urgent if urgent else self._batch
-        for task_id, search in list(book.items()):
+        tasks = self._urgent if urgent else self._batch
+        for task_id, search in list(tasks.items()):
             if search.state == "queued":
                 yield search
             else:  # it was cancelled
-                book.pop(task_id, None)
+                tasks.pop(task_id, None)
                 self._forget(search)
 
     def busy(self) -> bool:
@@ -251,7 +253,7 @@ class SearchQueue:
     def assign(self, search: SearchTask, worker: str) -> None:
         (self._urgent if search.urgent else self._batch).pop(search.task.id, None)
         search.become("searching", worker)
-        log.debug("search_given_out", task=search.task.id, worker=worker)
+        log.debug("search_assigned", task=search.task.id, worker=worker)
 
     def requeue(self, search: SearchTask) -> None:
         """Queues it again, before all others."""
@@ -268,10 +270,7 @@ class SearchQueue:
     async def finish(self, search: SearchTask, found: SearchResult) -> TuningEntry:
         """Stores what a session found, and returns the entry that stands for the problem now. Continues even if the
         caller is cancelled: a session's last result counts."""
-        task = asyncio.create_task(self._finish(search, found), name="finish a search")
-        self._storing.add(task)
-        task.add_done_callback(self._storing.discard)
-        return await asyncio.shield(task)
+        return await asyncio.shield(self._in_background(self._finish(search, found)))
 
     async def _finish(self, search: SearchTask, found: SearchResult) -> TuningEntry:
         standing = await self.store(found.entry)
@@ -298,9 +297,9 @@ class SearchQueue:
 
     def _forget(self, search: SearchTask) -> None:
         """A compile's search stays until the compile has asked for its result."""
-        book = self._urgent if search.urgent else self._batch
-        if book.get(search.task.id) is search:  # a cancelled task may have been submitted again
-            del book[search.task.id]
+        queued = self._urgent if search.urgent else self._batch
+        if queued.get(search.task.id) is search:  # a cancelled task may have been submitted again
+            del queued[search.task.id]
         if self._open.get(search.task.id) is search:
             del self._open[search.task.id]
 
@@ -309,13 +308,11 @@ class SearchQueue:
         try:
             return await self._store(entry)
         except LimitExceeded as error:
-            log.warning("tuning_not_kept", error=error.message)
+            log.warning("tuning_not_stored", error=error.message)
         except (RedisError, TimeoutError) as error:
-            log.warning("tuning_not_kept_yet", error=f"{type(error).__name__}: {error}"[:300])
+            log.warning("tuning_not_stored_yet", error=f"{type(error).__name__}: {error}"[:300])
             if len(self._storing) < _MOST_UNSTORED:
-                task = asyncio.create_task(self._store_later(entry), name="store a tuning")
-                self._storing.add(task)
-                task.add_done_callback(self._storing.discard)
+                self._in_background(self._store_later(entry))
         return entry
 
     async def _store(self, entry: TuningEntry) -> TuningEntry:
@@ -324,17 +321,22 @@ class SearchQueue:
         return stored.entry
 
     async def _store_later(self, entry: TuningEntry) -> None:
-        pause, longest, most = _STORE_AGAIN_SECONDS
-        until = time.monotonic() + most
-        while time.monotonic() < until:
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
-            try:
-                await self._store(entry)
-                return
-            except (RedisError, TimeoutError):
-                continue
-        log.error("tuning_lost", problem=entry.problem.text()[:300])
+        try:
+            await retry_while_down(
+                lambda: self._store(entry),
+                seconds=_STORE_SECONDS,
+                longest_pause=_LONGEST_PAUSE_SECONDS,
+                errors=(RedisError, TimeoutError),
+            )
+        except (RedisError, TimeoutError):
+            log.error("tuning_lost", problem=entry.problem.text()[:300])
+
+    def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that `close` ends."""
+        task = asyncio.create_task(work)
+        self._storing.add(task)
+        task.add_done_callback(self._storing.discard)
+        return task
 
     def note_alive(self, target_name: bytes, place: DeviceEnvironment) -> None:
         """A session has sent a message."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
+from collections.abc import Iterator
 
 import structlog
 from msgspec import Struct
@@ -70,9 +72,8 @@ class SearchScheduler:
         self._backoffs: dict[str, _Backoff] = {}
         self._failed: dict[bytes, int] = {}
         """Failed starts in a row, by target."""
-        self._served: dict[str, int] = {}
-        """When each namespace was last given a device, in devices given."""
-        self._given = 0
+        self._served: dict[str, float] = {}
+        """When each namespace was last given a device."""
         self._changed = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
 
@@ -139,23 +140,21 @@ class SearchScheduler:
         """What it may take now: a compile's task, or a tuning job's where compiles leave room."""
         if session.draining or any(search.alone for search in session.held.values()):
             return None
-        spare = 0
+        left_to_others = 0
         if session.held:
             # a session with tasks leaves the rest to those without, and takes no more than its share
-            alike = [each for each in self._sessions if self._alike(each, session)]
-            if len(session.held) >= self._share(session, alike):
+            peers = [each for each in self._sessions if self._are_peers(each, session)]
+            if len(session.held) >= self._share(session, peers):
                 return None
-            spare = sum(other.idle() for other in alike)
-        for urgent in (True, False):
-            if not urgent and not self._room_for_batch(session):
+            left_to_others = sum(other.idle() for other in peers)
+        for search in self._queued_for(session):
+            if not search.urgent and not self._room_for_batch(session):
                 return None
-            for search in session.queue.queued(urgent=urgent):
-                if not self._suits(search, session) or (search.alone and session.held):
-                    continue
-                if spare:
-                    spare -= 1
-                    continue
+            if search.alone and session.held:
+                continue
+            if not left_to_others:
                 return search
+            left_to_others -= 1
         return None
 
     def steal_for(self, session: SearchSession) -> SearchTask | None:
@@ -163,7 +162,7 @@ class SearchScheduler:
         it has not begun. The last such task stays there, for that session will begin it sooner."""
         if session.held or session.draining:
             return None
-        others = [each for each in self._sessions if each is not session and self._alike(each, session)]
+        others = [each for each in self._sessions if each is not session and self._are_peers(each, session)]
         other = max(others, key=lambda each: len(each.waiting()), default=session)
         suits = [search for search in other.waiting() if self._suits(search, session)]
         if len(suits) < 2 or not (suits[-1].urgent or self._room_for_batch(session)):
@@ -171,15 +170,15 @@ class SearchScheduler:
         return other.held.pop(suits[-1].task.id)
 
     def may_get_work(self, session: SearchSession) -> bool:
-        """Whether anything that it could take is queued or expected, now or once compiles leave room."""
-        return self._expected(session) or self._queued_for(session)
+        """Whether a task that it could take is queued or expected, now or when compiles leave room."""
+        return self._expected(session) or any(True for _ in self._queued_for(session))
 
-    def _queued_for(self, session: SearchSession) -> bool:
-        return any(
-            self._suits(search, session)
-            for urgent in (True, False)
-            for search in session.queue.queued(urgent=urgent)
-        )
+    def _queued_for(self, session: SearchSession) -> Iterator[SearchTask]:
+        """What it could take, tasks of compiles first."""
+        for urgent in (True, False):
+            for search in session.queue.queued(urgent=urgent):
+                if self._suits(search, session):
+                    yield search
 
     @staticmethod
     def _expected(session: SearchSession) -> bool:
@@ -190,23 +189,17 @@ class SearchScheduler:
         return search.target_name == session.target_name and search.place in (None, session.place)
 
     @staticmethod
-    def _alike(one: SearchSession, other: SearchSession) -> bool:
+    def _are_peers(one: SearchSession, other: SearchSession) -> bool:
         return (
             one.queue is other.queue
             and one.target_name == other.target_name
             and one.place in (None, other.place)
         )
 
-    def _share(self, session: SearchSession, alike: list[SearchSession]) -> int:
+    def _share(self, session: SearchSession, peers: list[SearchSession]) -> int:
         """How many tasks each session may hold, of those that are held and those that wait; exact only for few."""
-        waiting = (
-            search
-            for urgent in (True, False)
-            for search in session.queue.queued(urgent=urgent)
-            if self._suits(search, session)
-        )
-        count = sum(1 for _ in itertools.islice(waiting, _MOST_CONSIDERED))
-        return -(-(count + sum(len(each.held) for each in alike)) // len(alike))
+        count = sum(1 for _ in itertools.islice(self._queued_for(session), _MOST_CONSIDERED))
+        return math.ceil((count + sum(len(each.held) for each in peers)) / len(peers))
 
     def _room_for_batch(self, session: SearchSession) -> bool:
         if self.pool.waiting():
@@ -226,7 +219,7 @@ class SearchScheduler:
             try:
                 await self._schedule()
             except Exception:
-                log.exception("searchers_not_led")
+                log.exception("searches_not_scheduled")
             self._count()
             if not self._sessions and not any(queue.busy() for queue in self._queues):
                 if changed is self._changed:
@@ -259,19 +252,18 @@ class SearchScheduler:
             devices = self.search_devices(target)
         except NoWorker:
             return
-        alike = sum(session.queue is queue and session.target_name == name for session in self._sessions)
+        started = sum(session.queue is queue and session.target_name == name for session in self._sessions)
         for device in devices:
-            if alike < _MOST_PRESTARTED and self._free(device, urgent=True):
+            if started < _MOST_PRESTARTED and self._free(device, urgent=True):
                 self._start(queue, target, device.worker)
-                alike += 1
+                started += 1
         await asyncio.sleep(0)
 
     def _start(self, queue: SearchQueue, target: SearchTarget, worker: str) -> None:
-        self._given += 1
-        self._served[queue.namespace] = self._given
+        self._served[queue.namespace] = time.monotonic()
         self._sessions.append(SearchSession(self, queue, target, worker))
 
-    def _priority(self, demand: _Demand) -> tuple[bool, int, int]:
+    def _priority(self, demand: _Demand) -> tuple[bool, int, float]:
         queue = demand.queue
         return (not demand.urgent, self._sessions_of(queue), self._served.get(queue.namespace, 0))
 
@@ -336,8 +328,8 @@ class SearchScheduler:
         return urgent or not (device.compiling or self.pool.waiting())
 
     def _ask_to_yield(self, demand: _Demand, able: list[SearchDevice]) -> None:
-        """Frees one of these devices for a demand that has none. A session without a compile's task ends for one;
-        otherwise a session whose queue has more devices, if it has had this one for a while."""
+        """Frees one of these devices for a demand that has none. A session without a compile's task yields to a
+        compile; otherwise a session yields whose queue has more devices, after _TURN_SECONDS."""
         workers = {device.worker for device in able}
         rivals = [s for s in self._sessions if s.worker in workers and s.place is not None]
         target_name = demand.target.name()
@@ -347,10 +339,11 @@ class SearchScheduler:
         for rival in rivals:
             if rival.queue is demand.queue and rival.target_name == target_name:
                 continue
-            queued = any(self._suits(search, rival) for search in rival.queue.queued(urgent=True))
+            next_task = next(self._queued_for(rival), None)
+            queued = next_task is not None and next_task.urgent
             serves_compiles = queued or any(search.urgent for search in rival.held.values())
             wanted_soon = self._expected(rival) and not demand.urgent
-            idle = not rival.held and not self._queued_for(rival) and not wanted_soon
+            idle = not rival.held and next_task is None and not wanted_soon
             fair = time.monotonic() - rival.since > _TURN_SECONDS and (
                 self._sessions_of(rival.queue) > own + 1 or own == 0 or rival.queue is demand.queue
             )

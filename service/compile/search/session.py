@@ -1,6 +1,6 @@
 """One search session: a search job on a worker, to which the gateway gives tasks and from which it takes results.
 
-The job runs no code of a tenant, so its results are believed, for its own device and for the tasks that it was given.
+The job runs no code of a tenant, so its results are accepted, for its own device and the tasks that it was given.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SearchSession:
         self._trying: CandidateAttempt | None = None
         self._last_query = self._last_work = self.since
         self._warned = False
-        self._killed = self._misplaced = ""
+        self._misplaced = ""
         self.task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"search on {worker}")
 
     def idle(self) -> bool:
@@ -108,14 +108,10 @@ class SearchSession:
         budget = max(search.task.seconds for search in self.held.values())
         return time.monotonic() - self._last_query > most + budget
 
-    def kill(self, why: str) -> None:
-        self._killed = why
-        self.task.cancel()
-
     async def _run(self) -> None:
         """Never raises."""
         order = SearchJobSpec(self.target.toolchain, self.target.target, self.target.threads)
-        why, certain = "it ended before its work", False
+        failure, certain = "", False
         try:
             await self._scheduler.pool.search(
                 msgspec.msgpack.encode(order),
@@ -126,19 +122,19 @@ class SearchSession:
                 on_query=self.answer,
                 deadline_seconds=_DEADLINE_SECONDS,
             )
-            why, failed = self._misplaced or why, bool(self._misplaced)
+            failure = self._misplaced
         except RelayError as error:
-            why, failed = error.message, True
+            failure = error.message
             certain = not isinstance(error, WorkerLost | CompileTimeout)
         except asyncio.CancelledError:
-            why, failed = self._killed, bool(self._killed)
+            pass
         except Exception as error:
-            log.exception("searcher_broke", worker=self.worker)
-            why, failed = f"the service failed with {type(error).__name__}", True
-        if failed:
-            log.warning("searcher_lost", worker=self.worker, why=why, tasks=len(self.held))
-        self._hand_back(why, certain=certain)
-        self._scheduler.ended(self, why if failed else "")
+            log.exception("search_session_broke", worker=self.worker)
+            failure = f"the service failed with {type(error).__name__}"
+        if failure:
+            log.warning("searcher_lost", worker=self.worker, why=failure, tasks=len(self.held))
+        self._hand_back(failure or "it ended before its work", certain=certain)
+        self._scheduler.ended(self, failure)
 
     def _hand_back(self, why: str, *, certain: bool) -> None:
         """Its tasks go to other sessions. The task that it was trying when it ended counts a loss; if it was trying
@@ -164,7 +160,7 @@ class SearchSession:
     # --- its queries -----------------------------------------------------------------------------------
 
     async def answer(self, question: bytes) -> bytes:
-        """b'' for what no session asks, and a line in the log the first time."""
+        """b'': no session may ask this; the first time the reason is logged."""
         self._last_query = time.monotonic()
         try:
             return msgspec.msgpack.encode(await self._answer(decode_query(question)))
@@ -263,7 +259,7 @@ class SearchSession:
             await self._scheduler.wait_for_change(min(_POLL_SECONDS, until - now))
 
     async def _take(self) -> TuningTask | None:
-        """The next task whose result is not known yet; it is this session's from here on."""
+        """The next task without a known result, assigned to this session."""
         while (search := self._scheduler.next_for(self) or self._scheduler.steal_for(self)) is not None:
             self.queue.assign(search, self.worker)
             self.held[search.task.id] = search

@@ -23,7 +23,7 @@ OnChange = Callable[[SearchState, str], None]
 """Called in the event loop with a task's new state and the worker that searches it, or why it failed."""
 
 LOSSES = 3
-"""Sessions that one task may end, beside those of which the candidate at fault is known."""
+"""Sessions that one task may end without a known candidate at fault."""
 _AVOIDED = 16
 """Candidates of one task that may end a session's process; each costs a start."""
 
@@ -44,7 +44,7 @@ class SearchTask:
     """A task and what has become of it.
 
     place: where it must be measured; None: on any device of its target. state, detail: as OnChange gets them. known:
-    the entry was in the database already, and nothing was measured. losses: how many sessions ended over it.
+    the entry was in the database already, and nothing was measured. losses: how many sessions ended that had it.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SearchTask:
         self.known = False
         self.losses = 0
         self.alone = False
-        """It may have ended a session that held other tasks too: the next session holds no other beside it."""
+        """It may have ended a session that held other tasks too: the next session holds this task alone."""
         self.since = self.wanted = time.monotonic()
         """When it came to its state; when a compile last asked for it."""
         self._on_change = on_change
@@ -100,7 +100,7 @@ class SearchTask:
         return result if isinstance(result, SearchResult) else None
 
     def cancel(self) -> None:
-        """It is not wanted any more: its outcome is "cancelled". A search that has begun may go on to its end."""
+        """Its outcome is "cancelled". A search that has begun may go on to its end."""
         if self.open:
             self._settle("cancelled", "cancelled", "")
 
@@ -149,7 +149,7 @@ class SearchTask:
         try:
             self._on_change(self.state, self.detail)
         except Exception:  # an error of the listener is not the queue's
-            log.exception("task_change_not_heard", task=self.task.id, state=self.state)
+            log.exception("task_listener_failed", task=self.task.id, state=self.state)
 
 
 def _elements(problem: Problem) -> int:

@@ -106,13 +106,7 @@ class TenantParts:
         self.audit = AuditLog(redis, keys, entries=settings.audit_entries)
         self.counters = CounterStore(redis, keys)
 
-        blobs = BlobStore(
-            redis,
-            keys,
-            gateway.store,
-            inline_bytes=settings.blob_inline_bytes,
-            inline_limit_bytes=settings.redis_blob_limit_bytes,
-        )
+        blobs = BlobStore(redis, keys, gateway.store, settings)
         self.cache = ArtifactCache(
             redis,
             keys,
@@ -120,10 +114,8 @@ class TenantParts:
             blobs,
             gateway.metrics,
             self.audit,
-            keyring=gateway.keyring,
-            quota_bytes=settings.namespace_bytes,
-            limit_bytes=settings.cache_limit_bytes,
-            progress_ttl_seconds=settings.progress_ttl_seconds,
+            gateway.keyring,
+            settings,
         )
         self.cache_admin = CacheAdmin(redis, keys, scripts, blobs, self.audit)
         self.misses = Misses(redis, keys, scripts)
@@ -138,7 +130,7 @@ class TenantParts:
         self.dispatcher = Dispatcher(
             settings,
             namespace,
-            Leases(redis, keys, scripts, settings),
+            Leases(keys, scripts, settings),
             self.cache,
             self.tunings,
             self.searches,

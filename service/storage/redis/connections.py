@@ -29,10 +29,11 @@ def reserved_for_leases() -> Iterator[None]:
 
 
 class FairConnectionPool(BlockingConnectionPool):
-    """redis-py's own gives a free connection to whoever comes next, and who was woken for it waits anew, behind all
-    others: in a burst of a thousand requests some waited past `timeout` while Redis answered all the time.
+    """A pool that gives connections in the order of the calls. With redis-py's own, another caller can take a free
+    connection before the waiter that was woken for it, which then waits again behind all others: in a burst of
+    a thousand requests some waited past `timeout` while Redis answered all the time.
 
-    `for_leases` of the `max_connections` are for who asks inside `reserved_for_leases`.
+    `for_leases` of the `max_connections` are for calls inside `reserved_for_leases`.
     """
 
     def __init__(self, *arguments: Any, for_leases: int, **options: Any) -> None:
@@ -73,8 +74,8 @@ _QUEUE_TIMES = 3
 
 
 def connect(settings: ServiceSettings) -> Redis:
-    """A client that reconnects by itself; no answer is waited for longer than `redis_timeout_seconds`, and a
-    free connection not much longer than two answers that do not come: a burst waits its turn."""
+    """A client that reconnects by itself. It waits at most `redis_timeout_seconds` for an answer, and three times that
+    for a free connection: a burst waits its turn."""
     # redis-py before 6 takes a certificate for any name unless told otherwise
     tls = {"ssl_check_hostname": True} if settings.redis_url.startswith("rediss:") else {}
     pool = FairConnectionPool.from_url(

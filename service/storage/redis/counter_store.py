@@ -6,28 +6,16 @@ import time
 
 from redis.asyncio import Redis
 
-from ...base.counters import Counters
+from ...base.counters import GAUGES, Counters
 from .keys import Keys
 
-_SCRIPTS_COUNT = (
-    "requests",
-    "hits",
-    "misses",
-    "compiles",
-    "coalesced",
-    "failures",
-    "refused",
-    "overloaded",
-    "over_quota",
-    "rate_limited",
-    "fetches",
-    "damaged",
-    "evictions",
-    "bytes_served",
-    "problems_searched",
-    "problems_recalled",
-)
-_SCRIPTS_SUM = ("seconds_saved", "seconds_spent")
+_SECONDS = ("seconds_saved", "seconds_spent")
+_COUNTED = [
+    name
+    for name in Counters.__struct_fields__
+    if name not in GAUGES and name not in _SECONDS and name != "fallbacks"
+]
+"""What Lua scripts count in `stats`."""
 
 
 class CounterStore:
@@ -45,16 +33,13 @@ class CounterStore:
             pipe.get(self._keys.total)
             pipe.zcount(self._keys.active, f"({time.time() * 1000:.0f}", "+inf")
             stats, fallbacks, entries, total, compiling = await pipe.execute()
-        counted = {name: int(stats.get(name.encode(), 0)) for name in _SCRIPTS_COUNT}
-        summed = {name: round(float(stats.get(name.encode(), 0)), 3) for name in _SCRIPTS_SUM}
-        told = {code.decode(): int(count) for code, count in fallbacks.items()}
         return Counters(
-            **counted,
-            **summed,
+            **{name: int(stats.get(name.encode(), 0)) for name in _COUNTED},
+            **{name: round(float(stats.get(name.encode(), 0)), 3) for name in _SECONDS},
             compiling=compiling,
             entries=int(entries),
             bytes_stored=int(total or 0),
-            fallbacks=told,
+            fallbacks={code.decode(): int(count) for code, count in fallbacks.items()},
         )
 
     async def count_miss(self) -> None:

@@ -117,6 +117,36 @@ class Keys:
         """The same installation's keys in another namespace."""
         return Keys(self.installation, namespace)
 
+    def entry_keys(self, key: str) -> list[str]:
+        """KEYS of the scripts in lua/cache/ for one entry."""
+        return [
+            self.index(key),
+            self.lru,
+            self.pinned,
+            self.sizes,
+            self.total,
+            self.inline,
+            self.stats,
+            self.audit,
+        ]
+
+    def compile_keys(self, key: str) -> list[str]:
+        """KEYS of the scripts in lua/lease/."""
+        return [
+            self.index(key),
+            self.lease(key),
+            self.fence,
+            self.active,
+            self.events(key),
+            self.request(key),
+            self.run(key),
+            self.waiters(key),
+            self.failed(key),
+            self.stats,
+            self.spent,
+            self.namespaces,
+        ]
+
     def bucket(self, token: str) -> str:
         """When the requests that the token with this digest may still make are all there again, in us."""
         return f"{self.installation}bucket:{token}"

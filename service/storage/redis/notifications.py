@@ -1,6 +1,7 @@
-"""Redis' notification channel: it carries names of what changed, and wakes what waits for them in this process.
+"""Redis' notification channel: it carries names of what changed, and wakes the tasks that wait for them here.
 
-A lost notification costs seconds and never an event: every waiter also reads by itself now and then."""
+A lost notification costs seconds and never an event: every waiter also reads every few seconds.
+"""
 
 from __future__ import annotations
 

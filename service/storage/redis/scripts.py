@@ -14,14 +14,16 @@ Script = Callable[..., Awaitable[Any]]
 class Scripts:
     """The Lua scripts, bound to a client: `scripts.publish(keys=[...], args=[...])` runs lua/cache/publish.lua.
 
-    Each is loaded again by itself when Redis has forgotten it.
+    Each begins with lua/shared/prelude.lua. Each is loaded again by itself when Redis has forgotten it.
     """
 
     def __init__(self, redis: Redis) -> None:
-        groups = (resources.files(__package__) / "lua").iterdir()
+        folder = resources.files(__package__) / "lua"
+        prelude = (folder / "shared" / "prelude.lua").read_text("utf-8")
         self._scripts: dict[str, Script] = {
-            file.name.removesuffix(".lua"): redis.register_script(file.read_text("utf-8"))
-            for group in groups
+            file.name.removesuffix(".lua"): redis.register_script(prelude + file.read_text("utf-8"))
+            for group in folder.iterdir()
+            if group.name != "shared"
             for file in group.iterdir()
         }
 

@@ -16,7 +16,7 @@ from torchrelay.compiler.request import schema
 from torchrelay.service.access.quotas import QuotaChange
 from torchrelay.service.access.tokens import OWNER_ID, Grant
 from torchrelay.service.cache.artifact_cache import Offer
-from torchrelay.service.compile.single_flight import LeaseGrant
+from torchrelay.service.compile.single_flight import Lease
 from torchrelay.service.gateway.wiring.gateway import GatewayParts, TenantParts
 from torchrelay.service.settings import ServiceSettings
 
@@ -84,10 +84,10 @@ async def compile_one(tenant: TenantParts, key: str, data: bytes) -> bool:
     """Whether it was there to be compiled."""
     leases: Any = tenant.dispatcher._leases
     granted = await leases.ask(key, b"body", finish=True)
-    if not isinstance(granted, LeaseGrant):
+    if not isinstance(granted, Lease):
         return False
     offer = Offer(key, hashlib.sha256(data).hexdigest(), data, 1.0, {})
-    assert await tenant.cache.publish(granted.lease, offer)
+    assert await tenant.cache.publish(granted.token, offer)
     return True
 
 

@@ -38,7 +38,7 @@ from torchrelay.compiler.artifact import manifest as artifact_manifest
 from torchrelay.compiler.errors import CompileKilled
 from torchrelay.compiler.request import schema
 from torchrelay.service.cache.artifact_cache import Offer
-from torchrelay.service.compile.single_flight import LeaseGrant, Leases
+from torchrelay.service.compile.single_flight import Lease, Leases
 from torchrelay.service.gateway.wiring.gateway import GatewayParts
 from torchrelay.service.settings import ServiceSettings
 from torchrelay.service.signing import key_files, keyring
@@ -120,9 +120,9 @@ class Gate:
 class Holder:
     """Someone to whom a lease was granted once; the machine's `lease` says whose it is now."""
 
-    def __init__(self, granted: LeaseGrant) -> None:
+    def __init__(self, granted: Lease) -> None:
         self.granted = granted
-        self.key = granted.lease.key
+        self.key = granted.key
 
 
 class Interrupted:
@@ -159,7 +159,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.gateway = GatewayParts(configured, ArtifactPool())
         self.cache = self.gateway.tenants.default.cache
         self.names = Keys(configured.redis_prefix)
-        self.leases = Leases(self.gateway.redis, self.names, Scripts(self.gateway.redis), configured)
+        self.leases = Leases(self.names, Scripts(self.gateway.redis), configured)
         blobs: Any = self.cache._blobs
         self.put_gate = blobs.put = Gate(blobs.put, before=False, done=self._was_put)
         self.get_gate = blobs.get = Gate(blobs.get, before=True, done=lambda *_: None)
@@ -235,7 +235,7 @@ class CacheMachine(RuleBasedStateMachine):
         elif key in self.lease:
             assert answer == "wait"
         else:
-            assert isinstance(answer, LeaseGrant)
+            assert isinstance(answer, Lease)
             return self._granted(answer)
         return multiple()
 
@@ -247,10 +247,10 @@ class CacheMachine(RuleBasedStateMachine):
         )
         return multiple() if granted is None else self._granted(granted)
 
-    def _granted(self, granted: LeaseGrant) -> Holder:
+    def _granted(self, granted: Lease) -> Holder:
         assert granted.body == b"body"
-        key = granted.lease.key
-        self.lease[key] = granted.lease.token
+        key = granted.key
+        self.lease[key] = granted.token
         self.asked.add(key)
         return Holder(granted)
 
@@ -261,7 +261,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(holder=holders)
     def renew(self, holder: Holder) -> None:
-        before, key = holder.granted.lease, holder.key
+        before, key = holder.granted, holder.key
         verdict, holder.granted = self.do(self.leases.renew(holder.granted, finish=True))
         if key in self.lease:
             ours = self.lease[key].startswith(f"{before.owner}:")
@@ -270,15 +270,15 @@ class CacheMachine(RuleBasedStateMachine):
             assert verdict == "published"
         else:
             assert verdict == "retaken"
-            assert int(holder.granted.lease.fence) > int(before.fence)
-            self.lease[key] = holder.granted.lease.token
+            assert int(holder.granted.fence) > int(before.fence)
+            self.lease[key] = holder.granted.token
             self.asked.add(key)
 
     @rule(holder=consumes(holders))
     def fail(self, holder: Holder) -> None:
-        ours = self.lease.get(holder.key) == holder.granted.lease.token
+        ours = self.lease.get(holder.key) == holder.granted.token
         error = CompileKilled("the worker died")
-        assert self.do(self.leases.fail(holder.granted.lease, error, remember_seconds=0)) is ours
+        assert self.do(self.leases.fail(holder.granted, error, remember_seconds=0)) is ours
         if ours:
             del self.lease[holder.key]
             self.asked.discard(holder.key)
@@ -287,10 +287,10 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _publication(self, holder: Holder, content: tuple[str, int]) -> tuple[str, str, bytes, Any]:
         data = self.artifacts[holder.key, *content]
-        lease = holder.granted.lease
+        lease = holder.granted
         digest = hashlib.sha256(data).hexdigest()
         offer = Offer(key=holder.key, digest=digest, data=data, seconds=1.0, components={})
-        return holder.key, lease.token, data, self.cache.publish(lease, offer)
+        return holder.key, lease.token, data, self.cache.publish(lease.token, offer)
 
     def _check_publication(self, key: str, token: str, data: bytes, outcome: bool) -> None:
         """First publish wins, and only the lease's holder publishes, under its newest fence."""
@@ -312,8 +312,8 @@ class CacheMachine(RuleBasedStateMachine):
     def compile(self, key: str, content: tuple[str, int]) -> None:
         """The way things go mostly, so that the cache fills."""
         answer = self.do(self.leases.ask(key, b"body", finish=True))
-        assert isinstance(answer, LeaseGrant) is (key not in self.lease and key not in self.offered)
-        if isinstance(answer, LeaseGrant):
+        assert isinstance(answer, Lease) is (key not in self.lease and key not in self.offered)
+        if isinstance(answer, Lease):
             self.publish(self._granted(answer), content)
 
     @rule(target=publishers, holder=holders, content=a_content)

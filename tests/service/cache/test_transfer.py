@@ -20,7 +20,7 @@ from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact.signing import Trust, key_text, read_key
 from torchrelay.compiler.errors import SettingsError
 from torchrelay.service.cache.artifact_cache import Offer
-from torchrelay.service.compile.single_flight import LeaseGrant
+from torchrelay.service.compile.single_flight import Lease
 from torchrelay.service.gateway.wiring.gateway import GatewayParts
 from torchrelay.service.signing import key_files
 
@@ -149,10 +149,10 @@ def test_publishing_again_after_a_lost_answer_leaves_the_blob_for_good(
     async def publish_twice() -> None:
         mine = GatewayParts(gateway.settings, gateway.pool)
         granted = await mine.tenants.default.dispatcher._leases.ask("a" * 64, b"", finish=True)
-        assert isinstance(granted, LeaseGrant)
+        assert isinstance(granted, Lease)
         offer = Offer("a" * 64, hashlib.sha256(b"data").hexdigest(), b"data", 1.0, {})
-        assert await mine.tenants.default.cache.publish(granted.lease, offer)
-        assert await mine.tenants.default.cache.publish(granted.lease, offer)
+        assert await mine.tenants.default.cache.publish(granted.token, offer)
+        assert await mine.tenants.default.cache.publish(granted.token, offer)
         await mine.redis.aclose()
 
     asyncio.run(publish_twice())

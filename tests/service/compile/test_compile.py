@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,19 @@ def test_a_damaged_artifact_of_a_worker_is_never_published(gateway: Running, htt
     *_, (_, stage, data) = follow(http, name)
     assert (stage, data["error"]["code"]) == ("failed", "service")
     assert http.get(f"/v1/artifacts/{name}").status_code == 404
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
+def test_a_manifest_with_impossible_seconds_is_never_published(
+    gateway: Running, http: httpx2.Client, seconds: float
+) -> None:
+    gateway.pool.stages = [("aot", seconds)]
+    name = post(http, graph()).json()["key"]
+    *_, (_, stage, data) = follow(http, name)
+    assert (stage, data["error"]["code"]) == ("failed", "service")
+    assert http.get(f"/v1/artifacts/{name}").status_code == 404
+    gateway.pool.stages = [("aot", 1.0)]
+    compiled(http, graph())
 
 
 def test_a_bug_in_the_pool_becomes_a_typed_error_without_its_text(

@@ -26,7 +26,7 @@ from service_parts import (
 )
 from torchrelay.compiler.request import codec
 from torchrelay.service.access.audit import AuditEvent
-from torchrelay.service.compile.single_flight import LeaseGrant, Leases
+from torchrelay.service.compile.single_flight import Lease, Leases
 from torchrelay.service.settings import ServiceSettings
 from torchrelay.service.storage.redis.connections import connect
 from torchrelay.service.storage.redis.keys import Keys
@@ -135,44 +135,36 @@ def test_a_late_publish_under_an_old_fence_is_refused(
         configured = ServiceSettings(**{**settings, "lease_seconds": 0.1})
         redis = connect(configured)
         keys, scripts = Keys(configured.redis_prefix), Scripts(redis)
-        leases = Leases(redis, keys, scripts, configured)
+        leases = Leases(keys, scripts, configured)
         name = "ab" * 32
         old = await leases.ask(name, b"body", finish=True)
-        assert isinstance(old, LeaseGrant)
+        assert isinstance(old, Lease)
         assert await leases.ask(name, b"body", finish=True) == "wait"
         await asyncio.sleep(0.2)  # the holder stalls, its lease expires
         new = await leases.take_over(name)
         assert new is not None
-        assert int(new.lease.fence) > int(old.lease.fence)
+        assert int(new.fence) > int(old.fence)
         assert new.body == b"body"
 
-        publish = [keys.index(name), keys.lease(name), keys.lru, keys.sizes, keys.total, keys.events(name)]
-        publish += [
-            keys.run(name),
-            keys.request(name),
-            keys.active,
-            keys.waiters(name),
-            keys.stats,
-            keys.inline,
-            keys.audit,
-        ]
+        publish = [*keys.entry_keys(name), *keys.compile_keys(name)]
 
         async def offer(token: str, digest: str) -> list[bytes]:
-            place = ["store", "default", "1.0", "{}", 1000, keys.wake, keys.blob(digest)]
-            entry = [100, 0, 0, *AuditEvent(action="published", key=name, digest=digest).fields()]
-            return await scripts.publish(keys=publish, args=[name, token, digest, 10, *place, *entry])
+            entry = [token, digest, 10, "store", "default", "1.0", "{}", 1000, keys.wake, 0, 0]
+            event = AuditEvent(action="published", key=name, digest=digest)
+            blob = keys.blob(digest)
+            return await scripts.publish(keys=publish, args=[name, 100, blob, *entry, *event.fields()])
 
-        assert await offer(old.lease.token, "old") == [b"refused"]
-        assert await leases.progress(old.lease, "inductor", "") is False
+        assert await offer(old.token, "old") == [b"refused"]
+        assert await leases.progress(old, "inductor", "") is False
         assert (await leases.renew(old, finish=True))[0] == "lost"
         await redis.delete(keys.lease(name))
         renewal, again = await leases.renew(new, finish=True)
         assert renewal == "retaken"
-        assert int(again.lease.fence) > int(new.lease.fence)
-        assert await offer(new.lease.token, "stale") == [b"refused"]
-        assert await offer(again.lease.token, "new") == [b"published", b"new"]
-        assert await offer(again.lease.token, "new") == [b"published", b"new"]
-        assert await offer(old.lease.token, "old") == [b"exists", b"new"]
+        assert int(again.fence) > int(new.fence)
+        assert await offer(new.token, "stale") == [b"refused"]
+        assert await offer(again.token, "new") == [b"published", b"new"]
+        assert await offer(again.token, "new") == [b"published", b"new"]
+        assert await offer(old.token, "old") == [b"exists", b"new"]
         await redis.aclose()
 
     asyncio.run(scenario())
@@ -182,13 +174,13 @@ def test_fences_rise_although_redis_forgot_them(settings: dict[str, Any], redis_
     async def scenario() -> None:
         configured = ServiceSettings(**settings)
         redis = connect(configured)
-        leases = Leases(redis, Keys(configured.redis_prefix), Scripts(redis), configured)
+        leases = Leases(Keys(configured.redis_prefix), Scripts(redis), configured)
         first = await leases.ask("ab" * 32, b"", finish=True)
         await redis.flushall()
         second = await leases.ask("ab" * 32, b"", finish=True)
-        assert isinstance(first, LeaseGrant)
-        assert isinstance(second, LeaseGrant)
-        assert int(second.lease.fence) > int(first.lease.fence)
+        assert isinstance(first, Lease)
+        assert isinstance(second, Lease)
+        assert int(second.fence) > int(first.fence)
         await redis.aclose()
 
     asyncio.run(scenario())

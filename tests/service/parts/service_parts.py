@@ -108,6 +108,8 @@ class ArtifactPool:
         self.talks = 0
         """Steps that a compile tells of, spread over its `seconds`."""
         self.corrupt = False
+        self.stages = [("aot", 1.0), ("inductor", 2.0)]
+        """What its manifests say."""
         self.toolchain = TOOLCHAIN
         """What its one worker says it has; any request is taken all the same."""
 
@@ -193,7 +195,7 @@ class ArtifactPool:
             target=target,
             members=[container.member("code.py", member)],
             guards=[],
-            stages=[("aot", 1.0), ("inductor", 2.0)],
+            stages=self.stages,
             verification=artifact_manifest.Verification("passed", "", 0.0, 0.1),
             tuning=[
                 artifact_manifest.Measurement(text, "aten mm", 0.25, 3, uses) for text, uses in self.tuned

@@ -223,10 +223,7 @@ def test_idle_searchers_end_after_a_while_and_others_start_when_there_is_work(
     run(redis_server, scenario)
 
 
-def test_while_redis_is_away_searches_go_on_and_what_they_find_is_kept_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(queue, "_STORE_AGAIN_SECONDS", (0.1, 0.2, 60.0))
+def test_while_redis_is_away_searches_go_on_and_what_they_find_is_kept_later() -> None:
     server = RedisServer(persistent=True)
     server.start()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from service_parts import RedisServer
-from torchrelay.service.compile.single_flight import LeaseGrant, Leases
+from torchrelay.service.compile.single_flight import Lease, Leases
 from torchrelay.service.settings import ServiceSettings
 from torchrelay.service.storage.redis.connections import FairConnectionPool, connect, reserved_for_leases
 from torchrelay.service.storage.redis.keys import Keys
@@ -79,9 +79,9 @@ def test_a_lease_is_kept_although_requests_have_all_connections(
     async def main() -> None:
         configured = ServiceSettings(**{**settings, "redis_timeout_seconds": 0.2, "lease_seconds": 60.0})
         redis = connect(configured)
-        leases = Leases(redis, Keys(configured.redis_prefix), Scripts(redis), configured)
+        leases = Leases(Keys(configured.redis_prefix), Scripts(redis), configured)
         granted = await leases.ask("ab" * 32, b"body", finish=True)
-        assert isinstance(granted, LeaseGrant)
+        assert isinstance(granted, Lease)
         held = []
         with pytest.raises(RedisConnectionError, match="No connection available"):
             while True:

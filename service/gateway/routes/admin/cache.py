@@ -30,11 +30,8 @@ async def entries(
 
 @router.json("GET", "/v1/cache/{key}", "One artifact: entry, manifest and what its key covers")
 async def show(key: CacheKey, gateway: Gateway, reader: Reader) -> ArtifactReply:
-    admin = (await gateway.tenants.of(reader.namespace)).cache_admin
-    entry = await admin.entry(key)
-    manifest, signer = await admin.manifest(entry)
-    components = await admin.components(key)
-    return ArtifactReply(entry, signer, manifest, components)
+    tenant = await gateway.tenants.of(reader.namespace)
+    return await tenant.cache_admin.show(key)
 
 
 @router.json("PUT", "/v1/cache/{key}/pin", "Never evict this artifact")

@@ -81,13 +81,11 @@ async def compile_graph(
             return Response(
                 data, media_type=manifest.ARTIFACT_MEDIA_TYPE, headers={KEY_HEADER: key, CACHE_HEADER: "hit"}
             )
-        if not await tenant.misses.note_again(key):
-            ask = ask or await gateway.admission.parse(body)
-            await tenant.misses.record(ask)
+        ask = ask or await gateway.admission.parse(body)
+        await tenant.misses.record(ask)
         if wait == "cache":
             await tenant.counters.count_miss()
             raise NotFound("nobody has compiled this graph yet", hint="Ask without wait=cache")
-        ask = ask or await gateway.admission.parse(body)
         if ask.kernels and not grant.source:
             log.warning("source_refused", key=key, name=grant.name, token=grant.id)
             raise SourceForbidden(

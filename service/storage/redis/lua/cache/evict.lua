@@ -1,19 +1,19 @@
 -- Take the least recently used entries out of the index until the rest fits, and their blobs out of Redis; the
--- caller deletes those in the store. Of one namespace, down to its quota; or of all, down to the whole limit: then
--- each time of the namespace that holds the most bytes. Whenever all together hold too much that one is above an
--- equal share, so nobody loses anything to another while it keeps below one.
--- KEYS: namespaces, inline.
--- ARGV: prefix, default namespace, which namespace ('' for all), limit in bytes where no quota says otherwise
---       (0: no limit), most entries for one call.
--- Returns {namespace, key, digest, place, namespace, key, ...}. The newest entry of all always stays (who waited for
--- it is about to fetch it), and so does what is pinned: that is not in lru.
-local limit = tonumber(ARGV[4])
-local names = {ARGV[3]}
-if ARGV[3] == '' then
-  names = redis.call('HKEYS', KEYS[1])
-  names[#names + 1] = redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 and ARGV[2] or nil
+-- caller deletes those in the store. `whose`: one namespace, down to its quota, or '' for all, down to `limit`; then
+-- each entry is of the namespace that holds the most bytes. Above the limit that one has more than an equal share, so
+-- no namespace below its share loses anything to another.
+-- ARGV: limit: in bytes, where no quota says otherwise (0: no limit); most: entries for one call.
+-- Returns {namespace, key, digest, place, namespace, key, ...}. The newest entry of all always stays (a client that
+-- waited for it is about to fetch it), and so do pinned ones: they are not in lru.
+local namespaces, inline = unpack(KEYS)
+local installation, default, whose, limit, left = unpack(ARGV)
+limit, left = tonumber(limit), tonumber(left)
+local names = {whose}
+if whose == '' then
+  names = redis.call('HKEYS', namespaces)
+  names[#names + 1] = redis.call('HEXISTS', namespaces, default) == 0 and default or nil
 else
-  local own = cjson.decode(redis.call('HGET', KEYS[1], ARGV[3]) or '{}')
+  local own = cjson.decode(redis.call('HGET', namespaces, whose) or '{}')
   limit = own.bytes or limit
 end
 if limit <= 0 then
@@ -23,8 +23,8 @@ end
 local spaces, total = {}, 0
 local newest, stamp = nil, -1
 for i, name in ipairs(names) do
-  local prefix = ARGV[1]
-  if name ~= ARGV[2] then
+  local prefix = installation
+  if name ~= default then
     prefix = prefix .. 'ns:' .. name .. ':'
   end
   local space = {name = name, prefix = prefix, bytes = tonumber(redis.call('GET', prefix .. 'total') or '0')}
@@ -36,7 +36,7 @@ for i, name in ipairs(names) do
   total = total + space.bytes
 end
 
-local function look(space) -- at what goes next
+local function find_oldest(space) -- what goes next
   local oldest = redis.call('ZRANGE', space.prefix .. 'lru', 0, 0, 'WITHSCORES')
   space.key, space.used = oldest[1], tonumber(oldest[2])
   if space.key and space.prefix .. space.key == newest then
@@ -44,7 +44,7 @@ local function look(space) -- at what goes next
   end
 end
 for _, space in ipairs(spaces) do
-  look(space)
+  find_oldest(space)
 end
 
 local function first(a, b)
@@ -52,7 +52,6 @@ local function first(a, b)
 end
 
 local out = {}
-local left = tonumber(ARGV[5])
 while left > 0 and total > limit do
   local space
   for _, each in ipairs(spaces) do
@@ -64,15 +63,13 @@ while left > 0 and total > limit do
     break
   end
   local prefix, key = space.prefix, space.key
-  local entry = redis.call('HMGET', prefix .. 'index:' .. key, 'digest', 'place', 'size')
-  local size = redis.call('HGET', prefix .. 'sizes', key) or 0
-  redis.call('ZREM', prefix .. 'lru', key)
-  redis.call('DECRBY', prefix .. 'total', size)
-  redis.call('HDEL', prefix .. 'sizes', key)
-  redis.call('DEL', prefix .. 'index:' .. key)
+  local index, sizes = prefix .. 'index:' .. key, prefix .. 'sizes'
+  local entry = redis.call('HMGET', index, 'digest', 'place', 'size')
+  local size = redis.call('HGET', sizes, key) or 0
+  drop_entry(key, index, prefix .. 'lru', prefix .. 'pinned', sizes, prefix .. 'total')
   redis.call('HINCRBY', prefix .. 'stats', 'evictions', 1)
   if entry[2] == 'redis' then
-    redis.call('DECRBY', KEYS[2], entry[3])
+    redis.call('DECRBY', inline, entry[3])
     redis.call('DEL', prefix .. 'blob:' .. entry[1])
   end
   if entry[1] then
@@ -81,6 +78,6 @@ while left > 0 and total > limit do
     end
   end
   total, space.bytes, left = total - size, space.bytes - size, left - 1
-  look(space)
+  find_oldest(space)
 end
 return out

@@ -1,18 +1,19 @@
--- Keep an entry from eviction, or no longer: a pinned key is in `pinned` instead of in `lru`, where evict.lua looks.
--- KEYS: index, lru, pinned, audit.
--- ARGV: key, 'pinned' or 'unpinned', most audit entries, fields of the audit entry ...
+-- Pin an entry or unpin it: a pinned key is in `pinned` instead of in `lru`, from which evict.lua takes.
+-- KEYS: Keys.entry_keys. ARGV: action: 'pinned' or 'unpinned'; the audit entry's fields come last.
 -- Returns 1, or 0 when there is no such entry.
-if redis.call('EXISTS', KEYS[1]) == 0 then
+local index, lru, pinned, _, _, _, _, audit = unpack(KEYS)
+local key, most_audited, action = unpack(ARGV)
+if redis.call('EXISTS', index) == 0 then
   return 0
 end
-local from, to = KEYS[2], KEYS[3]
-if ARGV[2] == 'unpinned' then
+local from, to = lru, pinned
+if action == 'unpinned' then
   from, to = to, from
 end
-local used = redis.call('ZSCORE', from, ARGV[1])
+local used = redis.call('ZSCORE', from, key)
 if used then
-  redis.call('ZREM', from, ARGV[1])
-  redis.call('ZADD', to, used, ARGV[1])
-  redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[3], '*', unpack(ARGV, 4))
+  redis.call('ZREM', from, key)
+  redis.call('ZADD', to, used, key)
+  redis.call('XADD', audit, 'MAXLEN', '~', most_audited, '*', unpack(ARGV, 4))
 end
 return 1

@@ -1,56 +1,53 @@
--- Answer a request for a key that is not cached: take the lease, join who holds it, or say why not.
--- KEYS: index, failed, lease, fence, active, events, request, run, waiters, stats, namespaces, spent.
--- ARGV: key, owner, lease ms, most queued, request body, ttl ms, finish '1' or '0', 'ask' or 'takeover',
---       wake channel, abandon ms, prefix, default namespace, namespace,
---       compiles at once and compile seconds in a period of a namespace that has no quota of its own (0: no limit).
+-- Answer a request for a key that is not cached: take the lease, join its holder, or refuse.
+-- KEYS: Keys.compile_keys. most_compiles, most_seconds: limits of a namespace without its own quota (0: no limit).
 -- Returns {'hit'}, {'failed', error JSON}, {'wait'}, {'gone'}, {'lease', fence, body},
 --         {'overloaded', how many are queued, 'all' or 'share'}, {'compiles', limit} or
 --         {'seconds', limit, ms until the period ends}.
-local asking = ARGV[8] == 'ask'
+local index, lease, fence, active, events, request, run, waiters, failed, stats, spent, namespaces = unpack(KEYS)
+local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, finish, mode = unpack(ARGV)
+local most_queued, prefix, default, namespace, most_compiles, most_seconds = unpack(ARGV, 10)
+local asking = mode == 'ask'
 
 local function count(field)
   if asking then
-    redis.call('HINCRBY', KEYS[10], 'requests', 1)
-    redis.call('HINCRBY', KEYS[10], field, 1)
+    redis.call('HINCRBY', stats, 'requests', 1)
+    redis.call('HINCRBY', stats, field, 1)
   end
 end
 
-if redis.call('EXISTS', KEYS[1]) == 1 then
+if redis.call('EXISTS', index) == 1 then
   return {'hit'}
 end
-local failed = redis.call('GET', KEYS[2])
-if failed then
+local failure = redis.call('GET', failed)
+if failure then
   count('refused')
-  return {'failed', failed}
+  return {'failed', failure}
 end
-
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local function want()
-  if ARGV[7] == '1' then
-    redis.call('HSET', KEYS[8], 'finish', '1')
+  if finish == '1' then
+    redis.call('HSET', run, 'finish', '1')
   elseif asking then
-    redis.call('ZADD', KEYS[9], string.format('%.0f', now + ARGV[10]), ARGV[2])
-    redis.call('PEXPIRE', KEYS[9], ARGV[6])
+    redis.call('ZADD', waiters, integer(now + abandon_ms), owner)
+    redis.call('PEXPIRE', waiters, ttl_ms)
   end
 end
 
-local lease = redis.call('GET', KEYS[3])
-if lease then
-  local owner, fence = lease:match('^(.*):(%d+)$')
-  if owner == ARGV[2] then
-    return {'lease', fence, ARGV[5]} -- the same call again, after a lost answer
+local held = redis.call('GET', lease)
+if held then
+  local holder, held_fence = held:match('^(.*):(%d+)$')
+  if holder == owner then
+    return {'lease', held_fence, body} -- the same call again, after a lost answer
   end
   if asking then
-    redis.call('HINCRBY', KEYS[8], 'joins', 1)
+    redis.call('HINCRBY', run, 'joins', 1)
     want()
   end
   count('coalesced')
   return {'wait'}
 end
 
-local last = redis.call('XREVRANGE', KEYS[6], '+', '-', 'COUNT', 1)[1]
+local last = redis.call('XREVRANGE', events, '+', '-', 'COUNT', 1)[1]
 local stage = nil
 if last then
   for i = 1, #last[2], 2 do
@@ -60,41 +57,40 @@ if last then
   end
 end
 local running = stage ~= nil and stage ~= 'done' and stage ~= 'failed'
-local body = ARGV[5]
 if not asking then
-  body = redis.call('GET', KEYS[7])
+  body = redis.call('GET', request)
   if not body or not running then
     return {'gone'}
   end
 end
 
-redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', string.format('%.0f', now))
+redis.call('ZREMRANGEBYSCORE', active, '-inf', integer(now))
 
 -- At overload each namespace keeps its share: it holds at most twice as many places as are free for anybody
--- (dynamic thresholds, Choudhury and Hahne 1998). One that floods alone gets two thirds, n that do get two of
--- 2n + 1 parts each, and whoever comes next finds the last part free.
+-- (dynamic thresholds, Choudhury and Hahne 1998). One that floods alone gets two thirds; n that flood get two of
+-- 2n + 1 parts each, and the next one finds the last part free.
 local function refusal()
-  local quota = cjson.decode(redis.call('HGET', KEYS[11], ARGV[13]) or '{}')
-  local own = redis.call('ZCARD', KEYS[5])
-  local most = quota.compiles or tonumber(ARGV[14])
+  local quota = cjson.decode(redis.call('HGET', namespaces, namespace) or '{}')
+  local own = redis.call('ZCARD', active)
+  local most = quota.compiles or tonumber(most_compiles)
   if most > 0 and own >= most then
     return {'compiles', tostring(most)}
   end
-  local seconds = quota.compile_seconds or tonumber(ARGV[15])
-  if seconds > 0 and tonumber(redis.call('GET', KEYS[12]) or '0') >= seconds * 1000 then
-    return {'seconds', tostring(seconds), redis.call('PTTL', KEYS[12])}
+  local seconds = quota.compile_seconds or tonumber(most_seconds)
+  if seconds > 0 and tonumber(redis.call('GET', spent) or '0') >= seconds * 1000 then
+    return {'seconds', tostring(seconds), redis.call('PTTL', spent)}
   end
   local queued, others = own, 0
-  local names = redis.call('HKEYS', KEYS[11])
-  names[#names + 1] = redis.call('HEXISTS', KEYS[11], ARGV[12]) == 0 and ARGV[12] or nil
+  local names = redis.call('HKEYS', namespaces)
+  names[#names + 1] = redis.call('HEXISTS', namespaces, default) == 0 and default or nil
   for _, name in ipairs(names) do
-    if name ~= ARGV[13] then
-      local active = (name == ARGV[12] and ARGV[11] or ARGV[11] .. 'ns:' .. name .. ':') .. 'active'
-      queued = queued + redis.call('ZCOUNT', active, string.format('(%.0f', now), '+inf')
+    if name ~= namespace then
+      local theirs = (name == default and prefix or prefix .. 'ns:' .. name .. ':') .. 'active'
+      queued = queued + redis.call('ZCOUNT', theirs, '(' .. integer(now), '+inf')
       others = others + 1
     end
   end
-  local free = tonumber(ARGV[4]) - queued
+  local free = tonumber(most_queued) - queued
   if free <= 0 then
     return {'overloaded', queued, 'all'}
   end
@@ -110,29 +106,19 @@ if refused then
   return refused
 end
 
--- Fences grow even when Redis comes back empty: never below the clock, in microseconds.
-local fence = tonumber(redis.call('GET', KEYS[4]) or '0') + 1
-local clock = time[1] * 1000000 + time[2]
-if fence < clock then
-  fence = clock
-end
-fence = string.format('%.0f', fence)
-redis.call('SET', KEYS[4], fence)
-redis.call('SET', KEYS[3], ARGV[2] .. ':' .. fence, 'PX', ARGV[3])
-redis.call('ZADD', KEYS[5], string.format('%.0f', now + ARGV[3]), ARGV[1])
-redis.call('SET', KEYS[7], body, 'PX', ARGV[6])
+local number = next_fence(fence)
+redis.call('SET', lease, owner .. ':' .. number, 'PX', lease_ms)
+redis.call('ZADD', active, integer(now + lease_ms), key)
+redis.call('SET', request, body, 'PX', ttl_ms)
 local detail = 'taken over from a holder that died'
 if not running then
   detail = ''
-  redis.call('DEL', KEYS[6], KEYS[8], KEYS[9])
-  redis.call('HSET', KEYS[8], 'started', string.format('%.0f', now), 'joins', 0)
+  redis.call('DEL', events, run, waiters)
+  redis.call('HSET', run, 'started', integer(now), 'joins', 0)
 end
 want()
-redis.call('PEXPIRE', KEYS[8], ARGV[6])
-local started = tonumber(redis.call('HGET', KEYS[8], 'started') or now)
-redis.call('XADD', KEYS[6], '*', 'stage', 'queued', 'seconds', string.format('%.3f', (now - started) / 1000),
-  'detail', detail, 'error', '')
-redis.call('PEXPIRE', KEYS[6], ARGV[6])
-redis.call('PUBLISH', ARGV[9], ARGV[1])
+redis.call('PEXPIRE', run, ttl_ms)
+add_event(events, run, ttl_ms, 'queued', detail, '')
+redis.call('PUBLISH', wake, key)
 count('misses')
-return {'lease', fence, body}
+return {'lease', number, body}

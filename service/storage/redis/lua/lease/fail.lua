@@ -1,20 +1,16 @@
 -- End a compile with an error, and remember it for a while if it would happen again.
--- KEYS: lease, events, run, request, active, waiters, failed, stats.
--- ARGV: key, owner:fence, error JSON, detail, negative ms (0: forget), ttl ms, wake channel. Returns 1 or 0.
-if redis.call('GET', KEYS[1]) ~= ARGV[2] then
+-- KEYS: Keys.compile_keys. ARGV: token: owner:fence; failure: JSON; negative_ms: 0 forgets. Returns 1 or 0.
+local _, lease, _, active, events, request, run, waiters, failed, stats = unpack(KEYS)
+local key, token, ttl_ms, wake, failure, detail, negative_ms = unpack(ARGV)
+if redis.call('GET', lease) ~= token then
   return 0
 end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local started = tonumber(redis.call('HGET', KEYS[3], 'started') or now)
-redis.call('XADD', KEYS[2], '*', 'stage', 'failed', 'seconds', string.format('%.3f', (now - started) / 1000),
-  'detail', ARGV[4], 'error', ARGV[3])
-redis.call('PEXPIRE', KEYS[2], ARGV[6])
-if tonumber(ARGV[5]) > 0 then
-  redis.call('SET', KEYS[7], ARGV[3], 'PX', ARGV[5])
+add_event(events, run, ttl_ms, 'failed', detail, failure)
+if tonumber(negative_ms) > 0 then
+  redis.call('SET', failed, failure, 'PX', negative_ms)
 end
-redis.call('HINCRBY', KEYS[8], 'failures', 1)
-redis.call('DEL', KEYS[1], KEYS[3], KEYS[4], KEYS[6])
-redis.call('ZREM', KEYS[5], ARGV[1])
-redis.call('PUBLISH', ARGV[7], ARGV[1])
+redis.call('HINCRBY', stats, 'failures', 1)
+redis.call('DEL', lease, run, request, waiters)
+redis.call('ZREM', active, key)
+redis.call('PUBLISH', wake, key)
 return 1

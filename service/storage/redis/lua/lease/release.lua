@@ -1,9 +1,11 @@
--- Give a lease back unfinished (the gateway stops); whoever waits takes the compile over at once.
--- KEYS: lease, active. ARGV: key, owner:fence, wake channel. Returns 1 or 0.
-if redis.call('GET', KEYS[1]) ~= ARGV[2] then
+-- Give a lease back unfinished (the gateway stops); a gateway with a waiting client takes the compile over at once.
+-- KEYS: Keys.compile_keys. ARGV: token: owner:fence. Returns 1 or 0.
+local _, lease, _, active = unpack(KEYS)
+local key, token, wake = unpack(ARGV)
+if redis.call('GET', lease) ~= token then
   return 0
 end
-redis.call('DEL', KEYS[1])
-redis.call('ZREM', KEYS[2], ARGV[1])
-redis.call('PUBLISH', ARGV[3], ARGV[1])
+redis.call('DEL', lease)
+redis.call('ZREM', active, key)
+redis.call('PUBLISH', wake, key)
 return 1

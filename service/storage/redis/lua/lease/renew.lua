@@ -1,51 +1,38 @@
--- Keep a lease alive, and learn whether anybody still wants the compile. A lease that vanished with nobody
--- in its place (a stall, or Redis lost its memory) is taken again under a new fence.
--- KEYS: index, lease, fence, active, events, request, run, waiters.
--- ARGV: key, owner, lease ms, request body, ttl ms, finish '1' or '0', wake channel, abandon ms.
--- Returns {'held' or 'retaken', fence, wanted 1 or 0}, {'lost'} or {'published'}.
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local expiry = string.format('%.0f', now + ARGV[3])
-local lease = redis.call('GET', KEYS[2])
-local owner, held = (lease or ''):match('^(.*):(%d+)$')
-if owner == ARGV[2] then -- ours, maybe under a newer fence than this caller knows
-  redis.call('PEXPIRE', KEYS[2], ARGV[3])
-  redis.call('ZADD', KEYS[4], expiry, ARGV[1])
-  redis.call('PEXPIRE', KEYS[6], ARGV[5])
-  redis.call('PEXPIRE', KEYS[7], ARGV[5])
-  redis.call('PEXPIRE', KEYS[5], ARGV[5])
-  redis.call('ZREMRANGEBYSCORE', KEYS[8], '-inf', string.format('%.0f', now))
-  if redis.call('HGET', KEYS[7], 'finish') == '1' or redis.call('ZCARD', KEYS[8]) > 0 then
-    return {'held', held, 1}
-  end
-  return {'held', held, 0}
+-- Renew a lease, and say whether a client still waits for the compile. A lease that vanished and that nobody took
+-- (a stall, or Redis lost its memory) is taken again under a new fence.
+-- KEYS: Keys.compile_keys. Returns {'held' or 'retaken', fence, wanted 1 or 0}, {'lost'} or {'published'}.
+local index, lease, fence, active, events, request, run, waiters = unpack(KEYS)
+local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, finish = unpack(ARGV)
+local expiry = integer(now + lease_ms)
+local held = redis.call('GET', lease)
+local holder, held_fence = (held or ''):match('^(.*):(%d+)$')
+if holder == owner then -- maybe under a newer fence than this caller knows
+  redis.call('PEXPIRE', lease, lease_ms)
+  redis.call('ZADD', active, expiry, key)
+  redis.call('PEXPIRE', request, ttl_ms)
+  redis.call('PEXPIRE', run, ttl_ms)
+  redis.call('PEXPIRE', events, ttl_ms)
+  redis.call('ZREMRANGEBYSCORE', waiters, '-inf', integer(now))
+  local wanted = redis.call('HGET', run, 'finish') == '1' or redis.call('ZCARD', waiters) > 0
+  return {'held', held_fence, wanted and 1 or 0}
 end
-if lease then
+if held then
   return {'lost'}
 end
-if redis.call('EXISTS', KEYS[1]) == 1 then
+if redis.call('EXISTS', index) == 1 then
   return {'published'}
 end
-local fence = tonumber(redis.call('GET', KEYS[3]) or '0') + 1
-local clock = time[1] * 1000000 + time[2]
-if fence < clock then
-  fence = clock
+local number = next_fence(fence)
+redis.call('SET', lease, owner .. ':' .. number, 'PX', lease_ms)
+redis.call('ZADD', active, expiry, key)
+redis.call('SET', request, body, 'PX', ttl_ms)
+redis.call('HSETNX', run, 'started', integer(now))
+if finish == '1' then
+  redis.call('HSET', run, 'finish', '1')
 end
-fence = string.format('%.0f', fence)
-redis.call('SET', KEYS[3], fence)
-redis.call('SET', KEYS[2], ARGV[2] .. ':' .. fence, 'PX', ARGV[3])
-redis.call('ZADD', KEYS[4], expiry, ARGV[1])
-redis.call('SET', KEYS[6], ARGV[4], 'PX', ARGV[5])
-redis.call('HSETNX', KEYS[7], 'started', string.format('%.0f', now))
-if ARGV[6] == '1' then
-  redis.call('HSET', KEYS[7], 'finish', '1')
-end
-redis.call('PEXPIRE', KEYS[7], ARGV[5])
-redis.call('ZADD', KEYS[8], string.format('%.0f', now + ARGV[8]), ARGV[2])
-redis.call('PEXPIRE', KEYS[8], ARGV[5])
-local started = tonumber(redis.call('HGET', KEYS[7], 'started'))
-redis.call('XADD', KEYS[5], '*', 'stage', 'queued', 'seconds', string.format('%.3f', (now - started) / 1000),
-  'detail', 'the lease was taken again', 'error', '')
-redis.call('PEXPIRE', KEYS[5], ARGV[5])
-redis.call('PUBLISH', ARGV[7], ARGV[1])
-return {'retaken', fence, 1}
+redis.call('PEXPIRE', run, ttl_ms)
+redis.call('ZADD', waiters, integer(now + abandon_ms), owner)
+redis.call('PEXPIRE', waiters, ttl_ms)
+add_event(events, run, ttl_ms, 'queued', 'the lease was taken again', '')
+redis.call('PUBLISH', wake, key)
+return {'retaken', number, 1}

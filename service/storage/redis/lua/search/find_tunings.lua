@@ -1,12 +1,11 @@
--- What is known of problems in a place; it counts as used now.
--- KEYS: tunings, tuned. ARGV: fields ... Returns an entry or nil for each.
-local time = redis.call('TIME')
-local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+-- The entries of some problems in a device environment; they count as used now.
+-- ARGV: fields of tunings. Returns an entry or nil for each.
+local tunings, tuned = unpack(KEYS)
 local out = {}
 for position, field in ipairs(ARGV) do
-  out[position] = redis.call('HGET', KEYS[1], field)
+  out[position] = redis.call('HGET', tunings, field)
   if out[position] then
-    redis.call('ZADD', KEYS[2], now, field)
+    redis.call('ZADD', tuned, integer(now), field)
   end
 end
 return out

@@ -1,0 +1,39 @@
+-- The time, and steps that several scripts share. storage/redis/scripts.py puts this before every script.
+local clock = redis.call('TIME')
+local microseconds = clock[1] * 1000000 + clock[2]
+local now = math.floor(microseconds / 1000) -- ms since 1970
+
+local function integer(number) -- as Redis takes it
+  return string.format('%.0f', number)
+end
+
+-- A lease's new fence. It is higher than all before, even if Redis has lost them: never below the clock.
+local function next_fence(fence)
+  local number = integer(math.max(tonumber(redis.call('GET', fence) or '0') + 1, microseconds))
+  redis.call('SET', fence, number)
+  return number
+end
+
+-- Append an event to a compile's stream.
+local function add_event(events, run, ttl_ms, stage, detail, failure)
+  local started = tonumber(redis.call('HGET', run, 'started') or now)
+  redis.call('XADD', events, 'MAXLEN', '~', 1000, '*', 'stage', stage,
+    'seconds', string.format('%.3f', (now - started) / 1000), 'detail', detail, 'error', failure)
+  redis.call('PEXPIRE', events, ttl_ms)
+end
+
+-- Take a key out of a namespace's index and sums.
+local function drop_entry(key, index, lru, pinned, sizes, total)
+  redis.call('DECRBY', total, redis.call('HGET', sizes, key) or 0)
+  redis.call('HDEL', sizes, key)
+  redis.call('DEL', index)
+  redis.call('ZREM', lru, key)
+  redis.call('ZREM', pinned, key)
+end
+
+-- Remove the oldest members of a sorted set until `most` are left, and the key of each: `prefix` and its name.
+local function forget_oldest(members, most, prefix)
+  while redis.call('ZCARD', members) > tonumber(most) do
+    redis.call('DEL', prefix .. redis.call('ZPOPMIN', members)[1])
+  end
+end
