@@ -38,14 +38,6 @@ Series = Literal["metrics", "logs", "history"]
 SERIES: tuple[Series, ...] = get_args(Series)
 
 
-class TrainingJobEvent(Struct, frozen=True):
-    """An entry of a job's stream. `data`: JSON."""
-
-    number: int
-    name: str
-    data: bytes
-
-
 class TrainingJobRecord(Struct, frozen=True, kw_only=True):
     """A job as its run needs it. last_number: of the driver's last event that was recorded. writes: how often
     events were recorded. turn: how often the job has ended or was resumed. source: whether its graphs may hold
@@ -192,9 +184,8 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
 
     # --- following -----------------------------------------------------------------------------------------
 
-    async def events(self, job: str, after: int = 0, *, count: int = 1000) -> list[TrainingJobEvent]:
-        found = await self._redis.xrange(self._keys.part(job, "events"), min=f"({after}-0", count=count)
-        return [_event(name, fields) for name, fields in found]
+    def _event_id(self, entry: str) -> str:
+        return str(_number(entry.encode()))
 
     async def entries(self, job: str, what: Series, after: int, limit: int) -> list[NumberedEvent]:
         """At most `limit` entries past number `after`. Raises NotFound, Unavailable."""
@@ -310,11 +301,6 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
         return await self._store.sweep(files, {job.spec.package for job in jobs})
 
 
-def notification_name(job: str) -> str:
-    """What the wake channel calls a job."""
-    return f"train:{job}"
-
-
 def encoded(event: TrainEvent) -> bytes:
     return msgspec.json.encode(event)
 
@@ -354,10 +340,6 @@ def _shortened(event: TrainEvent) -> TrainEvent:
 
 def _number(name: bytes) -> int:
     return int(name.partition(b"-")[0])
-
-
-def _event(name: bytes, fields: Fields) -> TrainingJobEvent:
-    return TrainingJobEvent(_number(name), fields[b"event"].decode(), fields[b"data"])
 
 
 def _loaded(fields: Fields) -> TrainingJobRecord:

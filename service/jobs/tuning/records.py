@@ -27,7 +27,6 @@ from ....compiler.errors import Unavailable
 from ....compiler.request import codec
 from ...storage.redis.keys import Keys
 from ...storage.redis.scripts import Scripts
-from ...storage.redis.streams import STREAM_START
 from ..records import DurableJobs, Fields, JobTransition
 
 MOST_OPEN = 32
@@ -35,14 +34,6 @@ EVENTS = 20_000
 """Events of one job that stay in Redis."""
 _RESULT_BYTES = 64 << 20
 _PAGE_ITEMS = 32
-
-
-class TuningJobEvent(Struct, frozen=True):
-    """An entry of a job's stream. `data`: JSON."""
-
-    id: str
-    name: str
-    data: bytes
 
 
 class TuningJobRecord(Struct, frozen=True, kw_only=True):
@@ -176,15 +167,6 @@ class TuningJobs(DurableJobs[TuneJob, TuningJobRecord]):
             event=_state_event(state),
         )
 
-    # --- following -----------------------------------------------------------------------------------------
-
-    async def events(self, job: str, after: str = STREAM_START) -> list[TuningJobEvent]:
-        found = await self._redis.xrange(self._keys.part(job, "events"), min=f"({after}", count=1000)
-        return [
-            TuningJobEvent(name.decode(), fields[b"event"].decode(), fields[b"data"])
-            for name, fields in found
-        ]
-
     def _shown(self, fields: Fields) -> TuneJob:
         job = decoding.from_json(fields[b"job"], type=TuneJob)
         ended = {
@@ -203,11 +185,6 @@ class TuningJobs(DurableJobs[TuneJob, TuningJobRecord]):
             detail=fields[b"detail"].decode(),
             items={**({"waiting": left} if left else {}), **ended},
         )
-
-
-def notification_name(job: str) -> str:
-    """What the wake channel calls a job."""
-    return f"tune:{job}"
 
 
 def waiting(number: int, item: TuneItem) -> TuneProgress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Literal
 
-from fastapi import Path, Request
+from fastapi import Path
 from msgspec import Meta, Struct
 
 from .....compiler.api.admin import KeysReply
@@ -14,7 +14,6 @@ from .....compiler.errors import Unavailable
 from ....access.audit import AuditEvent
 from ....access.tokens import Grant
 from ....signing.keyring import Ring
-from ...http.json_body import read_json
 from ...http.json_routes import JsonRouter
 from ..parameters import Gateway, Owner, Reader
 
@@ -42,27 +41,17 @@ async def keys(gateway: Gateway, _: Owner) -> KeysReply:
     return _reply(gateway.keyring.ring)
 
 
-@router.json(
-    "POST",
-    "/v1/keys",
-    "Sign with a new key from now on",
-    body=RotateRequest,
-)
-async def rotate(request: Request, gateway: Gateway, by: Owner) -> KeysReply:
-    asked = await read_json(request, RotateRequest)
+@router.json("POST", "/v1/keys", "Sign with a new key from now on")
+async def rotate(body: RotateRequest, gateway: Gateway, by: Owner) -> KeysReply:
     try:
-        ring = await asyncio.to_thread(gateway.keyring.rotate, asked.overlap_seconds)
+        ring = await asyncio.to_thread(gateway.keyring.rotate, body.overlap_seconds)
     except OSError as error:
         raise _unwritable(error) from None
     await _log(gateway, by, "key_rotated", ring.keys[-1].id, f"after {ring.keys[-2].id}")
     return _reply(ring)
 
 
-@router.json(
-    "DELETE",
-    "/v1/keys/{key_id}",
-    "Revoke a key: nothing that it signed counts from now on",
-)
+@router.json("DELETE", "/v1/keys/{key_id}", "Revoke a key: nothing that it signed counts from now on")
 async def revoke(key_id: KeyId, gateway: Gateway, by: Owner) -> KeysReply:
     try:
         ring = await asyncio.to_thread(gateway.keyring.revoke, key_id.strip())

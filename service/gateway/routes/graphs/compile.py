@@ -19,7 +19,7 @@ from ....admission.compile_request import CompileRequest
 from ...http.errors import documented, reply
 from ...http.json_routes import JsonRouter, binary_content
 from ...wiring.gateway import TenantParts
-from ..parameters import Compiler, Gateway
+from ..parameters import Compiler, CompilerTenant, Gateway
 from .progress import status_of
 
 log = structlog.get_logger(__name__)
@@ -61,6 +61,7 @@ async def compile_graph(
     request: Request,
     gateway: Gateway,
     grant: Compiler,
+    tenant: CompilerTenant,
     wait: Annotated[
         Literal["", "cache"], Query(description="`cache`: only look; 404 instead of a compile")
     ] = "",
@@ -72,7 +73,6 @@ async def compile_graph(
     if media_type != codec.GRAPH_MEDIA_TYPE:
         wrong = MalformedRequest(f"content type is {media_type or 'missing'}, not {codec.GRAPH_MEDIA_TYPE}")
         return reply(wrong, retry_after_seconds=gateway.settings.retry_after_seconds, status=415)
-    tenant = await gateway.tenants.of(grant.namespace)
     body = await gateway.admission.read(request)
     key, ask = await gateway.admission.key_of(body, namespace=tenant.namespace)
     for _look in range(_LOOKS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .....compiler.api.compiles import MissExplanation
 from ...http.json_routes import JsonRouter
-from ..parameters import CacheKey, Gateway, Reader
+from ..parameters import CacheKey, ReaderTenant
 
 router = JsonRouter("compile")
 
@@ -17,6 +17,5 @@ router = JsonRouter("compile")
     "differences: request against entry. `nearest` is null when there was none.",
     reply="The nearest entry",
 )
-async def explain(key: CacheKey, gateway: Gateway, grant: Reader) -> MissExplanation:
-    tenant = await gateway.tenants.of(grant.namespace)
+async def explain(key: CacheKey, tenant: ReaderTenant) -> MissExplanation:
     return await tenant.misses.explain(key)

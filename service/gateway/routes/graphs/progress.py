@@ -8,13 +8,13 @@ from typing import Literal
 from fastapi import Response
 
 from .....compiler.api import compiles
-from .....compiler.errors import MalformedRequest, NotFound, Unavailable
+from .....compiler.errors import NotFound, Unavailable
 from .....compiler.request import codec
-from ....storage.redis.streams import STREAM_START, is_stream_id
+from ....storage.redis.streams import STREAM_START
 from ...http.event_stream import EventBatch, ServerEvent, event_stream_responses
 from ...http.json_routes import JsonRouter
 from ...wiring.gateway import TenantParts
-from ..parameters import CacheKey, Gateway, LastEventId, Reader, Streams
+from ..parameters import CacheKey, LastEventId, ReaderTenant, Streams
 
 router = JsonRouter("compile")
 
@@ -39,8 +39,8 @@ async def status_of(tenant: TenantParts, key: str) -> compiles.CompileStatus:
 
 
 @router.json("GET", "/v1/compiles/{key}", "How far a compile is", reply="Its stage and history")
-async def compile_status(key: CacheKey, gateway: Gateway, grant: Reader) -> compiles.CompileStatus:
-    return await status_of(await gateway.tenants.of(grant.namespace), key)
+async def compile_status(key: CacheKey, tenant: ReaderTenant) -> compiles.CompileStatus:
+    return await status_of(tenant, key)
 
 
 @router.get(
@@ -51,15 +51,8 @@ async def compile_status(key: CacheKey, gateway: Gateway, grant: Reader) -> comp
     responses=event_stream_responses(),
 )
 async def compile_events(
-    key: CacheKey,
-    gateway: Gateway,
-    grant: Reader,
-    streams: Streams,
-    last_event_id: LastEventId = "",
+    key: CacheKey, tenant: ReaderTenant, streams: Streams, last_event_id: LastEventId = ""
 ) -> Response:
-    if last_event_id and not is_stream_id(last_event_id):
-        raise MalformedRequest("Last-Event-ID is not the id of an event of this service")
-    tenant = await gateway.tenants.of(grant.namespace)
     first = await tenant.events.snapshot(key)
     if not (first.events or first.cached or first.leased or tenant.dispatcher.holds(key)):
         raise NotFound(f"there is no compile {key}")
