@@ -74,42 +74,35 @@ def reply(error: RelayError, *, retry_after_seconds: int, status: int | None = N
 def install(app: FastAPI, *, retry_after_seconds: int) -> None:
     """Answer every exception that leaves a route, and the framework's, with an ErrorReply."""
 
-    async def relay_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RelayError)
-        return reply(error, retry_after_seconds=retry_after_seconds)
+    async def answer(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else None
+        made = _relay_error(request, error)
+        response = reply(made, retry_after_seconds=retry_after_seconds, status=status)
+        if isinstance(error, HTTPException):
+            response.headers.update(error.headers or {})
+        return response
 
-    async def redis_error(request: Request, error: Exception) -> Response:
-        log.error("redis_error", path=request.url.path, error=str(error))
-        return reply(Unavailable("Redis cannot be reached"), retry_after_seconds=retry_after_seconds)
+    kinds = (RelayError, RedisError, RequestValidationError, HTTPException, ClientDisconnect, Exception)
+    for kind in kinds:
+        app.add_exception_handler(kind, answer)
 
-    async def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        return reply(MalformedRequest(found, hint="See /docs"), retry_after_seconds=retry_after_seconds)
 
-    async def http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        made: RelayError
-        if error.status_code == 404:
-            made = NotFound(f"there is no {request.url.path}", hint="See /docs")
-        else:
-            made = RequestError(str(error.detail), hint="See /docs")
-        answer = reply(made, retry_after_seconds=retry_after_seconds, status=error.status_code)
-        answer.headers.update(error.headers or {})
-        return answer
-
-    async def sender_left(request: Request, error: Exception) -> Response:
-        left = MalformedRequest("the sender left before its body had arrived")  # for nobody but the metrics
-        return reply(left, retry_after_seconds=retry_after_seconds)
-
-    async def unexpected(request: Request, error: Exception) -> Response:
-        log.error("request_broke", path=request.url.path, exc_info=error)
-        made = ServiceError(f"the service failed with {type(error).__name__}", hint="Its log says more")
-        return reply(made, retry_after_seconds=retry_after_seconds)
-
-    app.add_exception_handler(RelayError, relay_error)
-    app.add_exception_handler(RedisError, redis_error)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(ClientDisconnect, sender_left)
-    app.add_exception_handler(Exception, unexpected)
+def _relay_error(request: Request, error: Exception) -> RelayError:
+    path = request.url.path
+    match error:
+        case RelayError():
+            return error
+        case RedisError():
+            log.error("redis_error", path=path, error=str(error))
+            return Unavailable("Redis cannot be reached")
+        case RequestValidationError():
+            found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            return MalformedRequest(found, hint="See /docs")
+        case HTTPException(status_code=404):
+            return NotFound(f"there is no {path}", hint="See /docs")
+        case HTTPException():
+            return RequestError(str(error.detail), hint="See /docs")
+        case ClientDisconnect():  # nobody gets this answer; the metrics count it
+            return MalformedRequest("the client disconnected before its body had arrived")
+    log.error("request_broke", path=path, exc_info=error)
+    return ServiceError(f"the service failed with {type(error).__name__}", hint="Its log says more")

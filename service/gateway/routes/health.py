@@ -15,6 +15,7 @@ from ...access.namespaces import EVERY
 from ...base.counters import sum_counters
 from ..http.errors import documented
 from ..http.json_routes import JsonRouter
+from ..wiring.gateway import GatewayParts
 from .parameters import Gateway
 
 router = JsonRouter("health")
@@ -46,7 +47,7 @@ async def livez() -> Response:
     },
 )
 async def readyz(gateway: Gateway) -> Response:
-    parts = {"redis": await _redis(gateway), "workers": _workers(gateway)}
+    parts = await ready_parts(gateway)
     ready = all(state == "ok" for state in parts.values())
     headers = {"Cache-Control": "no-store"}
     if not ready:
@@ -78,7 +79,12 @@ async def metrics(request: Request, gateway: Gateway) -> Response:
     return Response(gateway.metrics.render(shared), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _check(gateway: Gateway, token: str) -> None:
+async def ready_parts(gateway: GatewayParts) -> dict[str, str]:
+    """Each part that a compile needs, with "ok" or what is the matter."""
+    return {"redis": await _redis(gateway), "workers": _workers(gateway)}
+
+
+async def _check(gateway: GatewayParts, token: str) -> None:
     """Raises Unauthenticated, Forbidden, RedisError."""
     grant = await gateway.tokens.check(token)
     if not grant.everywhere:
@@ -88,7 +94,7 @@ async def _check(gateway: Gateway, token: str) -> None:
         )
 
 
-async def _redis(gateway: Gateway) -> str:
+async def _redis(gateway: GatewayParts) -> str:
     try:
         async with asyncio.timeout(_READY_SECONDS):
             await gateway.redis.ping()
@@ -97,7 +103,7 @@ async def _redis(gateway: Gateway) -> str:
     return "ok"
 
 
-def _workers(gateway: Gateway) -> str:
+def _workers(gateway: GatewayParts) -> str:
     if gateway.state.stopping:
         return "stopping"
     if gateway.state.pool_error:

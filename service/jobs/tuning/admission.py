@@ -56,20 +56,20 @@ class TuningJobAdmission:
     pool: CompilePool
     queue: SearchQueue
 
-    async def admit(self, asked: TuneRequest, grant: Grant) -> TuningJobRecord:
+    async def admit(self, job_request: TuneRequest, grant: Grant) -> TuningJobRecord:
         """Raises BadTuneJob, SourceForbidden, NoWorker, errors of a graph's admission, each with a line; RedisError."""
         bodies: dict[int, bytes] = {}
         requests: dict[int, schema.GraphRequest] = {}
-        for n, item in enumerate(asked.items):
+        for n, item in enumerate(job_request.items):
             if isinstance(item, GraphTuneItem):
-                bodies[n], requests[n] = await self._graph(_where(asked, item), item)
-        search_target = self._search_target(asked, list(requests.values()))
-        if any(isinstance(item, OperatorTuneItem) for item in asked.items):
+                bodies[n], requests[n] = await self._graph(_where(job_request, item), item)
+        search_target = self._search_target(job_request, list(requests.values()))
+        if any(isinstance(item, OperatorTuneItem) for item in job_request.items):
             self.queue.check(search_target)
         items: list[TuneItem] = []
         sources: dict[str, None] = {}
-        for n, item in enumerate(asked.items):
-            where = _where(asked, item)
+        for n, item in enumerate(job_request.items):
+            where = _where(job_request, item)
             if isinstance(item, OperatorTuneItem):
                 _check(where, item.problem, search_target)
                 items.append(msgspec.structs.replace(item, ceiling=False))
@@ -93,16 +93,16 @@ class TuningJobAdmission:
             raise BadTuneJob(f"the job's graphs have more than {_BODIES_BYTES} bytes", hint="Split the job")
         items += ceilings(items, list(requests.values()), search_target)
         job = TuneJob(
-            id=asked.id or secrets.token_hex(8),
-            name=asked.name,
+            id=job_request.id or secrets.token_hex(8),
+            name=job_request.name,
             state="waiting",
             by=grant.name,
             created=time.time(),
             toolchain=search_target.toolchain,
             target=search_target.target,
             threads=search_target.threads,
-            budget=asked.budget,
-            file=asked.file,
+            budget=job_request.budget,
+            file=job_request.file,
             items={"waiting": len(items)},
             sources=list(sources),
         )
@@ -147,21 +147,23 @@ class TuningJobAdmission:
             )
         return known
 
-    def _search_target(self, asked: TuneRequest, requests: Sequence[schema.GraphRequest]) -> SearchTarget:
+    def _search_target(
+        self, job_request: TuneRequest, requests: Sequence[schema.GraphRequest]
+    ) -> SearchTarget:
         """The kind of worker that the job's kernels are for; a GPU where the request does not say."""
         workers = self._workers()
-        where = _at(asked, asked.lines.get("device", asked.lines.get("torch", 0)))
+        where = _at(job_request, job_request.lines.get("device", job_request.lines.get("torch", 0)))
         fitting = [
             w
             for w in workers
-            if asked.device in ("", w.target.kind if w.target.kind == "cpu" else w.target.name)
-            and asked.torch in ("", w.toolchain.torch)
+            if job_request.device in ("", w.target.kind if w.target.kind == "cpu" else w.target.name)
+            and job_request.torch in ("", w.toolchain.torch)
         ]
         if not fitting:
-            wanted = asked.device or "any device"
-            with_torch = f" with torch {asked.torch}" if asked.torch else ""
+            wanted = job_request.device or "any device"
+            with_torch = f" with torch {job_request.torch}" if job_request.torch else ""
             raise NoWorker(f"{where}no worker has {wanted}{with_torch}; there are {_listed(workers)}")
-        if not asked.device:
+        if not job_request.device:
             of_graphs = [w for w in fitting if requests and w.target == requests[0].target]
             fitting = of_graphs or self._with_gpu(fitting)
         if len({(_named(w.target), w.toolchain.torch) for w in fitting}) > 1:
@@ -177,16 +179,16 @@ class TuningJobAdmission:
         aimed = decoding.from_json(target, type=schema.Target)
         threads = 0
         if aimed.kind == "cpu":
-            threads = asked.threads or next((r.ambient.threads for r in requests), 0)
+            threads = job_request.threads or next((r.ambient.threads for r in requests), 0)
             if not threads:
                 raise BadTuneJob(
                     f"{where}a job for a CPU says in how many threads its kernels run", hint="Say `threads:`"
                 )
             # a worker that does not report its processors may have any number
-            most = max((w.processors or asked.threads for w in fitting if w.target == aimed), default=0)
-            if asked.threads > most:
+            most = max((w.processors or job_request.threads for w in fitting if w.target == aimed), default=0)
+            if job_request.threads > most:
                 raise NoWorker(
-                    f"{_at(asked, asked.lines.get('threads', 0))}{asked.threads} threads are more than any such "
+                    f"{_at(job_request, job_request.lines.get('threads', 0))}{job_request.threads} threads are more than any such "
                     f"worker has processors ({most})",
                     hint="Say `threads:`",
                 )
@@ -233,12 +235,12 @@ def _check_device(where: str, tensors: Sequence[Operand], search_target: SearchT
             raise BadTuneJob(f"{where}{error}") from None
 
 
-def _where(asked: TuneRequest, item: TuneItem) -> str:
-    return _at(asked, item.line)
+def _where(job_request: TuneRequest, item: TuneItem) -> str:
+    return _at(job_request, item.line)
 
 
-def _at(asked: TuneRequest, line: int) -> str:
-    named = asked.file or "the job"
+def _at(job_request: TuneRequest, line: int) -> str:
+    named = job_request.file or "the job"
     return f"{named}, line {line}: " if line else f"{named}: "
 
 

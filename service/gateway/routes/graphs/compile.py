@@ -28,7 +28,7 @@ router = JsonRouter("compile")
 
 KEY_HEADER = "X-Torchrelay-Key"
 CACHE_HEADER = "X-Torchrelay-Cache"
-_LOOKS = 3
+_LOOKUPS = 3
 _DETAIL = 200
 _HEADERS = {
     KEY_HEADER: {"description": "The request's cache key, 64 hex digits", "schema": {"type": "string"}},
@@ -62,41 +62,37 @@ async def compile_graph(
     gateway: Gateway,
     grant: Compiler,
     tenant: CompilerTenant,
-    wait: Annotated[
-        Literal["", "cache"], Query(description="`cache`: only look; 404 instead of a compile")
-    ] = "",
-    finish: Annotated[
-        bool, Query(description="0: stop the compile when nobody waits for it any more")
-    ] = True,
+    wait: Annotated[Literal["", "cache"], Query(description="`cache`: no compile; 404 for a miss")] = "",
+    finish: Annotated[bool, Query(description="0: stop the compile when no client waits for it")] = True,
 ) -> Response:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != codec.GRAPH_MEDIA_TYPE:
         wrong = MalformedRequest(f"content type is {media_type or 'missing'}, not {codec.GRAPH_MEDIA_TYPE}")
         return reply(wrong, retry_after_seconds=gateway.settings.retry_after_seconds, status=415)
     body = await gateway.admission.read(request)
-    key, ask = await gateway.admission.key_of(body, namespace=tenant.namespace)
-    for _look in range(_LOOKS):
+    key, parsed = await gateway.admission.key_of(body, namespace=tenant.namespace)
+    for _ in range(_LOOKUPS):
         data = await tenant.cache.lookup(key, "hit")
         if data is not None:
             return Response(
                 data, media_type=manifest.ARTIFACT_MEDIA_TYPE, headers={KEY_HEADER: key, CACHE_HEADER: "hit"}
             )
         if not await tenant.misses.note_again(key):
-            ask = ask or await gateway.admission.parse(body)
-            await tenant.misses.record(ask)
+            parsed = parsed or await gateway.admission.parse(body)
+            await tenant.misses.record(parsed)
         if wait == "cache":
             await tenant.counters.count_miss()
-            raise NotFound("nobody has compiled this graph yet", hint="Ask without wait=cache")
-        ask = ask or await gateway.admission.parse(body)
-        if ask.kernels and not grant.source:
+            raise NotFound("this graph is not in the cache", hint="Send it without wait=cache")
+        parsed = parsed or await gateway.admission.parse(body)
+        if parsed.kernels and not grant.source:
             log.warning("source_refused", key=key, name=grant.name, token=grant.id)
             raise SourceForbidden(
-                f"nobody has compiled this graph yet, and the token of {grant.name!r} may not send source: "
-                f"the user-written Triton kernel {ask.kernels[0]!r}"
+                f"this graph is not in the cache, and the token of {grant.name!r} may not send source: "
+                f"the user-written Triton kernel {parsed.kernels[0]!r}"
             )
-        answer = await tenant.dispatcher.ask(ask, body, finish=finish)
+        answer = await tenant.dispatcher.ask(parsed, body, finish=finish)
         if answer == "start":
-            await _log_cause(tenant, grant, ask)
+            await _log_compile(tenant, grant, parsed)
             await tenant.saved_requests.note(key, body)
         if answer != "hit":
             return Response(
@@ -109,13 +105,13 @@ async def compile_graph(
                 },
                 "application/json",
             )
-    raise Unavailable("the cache offers this artifact but does not hold it", hint="Ask again")
+    raise Unavailable("the cache offers this artifact but does not hold it", hint="Send the request again")
 
 
-async def _log_cause(tenant: TenantParts, grant: Grant, ask: CompileRequest) -> None:
-    """The compile runs already: an entry that Redis did not take is in the gateway's own log."""
-    detail = f"source: {', '.join(ask.kernels)}"[:_DETAIL] if ask.kernels else ""
-    event = AuditEvent(action="compile", name=grant.name, token=grant.id, key=ask.key, detail=detail)
+async def _log_compile(tenant: TenantParts, grant: Grant, parsed: CompileRequest) -> None:
+    """The compile already runs. If Redis does not store the entry, it is written to the gateway's log."""
+    detail = f"source: {', '.join(parsed.kernels)}"[:_DETAIL] if parsed.kernels else ""
+    event = AuditEvent(action="compile", name=grant.name, token=grant.id, key=parsed.key, detail=detail)
     try:
         await tenant.audit.append(event)
     except RedisError as error:
