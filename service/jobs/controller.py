@@ -25,7 +25,7 @@ from .records import DurableJobs, LeaseOutcome
 log = structlog.get_logger(__name__)
 
 _MOST_PAUSE_SECONDS = 1.0
-"""Between two renewals of a lease, however often the job's events notify us."""
+"""The longest pause between two renewals of a lease that notifications cause."""
 
 
 class JobLost(Exception):
@@ -43,7 +43,7 @@ class JobRun(ABC):
 
     @abstractmethod
     async def run(self) -> None:
-        """Bring the job to its end. Raises JobLost."""
+        """Run the job to its end. Raises JobLost."""
 
     @abstractmethod
     def snapshot(self) -> Any:
@@ -164,5 +164,5 @@ class JobController:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._lease_seconds / 3):
                         await notified.wait()
-                        # the job's own events notify us too
+                        # the job's own events cause notifications too
                         await asyncio.sleep(min(_MOST_PAUSE_SECONDS, self._lease_seconds / 30))

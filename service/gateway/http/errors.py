@@ -36,18 +36,18 @@ class ErrorReply(Struct, frozen=True):
 
 _SCHEMA = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorReply"}}}
 _BODY_UNREAD = frozenset({401, 403, 413, 415})
-"""Sent before the body was read: the connection closes, or the server would read the rest for nothing."""
-_LATER = frozenset({429, 503})
+"""Sent before the body is read. The connection is closed, so that the server need not read the body."""
+_RETRY_STATUSES = frozenset({429, 503})
 _TEXTS = {
     400: "The request cannot be read",
     401: "No token, or one that is not known",
     403: "The token lacks the role, or may not send source",
-    404: "Not there",
+    404: "Not found",
     413: "Over a limit",
     415: "Another content type",
-    422: "The request cannot be taken; asking again fails again",
-    429: "Too many compiles, over a quota, or too many requests; Retry-After says when to ask again",
-    503: "Redis, the workers or the blob store cannot be reached; Retry-After says when to ask again",
+    422: "The request is invalid; the same request fails again",
+    429: "Too many compiles, over a quota, or too many requests; Retry-After says when to send it again",
+    503: "Redis, the workers or the blob store cannot be reached; Retry-After says when to send it again",
 }
 
 
@@ -65,7 +65,7 @@ def reply(error: RelayError, *, retry_after_seconds: int, status: int | None = N
         headers["WWW-Authenticate"] = "Bearer"
     if (status or error.status) in _BODY_UNREAD:
         headers["Connection"] = "close"
-    if error.status in _LATER:
+    if error.status in _RETRY_STATUSES:
         headers["Retry-After"] = str(error.retry_after or retry_after_seconds)
     body = codec.to_json(ErrorReply(compiles.ErrorBody(error.code, error.message, error.advice)))
     return Response(body, status or error.status, headers, "application/json")

@@ -1,4 +1,4 @@
-"""GET /livez, /readyz and /metrics: for orchestrators and Prometheus. None needs a token; /metrics can take one."""
+"""GET /livez, /readyz and /metrics, for orchestrators and Prometheus. They need no token; /metrics accepts one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _READY_SECONDS = 2.0
 
 
 class ReadyReply(Struct, frozen=True):
-    """Answer of `GET /readyz`: each part with "ok" or what is the matter."""
+    """Answer of `GET /readyz`: each part with "ok" or its problem."""
 
     ready: bool
     parts: dict[str, str]
@@ -75,12 +75,12 @@ async def metrics(request: Request, gateway: Gateway) -> Response:
             if not scheme:
                 shared = {EVERY: sum_counters(shared.values())}
     except (RedisError, TimeoutError):
-        shared = None  # torchrelay_shared_* are missing then; this gateway's own numbers are not
+        shared = None  # only torchrelay_shared_* are missing then
     return Response(gateway.metrics.render(shared), media_type=CONTENT_TYPE_LATEST)
 
 
 async def ready_parts(gateway: GatewayParts) -> dict[str, str]:
-    """Each part that a compile needs, with "ok" or what is the matter."""
+    """Each part that a compile needs, with "ok" or its problem."""
     return {"redis": await _redis(gateway), "workers": _workers(gateway)}
 
 
@@ -90,7 +90,7 @@ async def _check(gateway: GatewayParts, token: str) -> None:
     if not grant.everywhere:
         raise Forbidden(
             f"the token of {grant.name!r} is for namespace {grant.namespace} alone",
-            hint="Ask without a token, or with one for all namespaces",
+            hint="Send no token, or one for all namespaces",
         )
 
 

@@ -9,7 +9,6 @@ from fastapi import Depends, Header, Path
 from ....compiler.api.admin import Role
 from ...access.tokens import Grant
 from ..http.authentication import requires
-from ..http.event_stream import EventStreams
 from ..wiring.gateway import GatewayParts, TenantParts, gateway_of
 
 Gateway = Annotated[GatewayParts, Depends(gateway_of)]
@@ -43,15 +42,6 @@ Admin = Annotated[Grant, _admin]
 AdminTenant = Annotated[TenantParts, _admin_tenant]
 Owner = Annotated[Grant, Depends(requires("admin", everywhere=True))]
 """An administrator of all namespaces."""
-
-
-def _event_streams(gateway: Gateway) -> EventStreams:
-    return EventStreams(
-        gateway.metrics.streams, gateway.settings.keepalive_seconds, lambda: gateway.state.stopping
-    )
-
-
-Streams = Annotated[EventStreams, Depends(_event_streams)]
 
 CacheKey = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="A request's cache key, 64 hex digits")]
 LastEventId = Annotated[

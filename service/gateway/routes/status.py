@@ -1,4 +1,4 @@
-"""GET /v1/stats, /v1/workers, /v1/info and POST /v1/report: what the service did, has and is."""
+"""GET /v1/stats, /v1/workers, /v1/info and POST /v1/report: counters, workers, version and keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class InfoReply(Struct, frozen=True):
     version: str
     schema: int
     namespace: str
-    """Of the token; what is served to it is signed for this one."""
+    """Of the token; artifacts for it are signed for this namespace."""
     key_ids: list[str]
     public_keys: list[str]
 

@@ -48,7 +48,7 @@ async def _start_pool(gateway: GatewayParts) -> None:
 async def _repeat(
     work: Callable[[GatewayParts], Awaitable[None]], gateway: GatewayParts, seconds: float, failed: str
 ) -> None:
-    """Does `work` now and every so often. `failed`: log event when Redis or the blob store cannot be reached."""
+    """Does `work` now and every `seconds`. `failed`: log event when Redis or the blob store cannot be reached."""
     while not gateway.state.stopping:
         try:
             await work(gateway)

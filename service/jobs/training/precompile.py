@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import structlog
 
 from ....compiler.api.training.events import JobNote, TrainEvent
-from ....compiler.api.training.jobs import TrainSpec, TrainState
+from ....compiler.api.training.jobs import TrainSpec
 from ....compiler.api.training.node_messages import CapturedGraphs, TrainOrder
-from ....compiler.errors import RelayError, Unavailable
+from ....compiler.errors import Overloaded, OverQuota, RelayError, Unavailable
 from ....workers.pool import WorkerLost
-from ...base.async_tasks import end
+from ...admission.admit import Admission
+from ...admission.saved_requests import SavedRequests
+from ...base.async_tasks import end, run_together
 from ...base.worker_pools import TrainPool
-from .graphs import TrainingGraphCompiler
+from ...cache.artifact_cache import ArtifactCache
+from ...compile.dispatcher import Dispatcher
+from ...compile.followers import Followers
+from ...storage.redis.retry import retry_while_down
 from .progress import TrainingJobProgress
 
 log = structlog.get_logger(__name__)
@@ -31,21 +36,75 @@ T = TypeVar("T")
 RETRY_SECONDS = 0.5
 RETRY_MOST_SECONDS = 15.0
 _LOG_TAIL = 2000
+_CONCURRENT = 16
+_MOST_PAUSE_SECONDS = 60.0
+"""The longest pause before a refused compile is requested again. If a quota refuses it for longer, it is not."""
+
+OnCompiled = Callable[[bool, str], Awaitable[None]]
+"""Called for each graph: whether it was compiled now, and the error if it failed, or ''."""
 
 
-class RecordEvents(Protocol):
-    """Records events and how far the job is."""
+@dataclass(frozen=True)
+class TrainingGraphCompiler:
+    """Compiles the graphs of one namespace's training jobs."""
 
-    async def __call__(
-        self, events: list[TrainEvent], *, state: TrainState | None = None, detail: str | None = None
-    ) -> None: ...
+    cache: ArtifactCache
+    dispatcher: Dispatcher
+    followers: Followers
+    admission: Admission
+    saved_requests: SavedRequests
+
+    async def compile(self, bodies: Sequence[bytes], *, source: bool, on_compiled: OnCompiled) -> None:
+        """Compile the graphs that the cache lacks. Raises what `on_compiled` raises."""
+        free = asyncio.Semaphore(_CONCURRENT)
+        reporting = asyncio.Lock()
+
+        async def one(body: bytes) -> None:
+            async with free:
+                try:
+                    fresh, why = await self._one(body, source=source), ""
+                except RelayError as error:
+                    fresh, why = False, error.message
+            async with reporting:
+                await on_compiled(fresh, why)
+
+        try:
+            await run_together(*map(one, bodies))
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+    async def _one(self, body: bytes, *, source: bool) -> bool:
+        """Whether the graph was compiled now. Raises the compile's error."""
+        request = await self.admission.parse(body)
+        fresh = False
+        while True:
+            if await retry_while_down(lambda: self.cache.lookup(request.key, "fetch")) is not None:
+                return fresh
+            if request.kernels and not source:
+                raise RelayError(
+                    f"the token that started the job may not send source: the Triton kernel {request.kernels[0]!r}"
+                )
+            try:
+                answer = await retry_while_down(lambda: self.dispatcher.ask(request, body, finish=False))
+            except (Overloaded, OverQuota) as error:
+                pause = error.retry_after or 5
+                if isinstance(error, OverQuota) and pause > _MOST_PAUSE_SECONDS:
+                    raise  # it may take hours; ranks compile it themselves
+                await asyncio.sleep(max(1.0, min(pause, _MOST_PAUSE_SECONDS)))
+                continue
+            if answer == "start":
+                await self.saved_requests.note(request.key, body)
+            if answer != "hit":
+                fresh = True
+                await self.followers.follow(request.key)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Precompilation:
     """Precompiles the graphs of one job.
 
-    source: whether its graphs may hold source. seconds: the time limit of a capture run.
+    source: whether its graphs may hold source. seconds: the time limit of a capture run. record: records events, a
+    state and a detail.
     """
 
     spec: TrainSpec
@@ -55,7 +114,7 @@ class Precompilation:
     make_order: Callable[[], Awaitable[TrainOrder]]
     source: bool
     seconds: float
-    record: RecordEvents
+    record: Callable[..., Awaitable[None]]
 
     async def run(self) -> None:
         """Compile what ranks will request first. A failure here does not fail the job: its ranks compile then."""

@@ -31,8 +31,13 @@ from ...signing.keyring import Keyring
 from ...storage.redis.retry import retry_while_down
 from ..controller import JobLost, JobRun
 from .files import TrainingFiles
-from .graphs import TrainingGraphCompiler
-from .precompile import RETRY_MOST_SECONDS, RETRY_SECONDS, Precompilation, retry_until_available
+from .precompile import (
+    RETRY_MOST_SECONDS,
+    RETRY_SECONDS,
+    Precompilation,
+    TrainingGraphCompiler,
+    retry_until_available,
+)
 from .progress import TrainingJobProgress
 from .records import ARCHIVE_ENTRIES, TrainingJobRecord, TrainingJobs
 

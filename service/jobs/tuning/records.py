@@ -1,4 +1,4 @@
-"""Tuning jobs, as Redis stores them: what each is to search, how far it is, what was found."""
+"""Tuning jobs, as Redis stores them: their items, progress and results."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class TuningJobs(DurableJobs[TuneJob, TuningJobRecord]):
 
 
 def waiting(number: int, item: TuneItem) -> TuneProgress:
-    """The progress of an item that nobody has recorded yet."""
+    """The progress of an item that is not recorded yet."""
     return TuneProgress(item=number, line=item.line, kind=_kind(item), state="waiting", text=_text(item))
 
 
@@ -202,7 +202,7 @@ def _kind(item: TuneItem) -> str:
 
 
 def _text(item: TuneItem) -> str:
-    """What people call it."""
+    """The item's name in reports."""
     match item:
         case OperatorTuneItem():
             return item.problem.brief()

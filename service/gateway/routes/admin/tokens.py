@@ -33,7 +33,7 @@ async def issue(body: TokenRequest, gateway: Gateway, admin: Admin) -> TokenRepl
         )
     if body.allow_source and not (admin.everywhere or admin.source):
         raise Forbidden(
-            f"the token of {admin.name!r} may not send source, so it gives nobody the permission",
+            f"the token of {admin.name!r} may not send source, so it cannot give that permission",
             hint="Ask the service's owner",
         )
     issued = await gateway.tokens.issue(

@@ -1,4 +1,7 @@
-"""Stage 4: POST /v1/compile takes a graph and answers with its artifact, or with where to follow its compile."""
+"""Stage 4: POST /v1/compile takes a graph and answers with its artifact, or with where to follow its compile.
+
+Also GET /v1/explain/{key}: the entry nearest to a request that missed, and the differences.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import structlog
 from fastapi import Query, Request, Response
 from redis.exceptions import RedisError
 
-from .....compiler.api.compiles import CompileStatus
+from .....compiler.api.compiles import CompileStatus, MissExplanation
 from .....compiler.artifact import manifest
 from .....compiler.errors import MalformedRequest, NotFound, SourceForbidden, Unavailable
 from .....compiler.request import codec
@@ -19,7 +22,7 @@ from ....admission.compile_request import CompileRequest
 from ...http.errors import documented, reply
 from ...http.json_routes import JsonRouter, binary_content
 from ...wiring.gateway import TenantParts
-from ..parameters import Compiler, CompilerTenant, Gateway
+from ..parameters import CacheKey, Compiler, CompilerTenant, Gateway, ReaderTenant
 from .progress import status_of
 
 log = structlog.get_logger(__name__)
@@ -116,3 +119,15 @@ async def _log_compile(tenant: TenantParts, grant: Grant, parsed: CompileRequest
         await tenant.audit.append(event)
     except RedisError as error:
         log.error("audit_entry_lost", error=str(error), **msgspec.structs.asdict(event))
+
+
+@router.json(
+    "GET",
+    "/v1/explain/{key}",
+    "Why a request missed",
+    description="The nearest of the entries that the cache offered when the request missed, and the "
+    "differences: request against entry. `nearest` is null when there was none.",
+    reply="The nearest entry",
+)
+async def explain(key: CacheKey, tenant: ReaderTenant) -> MissExplanation:
+    return await tenant.misses.explain(key)

@@ -14,13 +14,13 @@ from ....storage.redis.streams import STREAM_START
 from ...http.event_stream import EventBatch, ServerEvent, event_stream_responses
 from ...http.json_routes import JsonRouter
 from ...wiring.gateway import TenantParts
-from ..parameters import CacheKey, LastEventId, ReaderTenant, Streams
+from ..parameters import CacheKey, Gateway, LastEventId, ReaderTenant
 
 router = JsonRouter("compile")
 
 
 async def status_of(tenant: TenantParts, key: str) -> compiles.CompileStatus:
-    """The compile's state and history. Raises NotFound for a key that was not asked for lately."""
+    """The compile's state and history. Raises NotFound for a key without a recent request."""
     snapshot = await tenant.events.snapshot(key)
     history = [event.progress for event in snapshot.events]
     if not history:
@@ -51,12 +51,12 @@ async def compile_status(key: CacheKey, tenant: ReaderTenant) -> compiles.Compil
     responses=event_stream_responses(),
 )
 async def compile_events(
-    key: CacheKey, tenant: ReaderTenant, streams: Streams, last_event_id: LastEventId = ""
+    key: CacheKey, gateway: Gateway, tenant: ReaderTenant, last_event_id: LastEventId = ""
 ) -> Response:
     first = await tenant.events.snapshot(key)
     if not (first.events or first.cached or first.leased or tenant.dispatcher.holds(key)):
         raise NotFound(f"there is no compile {key}")
-    return streams.response(_batches(tenant, key, last_event_id or STREAM_START))
+    return gateway.event_streams.response(_batches(tenant, key, last_event_id or STREAM_START))
 
 
 async def _batches(tenant: TenantParts, key: str, after: str) -> AsyncGenerator[EventBatch]:
@@ -75,10 +75,10 @@ async def _batches(tenant: TenantParts, key: str, after: str) -> AsyncGenerator[
 
 
 def _end(ending: Literal["cached", "lost"], after: str) -> ServerEvent:
-    """The last event of a compile whose own is gone."""
+    """The last event of a compile whose own last event is not stored any more."""
     if ending == "cached":
         return _event(after, compiles.CompileProgress("done", 0.0, "from the cache"), None)
-    error = Unavailable("the service lost track of this compile", hint="Ask for it again")
+    error = Unavailable("the service has lost this compile", hint="Send the request again")
     body = compiles.ErrorBody(error.code, error.message, error.advice)
     return _event(after, compiles.CompileProgress("failed", 0.0, error.message), body)
 

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from ....jobs.records import ENDED_STATES, DurableJobs
 from ....storage.redis.streams import STREAM_START
-from ...http.event_stream import EventBatch, EventStreams, ServerEvent
+from ...http.event_stream import EventBatch, ServerEvent
 from ...wiring.gateway import GatewayParts
 
 log = structlog.get_logger(__name__)
@@ -19,12 +19,10 @@ log = structlog.get_logger(__name__)
 Jobs = DurableJobs[Any, Any]
 
 
-async def job_events(
-    gateway: GatewayParts, streams: EventStreams, jobs: Jobs, job: str, last_event_id: str
-) -> Response:
+async def job_events(gateway: GatewayParts, jobs: Jobs, job: str, last_event_id: str) -> Response:
     """The events of a job after the one with `last_event_id`, as a stream. Raises NotFound."""
     await jobs.job(job)
-    return streams.response(_batches(gateway, jobs, job, last_event_id or STREAM_START))
+    return gateway.event_streams.response(_batches(gateway, jobs, job, last_event_id or STREAM_START))
 
 
 async def _batches(gateway: GatewayParts, jobs: Jobs, job: str, after: str) -> AsyncGenerator[EventBatch]:

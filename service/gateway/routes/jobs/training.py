@@ -29,7 +29,7 @@ from ...http.errors import documented
 from ...http.event_stream import event_stream_responses
 from ...http.json_routes import JsonRouter, binary_content
 from ...wiring.gateway import TenantParts
-from ..parameters import Gateway, Reader, ReaderTenant, Streams, Trainer, TrainerTenant
+from ..parameters import Gateway, Reader, ReaderTenant, Trainer, TrainerTenant
 from .durable_jobs import job_events
 
 router = JsonRouter("training")
@@ -247,12 +247,11 @@ async def events(
     job: Job,
     gateway: Gateway,
     tenant: ReaderTenant,
-    streams: Streams,
     last_event_id: Annotated[
         str, Header(description="Go on after this event of an earlier stream", pattern="^[0-9]{0,15}$")
     ] = "",
 ) -> Response:
-    return await job_events(gateway, streams, tenant.training_jobs, job, last_event_id)
+    return await job_events(gateway, tenant.training_jobs, job, last_event_id)
 
 
 async def _log(tenant: TenantParts, trainer: Grant, action: AuditAction, job: TrainJob) -> None:

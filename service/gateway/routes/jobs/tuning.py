@@ -22,7 +22,7 @@ from ....access.tokens import Grant
 from ...http.event_stream import event_stream_responses
 from ...http.json_routes import JsonRouter
 from ...wiring.gateway import TenantParts
-from ..parameters import Gateway, LastEventId, ReaderTenant, Streams, Tuner, TunerTenant
+from ..parameters import Gateway, LastEventId, ReaderTenant, Tuner, TunerTenant
 from .durable_jobs import job_events
 
 router = JsonRouter("batch tuning")
@@ -119,9 +119,9 @@ async def resume(job: Job, tuner: Tuner, tenant: TunerTenant) -> TuneJob:
     responses=event_stream_responses(),
 )
 async def events(
-    job: Job, gateway: Gateway, tenant: ReaderTenant, streams: Streams, last_event_id: LastEventId = ""
+    job: Job, gateway: Gateway, tenant: ReaderTenant, last_event_id: LastEventId = ""
 ) -> Response:
-    return await job_events(gateway, streams, tenant.tuning_jobs, job, last_event_id)
+    return await job_events(gateway, tenant.tuning_jobs, job, last_event_id)
 
 
 async def _log(tenant: TenantParts, tuner: Grant, action: AuditAction, job: TuneJob) -> None:
