@@ -1,13 +1,16 @@
-"""The gateway as an ASGI app: its parts, its background tasks, its routes. No torch is imported here or below."""
+"""The gateway as an ASGI app: its parts, its background tasks, its routes, its OpenAPI document."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
+import msgspec
 import structlog
 from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 
 from ..base import logs
 from ..base.async_tasks import end
@@ -15,10 +18,10 @@ from ..base.worker_pools import CompilePool
 from ..settings import ServiceSettings
 from .http import errors
 from .http.access_log import AccessLog
-from .openapi import openapi_document
+from .http.json_routes import SCHEMA_REFERENCE
 from .routes import health, status
 from .routes.admin import audit, cache, keys, namespaces, tokens
-from .routes.graphs import artifacts, compile, explain, prefetch, progress, rank_agreement
+from .routes.graphs import artifacts, compile, prefetch, progress, rank_agreement
 from .routes.jobs import training, tuning, tuning_database
 from .wiring.background import start_background_tasks
 from .wiring.gateway import GatewayParts
@@ -33,7 +36,6 @@ ROUTERS = tuple(
         compile,
         progress,
         artifacts,
-        explain,
         status,
         health,
         keys,
@@ -80,5 +82,16 @@ def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> Fa
         app.include_router(router)
     errors.install(app, retry_after_seconds=settings.retry_after_seconds)
     app.add_middleware(AccessLog)
-    app.openapi = lambda: openapi_document(app, ROUTERS)  # type: ignore[method-assign]
+    app.openapi = lambda: _openapi_document(app)  # type: ignore[method-assign]
     return app
+
+
+def _openapi_document(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document, with the schemas of the msgspec structs that routes take and answer. Made once."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+        structs = [errors.ErrorReply, *(struct for router in ROUTERS for struct in router.structs)]
+        _, schemas = msgspec.json.schema_components(structs, ref_template=SCHEMA_REFERENCE)
+        document.setdefault("components", {}).setdefault("schemas", {}).update(sorted(schemas.items()))
+        app.openapi_schema = document
+    return app.openapi_schema

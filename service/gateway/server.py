@@ -16,10 +16,10 @@ from .http.slow_clients import HeadTimeoutProtocol
 from .wiring.gateway import GatewayParts
 
 SHUTDOWN_SECONDS = 5
-"""How long answers in progress may take once the gateway is told to stop."""
+"""How long answers in progress may take once the gateway stops."""
 _IDLE_SECONDS = 75
-"""A connection without a request is closed after so long: later than by clients (httpx: 5 s) and balancers (60 s), who
-would lose a request to one that is closed just then."""
+"""An idle connection is closed after this time. Clients (httpx: 5 s) and load balancers (60 s) close theirs earlier, so
+they do not send a request into a connection that is being closed."""
 
 
 class GatewayServer(uvicorn.Server):

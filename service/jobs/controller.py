@@ -25,7 +25,7 @@ from .records import DurableJobs, LeaseOutcome
 log = structlog.get_logger(__name__)
 
 _MOST_PAUSE_SECONDS = 1.0
-"""Between two renewals of a lease, however often the job's events notify us."""
+"""The longest pause between two renewals of a lease that notifications cause."""
 
 
 class JobLost(Exception):
@@ -43,7 +43,7 @@ class JobRun(ABC):
 
     @abstractmethod
     async def run(self) -> None:
-        """Bring the job to its end. Raises JobLost."""
+        """Run the job to its end. Raises JobLost."""
 
     @abstractmethod
     def snapshot(self) -> Any:
@@ -92,16 +92,19 @@ class JobController:
         self._closed = False
 
     async def take_over(self) -> None:
-        """Take over the open jobs that no gateway runs. Raises RedisError."""
-        for job in await self._jobs.open():
-            if job in self._running:
-                continue
-            owner = uuid.uuid4().hex
-            outcome, _ = await self._jobs.take(job, owner)
-            if outcome == "held" and not self._closed:
-                task = asyncio.create_task(self._run(job, owner), name=f"{self._jobs.kind} {job}")
-                self._running[job] = task
-                task.add_done_callback(lambda done, job=job: self._done(job, done))
+        """Take over the open jobs that no gateway runs; while Redis is down, none."""
+        try:
+            for job in await self._jobs.open():
+                if job in self._running:
+                    continue
+                owner = uuid.uuid4().hex
+                outcome, _ = await self._jobs.take(job, owner)
+                if outcome == "held" and not self._closed:
+                    task = asyncio.create_task(self._run(job, owner), name=f"{self._jobs.kind} {job}")
+                    self._running[job] = task
+                    task.add_done_callback(lambda done, job=job: self._done(job, done))
+        except RedisError as error:
+            log.warning(f"{self._jobs.kind}_jobs_not_taken_over", error=str(error))
 
     def running(self) -> int:
         """How many jobs this gateway runs."""
@@ -119,13 +122,9 @@ class JobController:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error(f"{self._jobs.kind}_broke", job=job, exc_info=error)
         elif not self._closed:  # the job may have been resumed meanwhile
-            again = asyncio.create_task(self._take_over_again(), name=f"take over {self._jobs.kind} jobs")
+            again = asyncio.create_task(self.take_over(), name=f"take over {self._jobs.kind} jobs")
             self._taking_over.add(again)
             again.add_done_callback(self._taking_over.discard)
-
-    async def _take_over_again(self) -> None:
-        with contextlib.suppress(RedisError):
-            await self.take_over()
 
     async def _run(self, job: str, owner: str) -> None:
         kind = self._jobs.kind
@@ -165,5 +164,5 @@ class JobController:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._lease_seconds / 3):
                         await notified.wait()
-                        # the job's own events notify us too
+                        # the job's own events cause notifications too
                         await asyncio.sleep(min(_MOST_PAUSE_SECONDS, self._lease_seconds / 30))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from redis.asyncio import Redis
 
@@ -22,6 +22,7 @@ from ..storage.redis.scripts import Scripts
 MOST = 200
 """Jobs of a namespace. Past it the oldest that have ended are forgotten."""
 
+ENDED_STATES = frozenset({"done", "failed", "cancelled"})
 JobTransition = Literal["end", "cancel", "resume"]
 LeaseOutcome = Literal["held", "taken", "ended", "gone"]
 FieldValue = bytes | str | int | float
@@ -31,6 +32,14 @@ Fields = Mapping[bytes, bytes]
 J = TypeVar("J", TuneJob, TrainJob)
 R = TypeVar("R")
 """A job with all that its run needs."""
+
+
+class JobEvent(NamedTuple):
+    """An entry of a job's stream. `data`: JSON."""
+
+    id: str
+    name: str
+    data: bytes
 
 
 class DurableJobs(ABC, Generic[J, R]):
@@ -70,6 +79,18 @@ class DurableJobs(ABC, Generic[J, R]):
                 pipe.hgetall(self._keys.job(name.decode()))
             found = await pipe.execute()
         return [self._shown(fields) for fields in found if b"job" in fields]
+
+    async def events(self, job: str, after: str) -> list[JobEvent]:
+        """At most 1000 events after the one with the id `after`."""
+        found = await self._redis.xrange(self._keys.part(job, "events"), min=f"({after}", count=1000)
+        return [
+            JobEvent(self._event_id(entry.decode()), fields[b"event"].decode(), fields[b"data"])
+            for entry, fields in found
+        ]
+
+    def _event_id(self, entry: str) -> str:
+        """The id of an event, from that of its entry in the stream."""
+        return entry
 
     async def open(self) -> list[str]:
         """Ids of the jobs that have not ended, the oldest first."""

@@ -1,4 +1,4 @@
-"""`torchrelay up`: a whole service on one machine, as one family of processes.
+"""`torchrelay up`: a whole service on one machine.
 Takes settings; runs redis-server, Ray's workers and the gateway, and ends them together.
 May import everything below; imported by `__main__` alone.
 """

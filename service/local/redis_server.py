@@ -1,4 +1,4 @@
-"""A redis-server of this service's own, on a Unix socket. For `up` on one machine."""
+"""The redis-server that `torchrelay up` starts, on a Unix socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ...workers.pool import die_with_parent
 log = structlog.get_logger(__name__)
 
 _START_SECONDS = 60.0
-"""Reading back a large append-only file takes a while."""
+"""It reads a large append-only file slowly."""
 _STOP_SECONDS = 20.0
 
 
@@ -40,10 +40,10 @@ def find_server() -> str:
 
 
 class RedisServer:
-    """Redis with an append-only file, on a socket that only this user can reach; restarted if it dies.
+    """Redis with an append-only file, on a socket that only this user can open. It is restarted if it dies.
 
-    It holds `lock` (a file descriptor) open, so that no other service takes the state folder before it has ended. It
-    gets SIGTERM when this process ends, however that happens.
+    It inherits `lock` (a file descriptor), so no other service can lock the state folder before it has ended. The
+    kernel sends it SIGTERM when this process ends.
     """
 
     def __init__(self, data: Path, socket: Path, log_file: Path, lock: int) -> None:
@@ -59,12 +59,12 @@ class RedisServer:
         return f"unix://{self._socket}?db=0"
 
     async def start(self) -> None:
-        """Returns once it answers. Call from the main thread. Raises Unavailable."""
+        """Start it and wait until it answers. Call from the main thread. Raises Unavailable."""
         await self._launch()
-        self._supervisor = asyncio.create_task(self._supervise(), name="keep redis-server")
+        self._supervisor = asyncio.create_task(self._supervise(), name="supervise redis-server")
 
     async def stop(self) -> None:
-        """Ends it after it has written its data."""
+        """End it after it has written its data."""
         if self._supervisor is not None:
             self._supervisor.cancel()
         process, self._process = self._process, None
@@ -93,7 +93,7 @@ class RedisServer:
                 stdout=output,
                 stderr=output,
                 pass_fds=[self._lock],
-                start_new_session=True,  # Ctrl-C is for us; redis ends last, when nothing needs it any more
+                start_new_session=True,  # Ctrl-C is for this process; redis ends last
                 preexec_fn=functools.partial(die_with_parent, os.getpid(), signal.SIGTERM),
             )
         await self._wait_for_answer(self._process)

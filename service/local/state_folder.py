@@ -1,4 +1,4 @@
-"""What one installation has in its state folder: its lock and token; and the client's credentials file.
+"""The state folder of an installation: its lock and the owner's token. Also writes the client's credentials file.
 
 lock           held by the running service and its redis-server
 token          the owner's bearer token
@@ -6,7 +6,7 @@ keys/          the artifacts' signing keys (signing/keyring.py)
 redis/         the append-only file
 blobs/         large artifacts
 kernels/       C++ libraries that compiles built, for later compiles
-runtime        the name of the running service's folder of sockets, for the next service to clean up
+runtime        the path of the running service's folder of sockets; the next service removes what was left there
 """
 
 from __future__ import annotations
@@ -42,20 +42,18 @@ async def exclusive(state_dir: Path) -> AsyncIterator[int]:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        since = time.monotonic()
-        told = False
-        while not _try_lock(descriptor):
-            if not told:
-                told = True
-                log.info(
-                    "waiting_for_another_service_to_end", state_dir=str(state_dir), seconds=_LOCK_SECONDS
-                )
-            if time.monotonic() - since > _LOCK_SECONDS:
+        until = time.monotonic() + _LOCK_SECONDS
+        locked = _try_lock(descriptor)
+        if not locked:
+            log.info("waiting_for_another_service_to_end", state_dir=str(state_dir), seconds=_LOCK_SECONDS)
+        while not locked:
+            if time.monotonic() > until:
                 raise Unavailable(
                     f"another torchrelay service runs on {state_dir}",
                     hint="Stop it, or give this one a folder of its own with --state",
                 )
             await asyncio.sleep(0.1)
+            locked = _try_lock(descriptor)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -71,7 +69,7 @@ def _try_lock(descriptor: int) -> bool:
 
 @contextmanager
 def runtime_directory(state_dir: Path) -> Iterator[Path]:
-    """A short folder for sockets, removed at the end; one that a killed predecessor left is removed first."""
+    """A folder with a short path for sockets, removed at the end; the folder of a killed service is removed first."""
     note = state_dir / "runtime"
     if note.exists():
         left = Path(note.read_text().strip())
@@ -97,6 +95,6 @@ def owner_token(state_dir: Path) -> str:
 
 
 def write_credentials(path: Path, *, url: str, token: str, public_keys: list[str], namespace: str) -> None:
-    """What a client of this user needs (clients/settings.py), mode 0600, replaced in one step."""
+    """The settings of this user's clients (clients/settings.py), mode 0600, replaced atomically."""
     content = {"url": url, "token": token, "public_keys": public_keys, "namespace": namespace}
     write_private(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")

@@ -1,8 +1,8 @@
-"""A small parent for a service: what the service started ends with the parent, and the other way round.
+"""Runs a service in a child process, and ends all processes that the service has started.
 
-The parent is what the user starts and signals; the child is the service. The parent adopts every orphan below
-it, so that after the child's end, orderly or not, it can kill what is left (Ray's agents outlive a killed
-raylet by a minute). When the parent itself is killed, the kernel sends the child SIGTERM.
+The user starts and signals the parent. The parent adopts all orphans below it, so it can kill what is left after the
+child's end (Ray's agents outlive a killed raylet by a minute). When the parent is killed, the kernel sends the child
+SIGTERM.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from collections.abc import Callable
 from ...workers.pool import become_subreaper, descendants, die_with_parent, kill_below, reap
 
 _LEAVE_SECONDS = 3.0
-"""What redis and Ray may take to end by themselves after the service was killed."""
+"""How long redis and Ray may take to end after the service was killed. Then they are killed too."""
 
 
 def run_supervised(service: Callable[[], None]) -> int:
     """Run `service` in a child; return its exit status, 128 + n for signal n. Call before threads exist."""
     become_subreaper()
-    guard = os.getpid()
+    supervisor = os.getpid()
     child = os.fork()
     if child == 0:
-        os.setpgid(0, 0)  # so that Ctrl-C, which goes to a whole group, comes once: from the guard
-        die_with_parent(guard, signal.SIGTERM)
+        os.setpgid(0, 0)  # Ctrl-C signals a whole process group; the child gets it once, from the supervisor
+        die_with_parent(supervisor, signal.SIGTERM)
         status = 1
         try:
             service()
             status = 0
-        except SystemExit as leaving:
-            status = leaving.code if isinstance(leaving.code, int) else 1
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else 1
         except KeyboardInterrupt:
             status = 130
         except BaseException:
@@ -41,14 +41,14 @@ def run_supervised(service: Callable[[], None]) -> int:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(status)  # without unwinding what belongs to the parent
+            os._exit(status)  # without the parent's clean-up handlers
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: _pass_on(child, received))
     status = _wait(child)
     until = time.monotonic() + _LEAVE_SECONDS
-    while descendants(guard) and time.monotonic() < until:
+    while descendants(supervisor) and time.monotonic() < until:
         time.sleep(0.02)
-    kill_below(guard)
+    kill_below(supervisor)
     reap()
     return status
 

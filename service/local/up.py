@@ -1,7 +1,7 @@
 """Runs a whole service from one command: redis-server, Ray with warm workers, and the gateway.
 
-Also the gateway alone, with a Redis and a Ray that run elsewhere. Either way one process owns what it starts and ends
-it too: in order on Ctrl-C or SIGTERM, by supervisor.py when it is killed.
+Or the gateway alone, with a Redis and a Ray that run elsewhere. The process ends what it has started: in order after
+Ctrl-C or SIGTERM, through supervisor.py when it is killed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import asyncio
 import os
 import signal
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +19,8 @@ from pydantic import SecretStr
 from ...compiler.artifact.signing import key_text
 from ...compiler.errors import SettingsError
 from ...workers.pool import WorkerPool
-from ..gateway.http import tls
+from ..base.async_tasks import end
+from ..gateway.routes.health import ready_parts
 from ..gateway.server import GatewayServer, create_server
 from ..gateway.wiring.worker_pool import worker_pool
 from ..settings import ServiceSettings
@@ -38,7 +37,7 @@ def default_cpu_slots() -> int:
 async def run(
     settings: ServiceSettings, *, listener: socket.socket, credentials: Path, embedded: bool
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `embedded`: bring redis-server and Ray along. Raises RelayError."""
+    """Serve until SIGINT or SIGTERM. `embedded`: start redis-server and Ray too. Raises RelayError."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -53,13 +52,13 @@ async def run(
 
 
 def listen(host: str, port: int, *, any_port_will_do: bool) -> socket.socket:
-    """A bound socket; if `port` is taken, on any free port where that will do. Raises SettingsError."""
+    """A listening socket. any_port_will_do: on any free port if `port` is taken. Raises SettingsError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        # other processes may have it bound to themselves without listening yet; this tells at once
+        # fails at once if another process has bound the port and does not listen yet
         listener.listen(2048)
     except OSError as error:
         listener.close()
@@ -117,21 +116,19 @@ async def _serve(
     credentials: Path,
     stop: asyncio.Event,
 ) -> None:
-    async def leave() -> None:
+    async def end_after_stop() -> None:
         await stop.wait()
         server.should_exit = True
 
     url = url_of(listener, "http" if settings.tls_cert_file is None else "https")
-    helpers = [
-        asyncio.create_task(leave(), name="leave on a signal"),
+    tasks = [
+        asyncio.create_task(end_after_stop(), name="end after a signal"),
         asyncio.create_task(_announce(server, settings, url, credentials), name="say when ready"),
     ]
     try:
         await server.serve(sockets=[listener])
     finally:
-        for helper in helpers:
-            helper.cancel()
-        await asyncio.gather(*helpers, return_exceptions=True)
+        await end(*tasks)
     if not stop.is_set() and not server.started:
         raise SettingsError("the gateway did not start", hint="Its log above says why")
 
@@ -153,22 +150,11 @@ async def _announce(server: GatewayServer, settings: ServiceSettings, url: str, 
     _say(f"credentials {credentials}")
     _say(f"state {settings.state_dir}")
     _say("warming workers, some seconds")
-    opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls.own_certificate(settings))
-    )
-    while not await asyncio.to_thread(_ready, opener, url):
+    while set((await ready_parts(server.gateway)).values()) != {"ok"}:
         await asyncio.sleep(0.25)
     _say(f"ready {url}")
     _say('next: torch.compile(model, backend="torchrelay") in any script of this user')
     _say("check: torchrelay doctor; stop: Ctrl-C")
-
-
-def _ready(opener: urllib.request.OpenerDirector, url: str) -> bool:
-    try:
-        with opener.open(f"{url}/readyz", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, ConnectionError, TimeoutError):  # a 503 included
-        return False
 
 
 def _say(text: str) -> None:

@@ -22,14 +22,14 @@ _bearer = HTTPBearer(auto_error=False, description="A token of `torchrelay up`, 
 
 
 def requires(role: Role, *, everywhere: bool = False) -> Callable[..., Awaitable[Grant]]:
-    """A FastAPI dependency: the caller's Grant, which allows `role`; on request one for all namespaces, where the
-    caller names none. Raises Unauthenticated, RateLimited or Forbidden."""
+    """A FastAPI dependency: the caller's Grant, which allows `role`. everywhere: only a token for all namespaces is
+    accepted, and the request names none. Raises Unauthenticated, RateLimited or Forbidden."""
 
     async def check(
         request: Request,
         credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
         namespace: Annotated[
-            str, Query(pattern=NAMED, description="Whose; default: the token's own namespace")
+            str, Query(pattern=NAMED, description="Default: the token's own namespace")
         ] = "",
     ) -> Grant:
         if credentials is None:

@@ -36,18 +36,18 @@ class ErrorReply(Struct, frozen=True):
 
 _SCHEMA = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorReply"}}}
 _BODY_UNREAD = frozenset({401, 403, 413, 415})
-"""Sent before the body was read: the connection closes, or the server would read the rest for nothing."""
-_LATER = frozenset({429, 503})
+"""Sent before the body is read. The connection is closed, so that the server need not read the body."""
+_RETRY_STATUSES = frozenset({429, 503})
 _TEXTS = {
     400: "The request cannot be read",
     401: "No token, or one that is not known",
     403: "The token lacks the role, or may not send source",
-    404: "Not there",
+    404: "Not found",
     413: "Over a limit",
     415: "Another content type",
-    422: "The request cannot be taken; asking again fails again",
-    429: "Too many compiles, over a quota, or too many requests; Retry-After says when to ask again",
-    503: "Redis, the workers or the blob store cannot be reached; Retry-After says when to ask again",
+    422: "The request is invalid; the same request fails again",
+    429: "Too many compiles, over a quota, or too many requests; Retry-After says when to send it again",
+    503: "Redis, the workers or the blob store cannot be reached; Retry-After says when to send it again",
 }
 
 
@@ -65,7 +65,7 @@ def reply(error: RelayError, *, retry_after_seconds: int, status: int | None = N
         headers["WWW-Authenticate"] = "Bearer"
     if (status or error.status) in _BODY_UNREAD:
         headers["Connection"] = "close"
-    if error.status in _LATER:
+    if error.status in _RETRY_STATUSES:
         headers["Retry-After"] = str(error.retry_after or retry_after_seconds)
     body = codec.to_json(ErrorReply(compiles.ErrorBody(error.code, error.message, error.advice)))
     return Response(body, status or error.status, headers, "application/json")
@@ -74,42 +74,35 @@ def reply(error: RelayError, *, retry_after_seconds: int, status: int | None = N
 def install(app: FastAPI, *, retry_after_seconds: int) -> None:
     """Answer every exception that leaves a route, and the framework's, with an ErrorReply."""
 
-    async def relay_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RelayError)
-        return reply(error, retry_after_seconds=retry_after_seconds)
+    async def answer(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else None
+        made = _relay_error(request, error)
+        response = reply(made, retry_after_seconds=retry_after_seconds, status=status)
+        if isinstance(error, HTTPException):
+            response.headers.update(error.headers or {})
+        return response
 
-    async def redis_error(request: Request, error: Exception) -> Response:
-        log.error("redis_error", path=request.url.path, error=str(error))
-        return reply(Unavailable("Redis cannot be reached"), retry_after_seconds=retry_after_seconds)
+    kinds = (RelayError, RedisError, RequestValidationError, HTTPException, ClientDisconnect, Exception)
+    for kind in kinds:
+        app.add_exception_handler(kind, answer)
 
-    async def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        return reply(MalformedRequest(found, hint="See /docs"), retry_after_seconds=retry_after_seconds)
 
-    async def http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        made: RelayError
-        if error.status_code == 404:
-            made = NotFound(f"there is no {request.url.path}", hint="See /docs")
-        else:
-            made = RequestError(str(error.detail), hint="See /docs")
-        answer = reply(made, retry_after_seconds=retry_after_seconds, status=error.status_code)
-        answer.headers.update(error.headers or {})
-        return answer
-
-    async def sender_left(request: Request, error: Exception) -> Response:
-        left = MalformedRequest("the sender left before its body had arrived")  # for nobody but the metrics
-        return reply(left, retry_after_seconds=retry_after_seconds)
-
-    async def unexpected(request: Request, error: Exception) -> Response:
-        log.error("request_broke", path=request.url.path, exc_info=error)
-        made = ServiceError(f"the service failed with {type(error).__name__}", hint="Its log says more")
-        return reply(made, retry_after_seconds=retry_after_seconds)
-
-    app.add_exception_handler(RelayError, relay_error)
-    app.add_exception_handler(RedisError, redis_error)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(ClientDisconnect, sender_left)
-    app.add_exception_handler(Exception, unexpected)
+def _relay_error(request: Request, error: Exception) -> RelayError:
+    path = request.url.path
+    match error:
+        case RelayError():
+            return error
+        case RedisError():
+            log.error("redis_error", path=path, error=str(error))
+            return Unavailable("Redis cannot be reached")
+        case RequestValidationError():
+            found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            return MalformedRequest(found, hint="See /docs")
+        case HTTPException(status_code=404):
+            return NotFound(f"there is no {path}", hint="See /docs")
+        case HTTPException():
+            return RequestError(str(error.detail), hint="See /docs")
+        case ClientDisconnect():  # nobody gets this answer; the metrics count it
+            return MalformedRequest("the client disconnected before its body had arrived")
+    log.error("request_broke", path=path, exc_info=error)
+    return ServiceError(f"the service failed with {type(error).__name__}", hint="Its log says more")

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import structlog
 from fastapi.responses import StreamingResponse
 from prometheus_client import Gauge
-from redis.exceptions import RedisError
 
 from ...base.async_tasks import is_set_within
 from .errors import documented
-
-log = structlog.get_logger(__name__)
 
 _MEDIA_TYPE = "text/event-stream"
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -40,27 +36,6 @@ def event_stream_responses() -> dict[int | str, dict[str, Any]]:
     """`responses=` of a route that answers with an event stream."""
     content = {_MEDIA_TYPE: {"schema": {"type": "string"}}}
     return {**documented(), 200: {"description": "Events", "content": content}}
-
-
-async def follow_job(
-    woken: AbstractAsyncContextManager[asyncio.Event],
-    read: Callable[[str], Awaitable[tuple[list[ServerEvent], bool]]],
-    *,
-    job: str,
-    after: str,
-) -> AsyncGenerator[EventBatch]:
-    """A durable job's events. `read`: those after an id, and whether the job had ended before they were read."""
-    async with woken as wake:
-        while True:
-            wake.clear()
-            try:
-                events, ended = await read(after)
-            except RedisError as error:
-                log.warning("events_delayed", job=job, error=str(error))
-                events, ended = [], False
-            if events:
-                after = events[-1].id
-            yield EventBatch(events, ended and not events, wake)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Routes that answer with JSON: each is written with its structs, and the OpenAPI document has their schemas."""
+"""Routes that take and answer JSON: each is written with its structs, and the OpenAPI document has their schemas."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, get_args
 
 import msgspec
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
+from ....compiler import decoding
+from ....compiler.errors import MalformedRequest
 from ....compiler.request import codec
+from ...admission.admit import Admission
 from .errors import documented
 
 SCHEMA_REFERENCE = "#/components/schemas/{name}"
+_BODY_BYTES = 4096
 
 Route = TypeVar("Route", bound=Callable[..., Awaitable[Any]])
-
-
-def json_answer(body: object, status: int = 200) -> Response:
-    return Response(
-        codec.to_json(body), status, media_type="application/json", headers={"Cache-Control": "no-store"}
-    )
 
 
 def binary_content(media_type: str) -> dict[str, Any]:
@@ -48,36 +46,48 @@ class JsonRouter(APIRouter):
         path: str,
         summary: str,
         *,
-        body: type | str | None = None,
+        body_type: str = "",
+        body_bytes: int = _BODY_BYTES,
         status: int = 200,
         reply: str = "",
         **options: Any,
     ) -> Callable[[Route], Route]:
         """Decorate a route that returns the struct of its JSON answer, or None for an empty one.
 
-        `body`: the struct of the request's JSON body, or the media type of its bytes. `reply`: the answer's
-        description; default: its struct's name. `options`: of FastAPI's `add_api_route`.
+        A route's parameter `body` gets the JSON body, at most `body_bytes` long, decoded to the struct that is the
+        parameter's type. body_type: the media type of a body that the route reads itself. reply: the answer's
+        description; default: its struct's name. options: of FastAPI's `add_api_route`.
         """
 
         def register(route: Route) -> Route:
             signature = inspect.signature(route, eval_str=True)
-            struct = signature.return_annotation
-            responses = documented() if body is None else documented(413)
+            struct, body = signature.return_annotation, signature.parameters.get("body")
+            responses = documented(413) if body or body_type else documented()
             if struct is None:
                 options["status_code"] = 204
             else:
                 name = (get_args(struct) or (struct,))[0].__name__
                 responses[status] = {"description": reply or name, "content": self.json_content(struct)}
-            if body is not None:
-                content = binary_content(body) if isinstance(body, str) else self.json_content(body)
+            if body or body_type:
+                content = self.json_content(body.annotation) if body else binary_content(body_type)
                 options["openapi_extra"] = {"requestBody": {"required": True, "content": content}}
 
             @functools.wraps(route)
-            async def answer(*arguments: Any, **named: Any) -> Response:
-                found = await route(*arguments, **named)
-                return Response(status_code=204) if struct is None else json_answer(found, status)
+            async def answer(request: Request, **named: Any) -> Response:
+                if body:
+                    named["body"] = await _decoded(request, body.annotation, body_bytes)
+                elif "request" in signature.parameters:
+                    named["request"] = request
+                found = await route(**named)
+                if struct is None:
+                    return Response(status_code=204)
+                headers = {"Cache-Control": "no-store"}
+                return Response(codec.to_json(found), status, headers, "application/json")
 
-            answer.__signature__ = signature  # type: ignore[attr-defined]
+            others = [each for name, each in signature.parameters.items() if name not in ("body", "request")]
+            first = inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY, annotation=Request)
+            keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in others]
+            answer.__signature__ = signature.replace(parameters=[first, *keywords])  # type: ignore[attr-defined]
             self.add_api_route(
                 path,
                 answer,
@@ -90,3 +100,13 @@ class JsonRouter(APIRouter):
             return route
 
         return register
+
+
+async def _decoded(request: Request, type: Any, limit: int) -> Any:
+    """The checked struct in a JSON body. Raises LimitExceeded, MalformedRequest."""
+    admission: Admission = request.app.state.gateway.admission
+    body = await admission.read(request, limit)
+    try:
+        return decoding.from_json(body, type=type)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise MalformedRequest(f"not a {type.__name__}: {error}", hint="See /docs") from None

@@ -42,13 +42,3 @@ def options(settings: ServiceSettings) -> dict[str, Any]:
         "ssl_keyfile": str(settings.tls_key_file),
         "ssl_keyfile_password": password.get_secret_value() if password is not None else None,
     }
-
-
-def own_certificate(settings: ServiceSettings) -> ssl.SSLContext | None:
-    """To ask this very gateway how it is: whoever answers must have its certificate, whatever name that is for."""
-    if settings.tls_cert_file is None:
-        return None
-    context = ssl.create_default_context(cafile=str(settings.tls_cert_file))
-    context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    return context

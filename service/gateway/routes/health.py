@@ -1,4 +1,4 @@
-"""GET /livez, /readyz and /metrics: for orchestrators and Prometheus. None needs a token; /metrics can take one."""
+"""GET /livez, /readyz and /metrics, for orchestrators and Prometheus. They need no token; /metrics accepts one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ...access.namespaces import EVERY
 from ...base.counters import sum_counters
 from ..http.errors import documented
 from ..http.json_routes import JsonRouter
+from ..wiring.gateway import GatewayParts
 from .parameters import Gateway
 
 router = JsonRouter("health")
@@ -23,7 +24,7 @@ _READY_SECONDS = 2.0
 
 
 class ReadyReply(Struct, frozen=True):
-    """Answer of `GET /readyz`: each part with "ok" or what is the matter."""
+    """Answer of `GET /readyz`: each part with "ok" or its problem."""
 
     ready: bool
     parts: dict[str, str]
@@ -46,7 +47,7 @@ async def livez() -> Response:
     },
 )
 async def readyz(gateway: Gateway) -> Response:
-    parts = {"redis": await _redis(gateway), "workers": _workers(gateway)}
+    parts = await ready_parts(gateway)
     ready = all(state == "ok" for state in parts.values())
     headers = {"Cache-Control": "no-store"}
     if not ready:
@@ -74,21 +75,26 @@ async def metrics(request: Request, gateway: Gateway) -> Response:
             if not scheme:
                 shared = {EVERY: sum_counters(shared.values())}
     except (RedisError, TimeoutError):
-        shared = None  # torchrelay_shared_* are missing then; this gateway's own numbers are not
+        shared = None  # only torchrelay_shared_* are missing then
     return Response(gateway.metrics.render(shared), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _check(gateway: Gateway, token: str) -> None:
+async def ready_parts(gateway: GatewayParts) -> dict[str, str]:
+    """Each part that a compile needs, with "ok" or its problem."""
+    return {"redis": await _redis(gateway), "workers": _workers(gateway)}
+
+
+async def _check(gateway: GatewayParts, token: str) -> None:
     """Raises Unauthenticated, Forbidden, RedisError."""
     grant = await gateway.tokens.check(token)
     if not grant.everywhere:
         raise Forbidden(
             f"the token of {grant.name!r} is for namespace {grant.namespace} alone",
-            hint="Ask without a token, or with one for all namespaces",
+            hint="Send no token, or one for all namespaces",
         )
 
 
-async def _redis(gateway: Gateway) -> str:
+async def _redis(gateway: GatewayParts) -> str:
     try:
         async with asyncio.timeout(_READY_SECONDS):
             await gateway.redis.ping()
@@ -97,7 +103,7 @@ async def _redis(gateway: Gateway) -> str:
     return "ok"
 
 
-def _workers(gateway: Gateway) -> str:
+def _workers(gateway: GatewayParts) -> str:
     if gateway.state.stopping:
         return "stopping"
     if gateway.state.pool_error:

@@ -1,34 +1,50 @@
-"""Parameters that several routes share: the gateway's parts, the caller's grant for a role, keys."""
+"""Parameters that several routes share: the gateway's parts, the caller's grant and namespace, keys."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Header, Path
 
+from ....compiler.api.admin import Role
 from ...access.tokens import Grant
 from ..http.authentication import requires
-from ..http.event_stream import EventStreams
-from ..wiring.gateway import GatewayParts, gateway_of
+from ..wiring.gateway import GatewayParts, TenantParts, gateway_of
 
 Gateway = Annotated[GatewayParts, Depends(gateway_of)]
 
-Reader = Annotated[Grant, Depends(requires("read"))]
-Compiler = Annotated[Grant, Depends(requires("compile"))]
-Tuner = Annotated[Grant, Depends(requires("tune"))]
-Trainer = Annotated[Grant, Depends(requires("train"))]
-Admin = Annotated[Grant, Depends(requires("admin"))]
+
+def _role(role: Role) -> tuple[Any, Any]:
+    """Dependencies of a route that needs `role`: the caller's grant, and the parts of its namespace."""
+    grant = Depends(requires(role))
+
+    async def tenant(gateway: Gateway, caller: Grant = grant) -> TenantParts:
+        return await gateway.tenants.of(caller.namespace)
+
+    return grant, Depends(tenant)
+
+
+_reader, _reader_tenant = _role("read")
+_compiler, _compiler_tenant = _role("compile")
+_tuner, _tuner_tenant = _role("tune")
+_trainer, _trainer_tenant = _role("train")
+_admin, _admin_tenant = _role("admin")
+
+Reader = Annotated[Grant, _reader]
+ReaderTenant = Annotated[TenantParts, _reader_tenant]
+Compiler = Annotated[Grant, _compiler]
+CompilerTenant = Annotated[TenantParts, _compiler_tenant]
+Tuner = Annotated[Grant, _tuner]
+TunerTenant = Annotated[TenantParts, _tuner_tenant]
+Trainer = Annotated[Grant, _trainer]
+TrainerTenant = Annotated[TenantParts, _trainer_tenant]
+Admin = Annotated[Grant, _admin]
+AdminTenant = Annotated[TenantParts, _admin_tenant]
 Owner = Annotated[Grant, Depends(requires("admin", everywhere=True))]
 """An administrator of all namespaces."""
 
-
-def _event_streams(gateway: Gateway) -> EventStreams:
-    return EventStreams(
-        gateway.metrics.streams, gateway.settings.keepalive_seconds, lambda: gateway.state.stopping
-    )
-
-
-Streams = Annotated[EventStreams, Depends(_event_streams)]
-
 CacheKey = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="A request's cache key, 64 hex digits")]
-LastEventId = Annotated[str, Header(description="Go on after this event of an earlier stream", max_length=64)]
+LastEventId = Annotated[
+    str,
+    Header(description="Go on after this event of an earlier stream", pattern="^([0-9]{1,19}-[0-9]{1,19})?$"),
+]

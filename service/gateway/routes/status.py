@@ -1,4 +1,4 @@
-"""GET /v1/stats, /v1/workers, /v1/info and POST /v1/report: what the service did, has and is."""
+"""GET /v1/stats, /v1/workers, /v1/info and POST /v1/report: counters, workers, version and keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from importlib.metadata import version
 from typing import Annotated
 
 import msgspec
-from fastapi import Request
 from msgspec import Meta, Struct
 
 from ....compiler.api.compiles import WorkerInfo
@@ -14,9 +13,8 @@ from ....compiler.artifact.signing import key_id, key_text
 from ....compiler.errors import BY_CODE, MalformedRequest
 from ....compiler.request import schema as request_schema
 from ...base.counters import StatsReply, sum_counters
-from ..http.json_body import read_json
 from ..http.json_routes import JsonRouter
-from .parameters import Gateway, Reader
+from .parameters import Gateway, Reader, ReaderTenant
 
 router = JsonRouter("service")
 
@@ -28,7 +26,7 @@ class InfoReply(Struct, frozen=True):
     version: str
     schema: int
     namespace: str
-    """Of the token; what is served to it is signed for this one."""
+    """Of the token; artifacts for it are signed for this namespace."""
     key_ids: list[str]
     public_keys: list[str]
 
@@ -69,19 +67,8 @@ async def info(gateway: Gateway, grant: Reader) -> InfoReply:
     )
 
 
-@router.json(
-    "POST",
-    "/v1/report",
-    "Tell of local compiles",
-    body=FallbackReport,
-)
-async def report(
-    request: Request,
-    gateway: Gateway,
-    grant: Reader,
-) -> None:
-    told = await read_json(request, FallbackReport)
-    if told.reason not in BY_CODE:
-        raise MalformedRequest(f"{told.reason!r} is no error code", hint="See compiler/errors.py")
-    tenant = await gateway.tenants.of(grant.namespace)
-    await tenant.counters.count_fallbacks(told.reason, told.count)
+@router.json("POST", "/v1/report", "Report local compiles")
+async def report(body: FallbackReport, tenant: ReaderTenant) -> None:
+    if body.reason not in BY_CODE:
+        raise MalformedRequest(f"{body.reason!r} is no error code", hint="See compiler/errors.py")
+    await tenant.counters.count_fallbacks(body.reason, body.count)

@@ -1,4 +1,4 @@
-"""What a gateway does beside answering: it starts workers, sweeps the stores, takes up tuning and training jobs."""
+"""A gateway's background tasks: start workers, sweep the stores, take over tuning and training jobs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def start_background_tasks(gateway: GatewayParts) -> list[asyncio.Task[None]]:
         "notifications": gateway.notifications.listen(),
         "start workers": _start_pool(gateway),
         "sweep": _repeat(_sweep, gateway, _SWEEP_SECONDS, "blobs_not_swept"),
-        "tuning jobs": _repeat(_take_up_tuning_jobs, gateway, lease_seconds, "tunes_not_looked_at"),
-        "training jobs": _repeat(_take_up_training_jobs, gateway, lease_seconds, "trains_not_looked_at"),
+        "jobs": _repeat(_take_over_jobs, gateway, lease_seconds, "jobs_not_taken_over"),
     }
     return [asyncio.create_task(work, name=name) for name, work in works.items()]
 
@@ -49,7 +48,7 @@ async def _start_pool(gateway: GatewayParts) -> None:
 async def _repeat(
     work: Callable[[GatewayParts], Awaitable[None]], gateway: GatewayParts, seconds: float, failed: str
 ) -> None:
-    """Does `work` now and every so often. `failed`: log event when Redis or the blob store cannot be reached."""
+    """Does `work` now and every `seconds`. `failed`: log event when Redis or the blob store cannot be reached."""
     while not gateway.state.stopping:
         try:
             await work(gateway)
@@ -89,17 +88,12 @@ async def _remove_old_folders(gateway: GatewayParts) -> None:
         log.info("train_folder_removed", folder=str(folder))
 
 
-async def _take_up_tuning_jobs(gateway: GatewayParts) -> None:
-    """Takes up the tuning jobs of all namespaces that no gateway runs."""
-    for tenant in await gateway.tenants.every():
-        await tenant.tuning_controller.take_over()
-
-
-async def _take_up_training_jobs(gateway: GatewayParts) -> None:
-    """Takes up the training jobs of all namespaces that no gateway runs, and counts them."""
+async def _take_over_jobs(gateway: GatewayParts) -> None:
+    """Takes over the jobs of all namespaces that no gateway runs, and counts the training jobs."""
     tenants = await gateway.tenants.every()
     states: Counter[str] = Counter()
     for tenant in tenants:
+        await tenant.tuning_controller.take_over()
         await tenant.training_controller.take_over()
         states.update(await tenant.training_jobs.states())
     for state, count in states.items():

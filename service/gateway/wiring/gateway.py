@@ -1,7 +1,7 @@
 """The composition of a gateway: every part of it, and of each namespace, is made here, in the order of this file.
 
-Each part of a namespace is made with the namespace's own Redis keys and its own folder of the blob store, and is given
-no other: what reaches a tenant's part cannot name what belongs to another tenant.
+The parts of a namespace get only its own Redis keys and its own folder of the blob store, so they cannot name what
+belongs to another namespace.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ...compile.single_flight import Leases
 from ...jobs.controller import JobController
 from ...jobs.training.admission import TrainingJobAdmission
 from ...jobs.training.files import TrainingFiles
-from ...jobs.training.graphs import TrainingGraphCompiler
+from ...jobs.training.precompile import TrainingGraphCompiler
 from ...jobs.training.records import TrainingJobs
 from ...jobs.training.run import TrainingJobParts, TrainingJobRun
 from ...jobs.tuning.admission import TuningJobAdmission
@@ -50,6 +50,7 @@ from ...storage.redis.counter_store import CounterStore
 from ...storage.redis.keys import DEFAULT_NAMESPACE, Keys
 from ...storage.redis.notifications import Notifications
 from ...storage.redis.scripts import Scripts
+from ..http.event_stream import EventStreams
 
 
 @dataclass
@@ -89,6 +90,10 @@ class GatewayParts:
             settings.keys_location, key_files.read_trusted_keys(settings.trusted_public_keys)
         )
         self.search_scheduler = SearchScheduler(pool, self.metrics)
+
+        self.event_streams = EventStreams(
+            self.metrics.streams, settings.keepalive_seconds, lambda: self.state.stopping
+        )
 
         self.tenants = Tenants(self)
         self.quotas = Quotas(self.redis, self.keys, self.tenants.default.audit, settings)
@@ -194,7 +199,7 @@ class TenantParts:
 
 
 class Tenants:
-    """The tenants of a gateway, each made when it is first asked for."""
+    """The namespaces of a gateway; the parts of each are made at its first use."""
 
     def __init__(self, gateway: GatewayParts) -> None:
         self._gateway = gateway
@@ -222,7 +227,7 @@ class Tenants:
             tenant.followers.wake_all()
 
     async def close(self) -> None:
-        """Leaves tuning and training jobs to other gateways, then stops all compiles and gives their leases back, then
+        """Leaves tuning and training jobs to other gateways, then stops all compiles and releases their leases, then
         stops all searches."""
         tenants = list(self._open.values())
         await asyncio.gather(*(tenant.tuning_controller.close() for tenant in tenants))

@@ -33,67 +33,67 @@ class TrainingJobAdmission:
         self._store = store
         self._pool = pool
 
-    async def admit(self, asked: TrainRequest, grant: Grant) -> TrainingJobRecord:
+    async def admit(self, request: TrainRequest, grant: Grant) -> TrainingJobRecord:
         """Raises BadTrainJob with the line of the job's file; Unavailable while the nodes are not known."""
-        check(asked)
-        spec = asked.spec
+        check(request)
+        spec = request.spec
         if spec.package and not await self._store.has_package(spec.package):
             raise BadTrainJob(
-                f"{_at(asked, 'package')}package {spec.package[:12]} is not here",
+                f"{_at(request, 'package')}package {spec.package[:12]} is not here",
                 hint="Send the packed working directory first: POST /v1/trains/packages",
             )
         if why := await self._pool.train_room(spec):
             wanted = "workers" if "worker" in why or "rank" in why else "device"
             raise BadTrainJob(
-                f"{_at(asked, wanted)}{why}",
+                f"{_at(request, wanted)}{why}",
                 hint="Ask for less, or add nodes: `torchrelay up --worker-only`",
             )
         job = TrainJob(
-            id=asked.id or secrets.token_hex(8),
+            id=request.id or secrets.token_hex(8),
             spec=spec,
             state="waiting",
             by=grant.name,
             created=time.time(),
-            file=asked.file,
+            file=request.file,
         )
         return TrainingJobRecord(job=job, progress=TrainingJobProgress(), source=grant.source)
 
 
-def check(asked: TrainRequest) -> None:
+def check(request: TrainRequest) -> None:
     """Check what needs no service. Raises BadTrainJob."""
-    spec = asked.spec
+    spec = request.spec
     if bool(spec.script) + bool(spec.function) != 1 and (spec.kind == "train" or spec.function):
         field = "function" if spec.function else "script"
-        raise BadTrainJob(f"{_at(asked, field)}a job runs either `script` or `function`")
+        raise BadTrainJob(f"{_at(request, field)}a job runs either `script` or `function`")
     if spec.script and not _is_inside(spec.script):
         raise BadTrainJob(
-            f"{_at(asked, 'script')}script {spec.script!r} is no path below the working directory",
+            f"{_at(request, 'script')}script {spec.script!r} is no path below the working directory",
             hint="Name it relative to the working directory",
         )
     if spec.function and not _FUNCTION.fullmatch(spec.function):
-        raise BadTrainJob(f"{_at(asked, 'function')}function {spec.function!r} is not `module:function`")
+        raise BadTrainJob(f"{_at(request, 'function')}function {spec.function!r} is not `module:function`")
     if spec.script and not spec.package:
-        raise BadTrainJob(f"{_at(asked, 'script')}a script comes with its packed working directory")
+        raise BadTrainJob(f"{_at(request, 'script')}a script comes with its packed working directory")
     if not spec.name.isprintable():
-        raise BadTrainJob(f"{_at(asked, 'name')}a job's name is one line")
+        raise BadTrainJob(f"{_at(request, 'name')}a job's name is one line")
     if spec.min_workers > spec.workers:
         raise BadTrainJob(
-            f"{_at(asked, 'min_workers')}min_workers is {spec.min_workers}, more than {spec.workers} workers"
+            f"{_at(request, 'min_workers')}min_workers is {spec.min_workers}, more than {spec.workers} workers"
         )
     if spec.profile is not None and spec.profile.first >= spec.profile.last:
-        raise BadTrainJob(f"{_at(asked, 'profile')}the profile's steps end before they begin")
+        raise BadTrainJob(f"{_at(request, 'profile')}the profile's steps end before they begin")
     if spec.profile is not None and max(spec.profile.ranks) >= spec.workers:
-        raise BadTrainJob(f"{_at(asked, 'profile')}there is no rank {max(spec.profile.ranks)}")
+        raise BadTrainJob(f"{_at(request, 'profile')}there is no rank {max(spec.profile.ranks)}")
     for name in spec.environment:
         if name in _OURS or name.startswith(_OURS_BEGIN):
-            raise BadTrainJob(f"{_at(asked, 'environment')}{name} is set by the service for each rank")
+            raise BadTrainJob(f"{_at(request, 'environment')}{name} is set by the service for each rank")
     for text in (*spec.arguments, *spec.environment.values(), *spec.requirements, spec.checkpoints):
         if "\0" in text:
-            raise BadTrainJob(f"{_at(asked, '')}a text holds a zero byte")
-    _check_checkpoints(asked, spec)
+            raise BadTrainJob(f"{_at(request, '')}a text holds a zero byte")
+    _check_checkpoints(request, spec)
 
 
-def _check_checkpoints(asked: TrainRequest, spec: TrainSpec) -> None:
+def _check_checkpoints(request: TrainRequest, spec: TrainSpec) -> None:
     place = spec.checkpoints
     if not place:
         return
@@ -108,7 +108,7 @@ def _check_checkpoints(asked: TrainRequest, spec: TrainSpec) -> None:
     elif place.startswith("/"):
         return
     raise BadTrainJob(
-        f"{_at(asked, 'checkpoints')}checkpoints {place!r} is no place for them",
+        f"{_at(request, 'checkpoints')}checkpoints {place!r} is no place for them",
         hint=f"Name a folder that all nodes see, from /, or the URL of a store: {', '.join(STORES)}",
     )
 
@@ -118,6 +118,6 @@ def _is_inside(path: str) -> bool:
     return not parts.is_absolute() and ".." not in parts.parts and path.isprintable() and bool(parts.parts)
 
 
-def _at(asked: TrainRequest, field: str) -> str:
-    named, line = asked.file or "the job", asked.lines.get(field, 0)
+def _at(request: TrainRequest, field: str) -> str:
+    named, line = request.file or "the job", request.lines.get(field, 0)
     return f"{named}, line {line}: " if line else f"{named}: "

@@ -17,7 +17,7 @@ from ...storage.digests import sha256
 
 _FOLDER = "trains"
 _UNUSED = timedelta(days=1)
-"""How long packages that no job names, replaced files, and files of forgotten jobs stay."""
+"""How long unused packages, replaced files, and files of deleted jobs stay."""
 
 
 class TrainingFiles:
@@ -28,7 +28,7 @@ class TrainingFiles:
         self._folder = f"{_FOLDER}/{namespace}"
 
     async def put_package(self, data: bytes) -> str:
-        """The SHA-256 of the package."""
+        """Returns the SHA-256 of the package."""
         digest = await sha256(data)
         await self._put(f"packages/{digest}", data)
         return digest
@@ -48,7 +48,7 @@ class TrainingFiles:
         return data if data is not None and await sha256(data) == digest else None
 
     async def put_file(self, job: str, data: bytes) -> str:
-        """The SHA-256 of the file, by which `file` finds it."""
+        """Returns the SHA-256 of the file, which `file` needs."""
         digest = await sha256(data)
         await self._put(f"jobs/{job}/files/{digest}", data)
         return digest
@@ -65,7 +65,7 @@ class TrainingFiles:
         return await self._get(f"jobs/{job}/{what}/{first}-{last}")
 
     async def sweep(self, jobs: dict[str, set[str]], packages: set[str]) -> int:
-        """Delete what belongs to none of `jobs` (files by job), and packages not in `packages`; how many went."""
+        """Delete what belongs to none of `jobs` (files by job), and packages not in `packages`. Returns how many."""
         gone, before = 0, datetime.now(UTC) - _UNUSED
         try:
             async for batch in obstore.list(self._store, self._folder):
@@ -108,7 +108,7 @@ def _known(path: list[str], jobs: dict[str, set[str]], packages: set[str]) -> bo
 
 
 def _refuse(what: str, error: Exception) -> NoReturn:
-    passing = isinstance(error, (GenericError, OSError)) and not isinstance(error, FileNotFoundError)
+    temporary = isinstance(error, (GenericError, OSError)) and not isinstance(error, FileNotFoundError)
     first = str(error).partition("\n")[0].strip()
-    kind = BlobStoreDown if passing else Unavailable
-    raise kind(f"the blob store {what}: {first}", hint="See to the store, then ask again") from error
+    kind = BlobStoreDown if temporary else Unavailable
+    raise kind(f"the blob store {what}: {first}", hint="Repair the store, then try again") from error

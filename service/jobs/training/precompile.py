@@ -1,27 +1,32 @@
 """Captures the graphs of a training job's script on one worker, and compiles them before the job has ranks.
 
-Graphs depend on the number of ranks. Those of `workers` ranks, and of `min_workers` of an elastic job, are compiled
-before ranks start. Those of the numbers between are captured and compiled while ranks run.
+Graphs depend on the number of ranks: those of `workers` ranks are compiled, and of `min_workers` of an elastic job.
+Graphs of other numbers compile when ranks reach them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import structlog
 
 from ....compiler.api.training.events import JobNote, TrainEvent
-from ....compiler.api.training.jobs import TrainSpec, TrainState
+from ....compiler.api.training.jobs import TrainSpec
 from ....compiler.api.training.node_messages import CapturedGraphs, TrainOrder
-from ....compiler.errors import RelayError, Unavailable
+from ....compiler.errors import Overloaded, OverQuota, RelayError, Unavailable
 from ....workers.pool import WorkerLost
-from ...base.async_tasks import end
+from ...admission.admit import Admission
+from ...admission.saved_requests import SavedRequests
+from ...base.async_tasks import end, run_together
 from ...base.worker_pools import TrainPool
-from .graphs import TrainingGraphCompiler
+from ...cache.artifact_cache import ArtifactCache
+from ...compile.dispatcher import Dispatcher
+from ...compile.followers import Followers
+from ...storage.redis.retry import retry_while_down
 from .progress import TrainingJobProgress
 
 log = structlog.get_logger(__name__)
@@ -31,24 +36,75 @@ T = TypeVar("T")
 RETRY_SECONDS = 0.5
 RETRY_MOST_SECONDS = 15.0
 _LOG_TAIL = 2000
-_MOST_SIZES = 16
-"""Numbers of ranks between an elastic job's two, the largest first, whose graphs are captured."""
+_CONCURRENT = 16
+_MOST_PAUSE_SECONDS = 60.0
+"""The longest pause before a refused compile is requested again. If a quota refuses it for longer, it is not."""
+
+OnCompiled = Callable[[bool, str], Awaitable[None]]
+"""Called for each graph: whether it was compiled now, and the error if it failed, or ''."""
 
 
-class RecordEvents(Protocol):
-    """Records events and how far the job is."""
+@dataclass(frozen=True)
+class TrainingGraphCompiler:
+    """Compiles the graphs of one namespace's training jobs."""
 
-    async def __call__(
-        self, events: list[TrainEvent], *, state: TrainState | None = None, detail: str | None = None
-    ) -> None: ...
+    cache: ArtifactCache
+    dispatcher: Dispatcher
+    followers: Followers
+    admission: Admission
+    saved_requests: SavedRequests
+
+    async def compile(self, bodies: Sequence[bytes], *, source: bool, on_compiled: OnCompiled) -> None:
+        """Compile the graphs that the cache lacks. Raises what `on_compiled` raises."""
+        free = asyncio.Semaphore(_CONCURRENT)
+        reporting = asyncio.Lock()
+
+        async def one(body: bytes) -> None:
+            async with free:
+                try:
+                    fresh, why = await self._one(body, source=source), ""
+                except RelayError as error:
+                    fresh, why = False, error.message
+            async with reporting:
+                await on_compiled(fresh, why)
+
+        try:
+            await run_together(*map(one, bodies))
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+    async def _one(self, body: bytes, *, source: bool) -> bool:
+        """Whether the graph was compiled now. Raises the compile's error."""
+        request = await self.admission.parse(body)
+        fresh = False
+        while True:
+            if await retry_while_down(lambda: self.cache.lookup(request.key, "fetch")) is not None:
+                return fresh
+            if request.kernels and not source:
+                raise RelayError(
+                    f"the token that started the job may not send source: the Triton kernel {request.kernels[0]!r}"
+                )
+            try:
+                answer = await retry_while_down(lambda: self.dispatcher.ask(request, body, finish=False))
+            except (Overloaded, OverQuota) as error:
+                pause = error.retry_after or 5
+                if isinstance(error, OverQuota) and pause > _MOST_PAUSE_SECONDS:
+                    raise  # it may take hours; ranks compile it themselves
+                await asyncio.sleep(max(1.0, min(pause, _MOST_PAUSE_SECONDS)))
+                continue
+            if answer == "start":
+                await self.saved_requests.note(request.key, body)
+            if answer != "hit":
+                fresh = True
+                await self.followers.follow(request.key)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Precompilation:
     """Precompiles the graphs of one job.
 
-    source: whether its graphs may hold source. seconds: the time that a script has for its first step. add_note: adds
-    an event to the next record.
+    source: whether its graphs may hold source. seconds: the time limit of a capture run. record: records events, a
+    state and a detail.
     """
 
     spec: TrainSpec
@@ -58,34 +114,32 @@ class Precompilation:
     make_order: Callable[[], Awaitable[TrainOrder]]
     source: bool
     seconds: float
-    record: RecordEvents
-    add_note: Callable[[TrainEvent], None]
+    record: Callable[..., Awaitable[None]]
 
-    @property
-    def _elastic(self) -> bool:
-        return 0 < self.spec.min_workers < self.spec.workers
+    async def run(self) -> None:
+        """Compile what ranks will request first. A failure here does not fail the job: its ranks compile then."""
+        spec = self.spec
+        if spec.capture and spec.compile != "off" and spec.kind == "train":
+            await self.record([], state="waiting", detail="for a worker that has room for its capture")
+            try:
+                order = await self.make_order()
+            except RelayError as error:
+                await self.record([_warning(f"nothing is captured, ranks start cold: {error.message}")])
+            else:
+                warming = asyncio.create_task(self._warm(order), name="warm nodes")
+                try:
+                    await self._capture_and_compile(order)
+                finally:
+                    await end(warming)
+        self.progress.prepared = True
 
-    async def before(self) -> None:
-        """Compile what ranks will request first. A failure here costs compiles later, and never the job."""
+    async def _capture_and_compile(self, order: TrainOrder) -> None:
         spec, progress = self.spec, self.progress
-        if not spec.capture or spec.compile == "off" or spec.kind != "train":
-            progress.prepared = True
-            return
-        warming = asyncio.create_task(self._warm(), name="warm nodes")
-        try:
-            await self._compile_ahead()
-        finally:
-            await end(warming)
-        progress.prepared = True
-
-    async def _compile_ahead(self) -> None:
-        spec, progress = self.spec, self.progress
-        await self.record([], state="waiting", detail="for a worker that has room for its capture")
         bodies: dict[bytes, None] = {}
         notes: list[TrainEvent] = []
         for world in (spec.workers, spec.min_workers) if self._elastic else (spec.workers,):
             try:
-                captured = await self._captured(world, self._capture_started)
+                captured = await self._capture(order, world)
             except RelayError as error:
                 notes.append(
                     _warning(f"the capture{self._rank_text(world)} failed, ranks start cold: {error.message}")
@@ -110,46 +164,23 @@ class Precompilation:
 
         await self.compiler.compile(list(bodies), source=self.source, on_compiled=on_compiled)
 
-    async def _warm(self) -> None:
+    async def _warm(self, order: TrainOrder) -> None:
         """Have the nodes import PyTorch meanwhile."""
         try:
-            await self.pool.train_warm(await self.make_order())
+            await self.pool.train_warm(order)
         except RelayError as error:
             log.warning("train_starts_cold", error=error.message)
 
-    async def compile_elastic(self) -> None:
-        """Compile, while ranks run, what other numbers of ranks will request. Records nothing itself."""
-        spec, progress = self.spec, self.progress
-        if not self._elastic or not progress.captured:  # no graph was found for the more important numbers
-            return
+    async def _capture(self, order: TrainOrder, world: int) -> CapturedGraphs:
+        """The graphs of rank 0 of `world`, captured when a worker has room. Raises RelayError."""
 
-        async def on_compiled(fresh: bool, failed: str) -> None:
-            if failed:
-                log.info("train_graph_not_compiled", error=failed)
-
-        between = range(spec.workers - 1, spec.min_workers, -1)
-        for world in between[:_MOST_SIZES]:
-            if world in progress.sizes:
-                continue
-            try:
-                captured = await self._captured(world, _nothing)
-                for note in self._notes_of(world, captured):
-                    self.add_note(note)
-                await self.compiler.compile(captured.bodies, source=self.source, on_compiled=on_compiled)
-            except RelayError as error:
-                self.add_note(_warning(f"the capture{self._rank_text(world)} failed: {error.message}"))
-            progress.sizes = [*progress.sizes, world]
-
-    async def _captured(self, world: int, on_start: Callable[[int], Awaitable[None]]) -> CapturedGraphs:
-        """The graphs of rank 0 of `world`, captured once a worker has room. Raises RelayError."""
-        order = await self.make_order()
-
-        async def placed() -> None:
-            await on_start(world)
+        async def started() -> None:
+            detail = f"one worker runs the first step{self._rank_text(world)}"
+            await self.record([], state="capturing", detail=detail)
 
         async def once() -> CapturedGraphs:
             return await retry_until_available(
-                lambda: self.pool.train_capture(order, world=world, seconds=self.seconds, placed=placed),
+                lambda: self.pool.train_capture(order, world=world, seconds=self.seconds, placed=started),
                 self.seconds,
             )
 
@@ -158,11 +189,6 @@ class Precompilation:
         except WorkerLost as error:
             log.warning("train_capture_lost", job=order.job, error=error.message)
             return await once()
-
-    async def _capture_started(self, world: int) -> None:
-        await self.record(
-            [], state="capturing", detail=f"one worker runs the first step{self._rank_text(world)}"
-        )
 
     def _notes_of(self, world: int, captured: CapturedGraphs) -> list[TrainEvent]:
         for why in captured.skipped:
@@ -175,12 +201,16 @@ class Precompilation:
             return [_warning("the capture found no graph: does the script use torch.compile?")]
         return []
 
+    @property
+    def _elastic(self) -> bool:
+        return 0 < self.spec.min_workers < self.spec.workers
+
     def _rank_text(self, world: int) -> str:
         return f" of {world} rank{'s' * (world > 1)}" if self._elastic else ""
 
 
 async def retry_until_available(call: Callable[[], Awaitable[T]], seconds: float) -> T:
-    """What `call` returns, once there are workers. Raises what it raises; Unavailable after `seconds`."""
+    """What `call` returns once there are workers. Raises its other errors; Unavailable after `seconds`."""
     until, pause = time.monotonic() + seconds, RETRY_SECONDS
     while True:
         try:
@@ -190,10 +220,6 @@ async def retry_until_available(call: Callable[[], Awaitable[T]], seconds: float
                 raise
         await asyncio.sleep(pause)
         pause = min(2 * pause, RETRY_MOST_SECONDS)
-
-
-async def _nothing(world: int) -> None:
-    """A capture for ranks that may come later is not recorded when it starts."""
 
 
 def _warning(text: str) -> JobNote:

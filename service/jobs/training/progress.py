@@ -26,7 +26,6 @@ class TrainingJobProgress(Struct, kw_only=True, omit_defaults=True):
     prepared: its graphs are compiled, or the job starts without them. begun: the `resumes` for which a driver was last
     started, -1: none. since: when its ranks first ran since it began or was resumed. attempt, world: of the ranks that
     run now. there, stepped: when each rank started and took its first step. counts: hits, misses and fallbacks by rank.
-    sizes: numbers of ranks for which an elastic job was captured while it ran.
     """
 
     prepared: bool = False
@@ -47,7 +46,6 @@ class TrainingJobProgress(Struct, kw_only=True, omit_defaults=True):
     there: dict[int, float] = {}
     stepped: dict[int, float] = {}
     counts: dict[int, tuple[int, int, int]] = {}
-    sizes: list[int] = []
 
     def reset_ranks(self) -> None:
         """The job was resumed: its time begins again, and its earlier ranks are forgotten."""

@@ -1,6 +1,6 @@
-"""Training jobs, as Redis stores them: what each is to run, how far it is, its events.
+"""Training jobs, as Redis stores them: their description, progress and events.
 
-Metrics and logs that have grown long move to the blob store, in order. Redis holds only the latest of each.
+Long metrics and logs move to the blob store, the oldest first. Redis holds the newest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ EVENTS = 10_000
 """Events of one job that stay in its stream for followers. Metrics, logs and history have all of them."""
 EVENTS_OF_ENDED = 5_000
 _LOG_BYTES = 8 << 10
-"""Lines of one log among the events are cut to this. The logs have all of them."""
+"""Lines of one log event are cut to this in the stream. The logs have all of them."""
+_CUT = "... (`torchrelay train logs` shows all lines)"
 ARCHIVE_ENTRIES = 2_000
 """Metrics or logs that move to the blob store together."""
 MOST_FILES = 1_000
@@ -38,18 +39,9 @@ Series = Literal["metrics", "logs", "history"]
 SERIES: tuple[Series, ...] = get_args(Series)
 
 
-class TrainingJobEvent(Struct, frozen=True):
-    """An entry of a job's stream. `data`: JSON."""
-
-    number: int
-    name: str
-    data: bytes
-
-
 class TrainingJobRecord(Struct, frozen=True, kw_only=True):
-    """A job as its run needs it. last_number: of the driver's last event that was recorded. writes: how often
-    events were recorded. turn: how often the job has ended or was resumed. source: whether its graphs may hold
-    source."""
+    """A job as its run needs it. last_number: of the driver's last event that is recorded. writes: how often events
+    were recorded. turn: how often the job has ended or was resumed. source: whether its graphs may hold source."""
 
     job: TrainJob
     progress: TrainingJobProgress
@@ -175,7 +167,7 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
         )
 
     async def cancel(self, job: str, by: str) -> None:
-        """Ask whoever runs the job to end it. by: who cancels it, in words. Raises NotFound."""
+        """Have the gateway that runs the job end it. by: who cancels it, in words. Raises NotFound."""
         await self._change(job, "cancel", {"wish": by})
 
     async def resume(self, job: str, waiting: StateChanged, *, source: bool) -> None:
@@ -192,9 +184,8 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
 
     # --- following -----------------------------------------------------------------------------------------
 
-    async def events(self, job: str, after: int = 0, *, count: int = 1000) -> list[TrainingJobEvent]:
-        found = await self._redis.xrange(self._keys.part(job, "events"), min=f"({after}-0", count=count)
-        return [_event(name, fields) for name, fields in found]
+    def _event_id(self, entry: str) -> str:
+        return str(_number(entry.encode()))
 
     async def entries(self, job: str, what: Series, after: int, limit: int) -> list[NumberedEvent]:
         """At most `limit` entries past number `after`. Raises NotFound, Unavailable."""
@@ -310,11 +301,6 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
         return await self._store.sweep(files, {job.spec.package for job in jobs})
 
 
-def notification_name(job: str) -> str:
-    """What the wake channel calls a job."""
-    return f"train:{job}"
-
-
 def encoded(event: TrainEvent) -> bytes:
     return msgspec.json.encode(event)
 
@@ -343,21 +329,11 @@ def _shortened(event: TrainEvent) -> TrainEvent:
             break
         lines.append(line[:left])
         left -= len(line)
-    more = len(event.lines) - len(lines)
-    lines.append(
-        f"... ({more} more lines: torchrelay train logs)"
-        if more
-        else "... (torchrelay train logs has it all)"
-    )
-    return msgspec.structs.replace(event, lines=lines)
+    return msgspec.structs.replace(event, lines=[*lines, _CUT])
 
 
 def _number(name: bytes) -> int:
     return int(name.partition(b"-")[0])
-
-
-def _event(name: bytes, fields: Fields) -> TrainingJobEvent:
-    return TrainingJobEvent(_number(name), fields[b"event"].decode(), fields[b"data"])
 
 
 def _loaded(fields: Fields) -> TrainingJobRecord:

@@ -1,7 +1,7 @@
 """Removes folders of training jobs that are old, or too large together.
 
-The folder of a job that runs or can be resumed stays, and so does one whose checkpoints such a job names. Folders that
-are no job's are left alone.
+Folders of jobs that run or can be resumed stay, and folders whose checkpoints such a job names. Folders that belong to
+no job are not touched.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _measured(path: Path) -> JobFolder:
 
 
 def _remove(path: Path) -> bool:
-    """Rename the folder first, so that nobody finds half a checkpoint."""
+    """Rename the folder first, so that no job reads half a checkpoint."""
     going = path.with_name(f"{_GOING}{uuid.uuid4().hex}")
     try:
         path.rename(going)

@@ -1,7 +1,7 @@
-"""Runs one training job: compiles its graphs, has the nodes run its ranks, and records their events.
+"""Runs one training job: compiles its graphs, starts its ranks on the nodes, and records their events.
 
-Ranks need no gateway to go on. If this gateway dies, another takes the lease and requests the events that are not
-recorded yet. The nodes keep events while Redis is down.
+Ranks do not need a gateway. If this gateway dies, another takes the lease and requests the events that are not recorded
+yet. The nodes store events while Redis is down.
 """
 
 from __future__ import annotations
@@ -24,15 +24,20 @@ from ....compiler.artifact.signing import key_text
 from ....compiler.errors import NotFound, Overloaded, RelayError, Unavailable
 from ....workers.pool import WorkerLost
 from ...access.tokens import Grant, IssuedToken, Tokens
-from ...base.async_tasks import end
+from ...base.async_tasks import end, is_set_within
 from ...base.worker_pools import TrainPool
 from ...settings import ServiceSettings
 from ...signing.keyring import Keyring
 from ...storage.redis.retry import retry_while_down
 from ..controller import JobLost, JobRun
 from .files import TrainingFiles
-from .graphs import TrainingGraphCompiler
-from .precompile import RETRY_MOST_SECONDS, RETRY_SECONDS, Precompilation, retry_until_available
+from .precompile import (
+    RETRY_MOST_SECONDS,
+    RETRY_SECONDS,
+    Precompilation,
+    TrainingGraphCompiler,
+    retry_until_available,
+)
 from .progress import TrainingJobProgress
 from .records import ARCHIVE_ENTRIES, TrainingJobRecord, TrainingJobs
 
@@ -98,21 +103,15 @@ class TrainingJobRun(JobRun):
         self._last_number = loaded.last_number
         self._writes = loaded.writes
         self._events = loaded.events
-        self._timed_out = False
         self._ending = asyncio.Event()
         """The job was cancelled, or its timeout is over."""
-        self._driver_lost = False
         self._unarchived = ARCHIVE_ENTRIES
         self._unarchived_bytes = 0
         self._end_number = 0
         """Number of the event that ends the job."""
         self._order: TrainOrder | None = None
-        self._order_lock = asyncio.Lock()
         self._issued: list[IssuedToken] = []
         """Tokens of its ranks that this run has issued."""
-        self._notes: list[TrainEvent] = []
-        """Events for the next record."""
-        self._elastic_capture: asyncio.Task[None] | None = None
         if loaded.progress.begun != loaded.resumes:
             loaded.progress.reset_ranks()
 
@@ -141,17 +140,13 @@ class TrainingJobRun(JobRun):
     async def run(self) -> None:
         try:
             if not self._progress.prepared and not self._progress.started:
-                await _run_unless(self.cancelled, self._precompilation().before(), 0.0, _Cancelled())
+                await _run_unless(self.cancelled, self._precompilation().run(), 0.0, _Cancelled())
             ended = await self._run_ranks()
         except _Cancelled:
             ended = self._changed_to("cancelled", self._cancelled_by)
-        except JobLost:
-            raise
         except RelayError as error:
             ended = self._changed_to("failed", error.message)
         await self._end(ended)
-
-    # --- before ranks are placed ---------------------------------------------------------------------------
 
     def _precompilation(self) -> Precompilation:
         parts = self._parts
@@ -164,7 +159,6 @@ class TrainingJobRun(JobRun):
             source=self.loaded.source,
             seconds=parts.settings.train_capture_seconds,
             record=self._record,
-            add_note=self._notes.append,
         )
 
     # --- ranks ---------------------------------------------------------------------------------------------
@@ -175,58 +169,56 @@ class TrainingJobRun(JobRun):
         try:
             return await self._follow_ranks(stopper)
         finally:
-            await end(stopper, *([self._elastic_capture] if self._elastic_capture else []))
+            await end(stopper)
 
     async def _follow_ranks(self, stopper: asyncio.Task[None]) -> StateChanged:
-        pool, progress, resumes = self._parts.pool, self._progress, self.loaded.resumes
-        lost, pause = 0, RETRY_SECONDS
-        while True:
-            if stopper.done() and not stopper.cancelled():
-                return self._stop_result()
+        start = self._progress.begun != self.loaded.resumes
+        losses, pause = 0, RETRY_SECONDS
+        while not stopper.done():
             try:
-                if progress.begun != resumes or self._driver_lost:
+                if start:
                     if self.cancelled.is_set():
                         raise _Cancelled
                     await self._start_ranks()
-                if self._unarchived_bytes > _MOST_UNARCHIVED_BYTES and not self._ending.is_set():
-                    await self._archive([])
-                    if self._unarchived_bytes:
-                        raise Unavailable("the blob store takes no metrics and logs")
-                news = await self._answered(
-                    pool.train_news(self._node_job, self._last_number, seconds=_POLL_SECONDS)
+                    start = False
+                await self._wait_for_blob_store()
+                events = await self._answered(
+                    self._parts.pool.train_news(self._node_job, self._last_number, seconds=_POLL_SECONDS)
                 )
             except WorkerLost as error:
-                lost += 1
+                losses += 1
                 if self.cancelled.is_set():
-                    return self._stop_result()
-                if lost >= _MOST_DRIVER_LOSSES:
+                    break
+                if losses >= _MOST_DRIVER_LOSSES:
                     return self._changed_to(
                         "failed", f"the job's driver was lost again and again: {error.message}"
                     )
-                self._driver_lost = True
+                start = True
                 log.warning("train_driver_lost", job=self.id, error=error.message)
             except (Unavailable, Overloaded) as error:
                 log.warning("train_news_wait", job=self.id, error=error.message)
             else:
                 pause = RETRY_SECONDS
-                if news:
-                    lost = 0
-                    if (last := await self._record_news(news)) is not None:
+                if events:
+                    losses = 0
+                    if (last := await self._record_events(events)) is not None:
                         return last
-                    if len(news) < _FULL_BATCH:
+                    if len(events) < _FULL_BATCH:
                         await asyncio.sleep(_BATCH_SECONDS)
                 continue
-            await self._pause(pause)
+            if self._ending.is_set():
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                await is_set_within(self._ending, pause)
             pause = min(2 * pause, RETRY_MOST_SECONDS)
+        return self._stop_result()
 
-    async def _pause(self, seconds: float) -> None:
-        """Wait for `seconds`, or until the job is to end."""
-        if self._ending.is_set():
-            await asyncio.sleep(RETRY_SECONDS)
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._ending.wait()
+    async def _wait_for_blob_store(self) -> None:
+        """Raises Unavailable while too many metrics and logs wait in Redis for the blob store."""
+        if self._unarchived_bytes > _MOST_UNARCHIVED_BYTES and not self._ending.is_set():
+            await self._archive([])
+            if self._unarchived_bytes:
+                raise Unavailable("the blob store takes no metrics and logs")
 
     async def _answered(self, request: Coroutine[Any, Any, T]) -> T:
         """The nodes' answer. Raises Unavailable if it takes long once the job is to end."""
@@ -236,55 +228,53 @@ class TrainingJobRun(JobRun):
     async def _start_ranks(self) -> None:
         """Have the nodes start the job. Raises Unavailable, NotFound."""
         progress, resumes = self._progress, self.loaded.resumes
+        again = progress.begun == resumes
         progress.ranks = 0
-        if progress.begun == resumes:
+        if again:
             await self._record([], state="recovering", detail="its driver was lost and starts again")
         else:
             await self._record([], state="starting", detail="ranks are being placed")
-        await self._answered(self._send_order(anew=resumes > 0 and progress.begun != resumes))
-        self._order, self._driver_lost = None, False
-        if progress.begun != resumes:
+        await self._answered(self._send_order(forget=resumes > 0 and not again))
+        self._order = None
+        if not again:
             progress.begun = resumes
             await self._record([])
 
-    async def _send_order(self, *, anew: bool) -> None:
-        if anew:
+    async def _send_order(self, *, forget: bool) -> None:
+        """forget: the nodes still know the job from before it was resumed."""
+        if forget:
             await self._parts.pool.train_forget(self._node_job)
         await self._parts.pool.train_begin(await self._train_order())
 
-    async def _record_news(self, news: Sequence[NumberedEvent]) -> StateChanged | None:
-        """Record new events. The StateChanged that ends the job is returned for `_end`; a gateway that takes the job
-        over before gets it again from the nodes."""
+    async def _record_events(self, received: Sequence[NumberedEvent]) -> StateChanged | None:
+        """Record new events of the nodes. The event that ends the job is returned for `_end`; until that has recorded
+        it, a gateway that takes the job over gets it again from the nodes."""
         events: list[TrainEvent] = []
-        state, detail, last, number = self._state, self._detail, None, self._last_number
-        for each in news:
-            if each.number <= number:
+        last: StateChanged | None = None
+        for number, event in ((each.number, each.event) for each in received):
+            if number <= self._last_number:
                 continue
-            if isinstance(each.event, StateChanged) and each.event.state in TRAIN_ENDED:
-                last, self._end_number = each.event, each.number
+            if isinstance(event, StateChanged) and event.state in TRAIN_ENDED:
+                last, self._end_number = event, number
                 break
-            number = each.number
-            self._progress.apply(each.event)
-            events.append(each.event)
-            if isinstance(each.event, StateChanged):
-                state, detail = each.event.state, each.event.detail
-        self._last_number = number
+            self._last_number = number
+            self._progress.apply(event)
+            events.append(event)
+            if isinstance(event, StateChanged):
+                self._state = event.state
+                self._set_detail(event.detail)
         if events:
-            events += self._take_notes()
-            await self._record(events, state=state, detail=detail, quiet=True)
+            await self._record(events)
             await self._archive(events)
-        if self._state == "running" and self._elastic_capture is None:
-            self._elastic_capture = asyncio.create_task(
-                self._precompilation().compile_elastic(), name=f"capture {self.id}"
-            )
         return last
 
     async def _stop_on_request(self) -> None:
-        """Once the job is cancelled or its timeout is over, have its ranks end; return when they should have ended."""
-        while not self.cancelled.is_set() and not self._check_timeout():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CHECK_SECONDS):
-                    await self.cancelled.wait()
+        """Wait until the job is cancelled or its timeout is over. Then have its ranks end, and return when they should
+        have ended."""
+        while not await is_set_within(self.cancelled, _CHECK_SECONDS):
+            limit, since = self._spec.timeout_seconds, self._progress.since
+            if limit and since and time.time() - since > limit:
+                break
         self._ending.set()
         began, answered = time.monotonic(), False
         while time.monotonic() < began + (_CANCEL_SECONDS if answered else _UNREACHABLE_SECONDS):
@@ -298,24 +288,21 @@ class TrainingJobRun(JobRun):
                 log.warning("train_not_cancelled", job=self.id, error=error.message)
             await asyncio.sleep(_CHECK_SECONDS)
 
-    def _check_timeout(self) -> bool:
-        limit, since = self._spec.timeout_seconds, self._progress.since
-        self._timed_out = bool(limit and since and time.time() - since > limit)
-        return self._timed_out
-
     def _stop_result(self) -> StateChanged:
-        if self._timed_out and not self.cancelled.is_set():
-            return self._changed_to("failed", _timeout_text(self._spec.timeout_seconds))
-        return self._changed_to("cancelled", self._cancelled_by)
+        if self.cancelled.is_set():
+            return self._changed_to("cancelled", self._cancelled_by)
+        return self._changed_to(
+            "failed", f"it ran for longer than its timeout of {self._spec.timeout_seconds:g} s"
+        )
 
     # --- the end -------------------------------------------------------------------------------------------
 
     async def _end(self, ended: StateChanged) -> None:
         """Revoke the tokens of the job's ranks, end its driver, and end the job. Raises JobLost."""
-        if self._timed_out and ended.state == "cancelled" and not self.cancelled.is_set():
-            ended = self._changed_to("failed", _timeout_text(self._spec.timeout_seconds))
         self._progress.apply(ended)
-        await self._record(self._take_notes())
+        if ended.state == "cancelled" and (self.cancelled.is_set() or self._ending.is_set()):
+            ended = self._stop_result()
+        await self._record([])
         await retry_while_down(self._revoke)
         for _ in range(3):
             try:
@@ -326,8 +313,7 @@ class TrainingJobRun(JobRun):
                 await asyncio.sleep(RETRY_SECONDS)
         with contextlib.suppress(Unavailable, RedisError):  # Redis has them then
             await self._parts.jobs.archive(self.id, self.owner, everything=True)
-        detail = (self._cancelled_by if ended.state == "cancelled" else "") or ended.detail
-        ended = msgspec.structs.replace(ended, detail=detail[:_LOG_TAIL])
+        ended = msgspec.structs.replace(ended, detail=ended.detail[:_LOG_TAIL])
         last_number = max(self._last_number, self._end_number)
         await retry_while_down(
             lambda: self._parts.jobs.end(self.id, self.owner, ended, last_number=last_number)
@@ -348,19 +334,15 @@ class TrainingJobRun(JobRun):
         *,
         state: TrainState | None = None,
         detail: str | None = None,
-        quiet: bool = False,
     ) -> None:
-        """Record events and how far the job is. A new state adds an event, unless `quiet`. Raises JobLost."""
-        if state is not None and state != self._state and not quiet:
+        """Record events and how far the job is. A new state adds an event. Raises JobLost."""
+        if state is not None and state != self._state:
             events = [StateChanged(state=state, at=time.time(), detail=detail or ""), *events]
-        if detail is not None and not self.cancelled.is_set():
-            self._detail = detail[:_LOG_TAIL]
-        self._state = state or self._state
+            self._state = state
+        if detail is not None:
+            self._set_detail(detail)
         jobs = self._parts.jobs
-        while True:
-            recorded = await retry_while_down(lambda: jobs.record_events(self.snapshot(), self.owner, events))
-            if recorded:
-                break
+        while not await retry_while_down(lambda: jobs.record_events(self.snapshot(), self.owner, events)):
             # the lease had expired while Redis was down, or Redis had lost the job
             if await retry_while_down(self.renew) != "held":
                 raise JobLost
@@ -369,6 +351,10 @@ class TrainingJobRun(JobRun):
                 raise JobLost
         self._writes += 1
         self._events += len(events)
+
+    def _set_detail(self, detail: str) -> None:
+        if not self.cancelled.is_set():
+            self._detail = detail[:_LOG_TAIL]
 
     async def _archive(self, events: Sequence[TrainEvent]) -> None:
         """Move metrics and logs from Redis to the blob store once there are many. events: those just recorded."""
@@ -386,23 +372,17 @@ class TrainingJobRun(JobRun):
             # they are still in Redis; the next call tries again
             log.warning("train_not_shelved", job=self.id, error=str(error))
 
-    def _take_notes(self) -> list[TrainEvent]:
-        events = self._notes.copy()
-        self._notes.clear()
-        return events
-
     def _changed_to(self, state: TrainState, detail: str) -> StateChanged:
         return StateChanged(state=state, at=time.time(), detail=detail, restarts=self._progress.restarts)
 
     # --- the order for the nodes ---------------------------------------------------------------------------
 
     async def _train_order(self) -> TrainOrder:
-        """The order for the nodes, made once: they import PyTorch early, with the environment that ranks get later.
-        Raises Unavailable; NotFound where the package is gone."""
-        async with self._order_lock:
-            if self._order is None:
-                self._order = await self._make_order()
-            return self._order
+        """The order for the nodes, the same for the capture, the prefork process and the ranks. Raises Unavailable;
+        NotFound if the package is gone."""
+        if self._order is None:
+            self._order = await self._make_order()
+        return self._order
 
     async def _make_order(self) -> TrainOrder:
         parts, package = self._parts, b""
@@ -460,7 +440,3 @@ async def _run_unless(
         raise error
     finally:
         await end(task, waiting)
-
-
-def _timeout_text(seconds: float) -> str:
-    return f"it ran for longer than its timeout of {seconds:g} s"

@@ -56,20 +56,20 @@ class TuningJobAdmission:
     pool: CompilePool
     queue: SearchQueue
 
-    async def admit(self, asked: TuneRequest, grant: Grant) -> TuningJobRecord:
+    async def admit(self, request: TuneRequest, grant: Grant) -> TuningJobRecord:
         """Raises BadTuneJob, SourceForbidden, NoWorker, errors of a graph's admission, each with a line; RedisError."""
         bodies: dict[int, bytes] = {}
         requests: dict[int, schema.GraphRequest] = {}
-        for n, item in enumerate(asked.items):
+        for n, item in enumerate(request.items):
             if isinstance(item, GraphTuneItem):
-                bodies[n], requests[n] = await self._graph(_where(asked, item), item)
-        search_target = self._search_target(asked, list(requests.values()))
-        if any(isinstance(item, OperatorTuneItem) for item in asked.items):
+                bodies[n], requests[n] = await self._graph(_where(request, item), item)
+        search_target = self._search_target(request, list(requests.values()))
+        if any(isinstance(item, OperatorTuneItem) for item in request.items):
             self.queue.check(search_target)
         items: list[TuneItem] = []
         sources: dict[str, None] = {}
-        for n, item in enumerate(asked.items):
-            where = _where(asked, item)
+        for n, item in enumerate(request.items):
+            where = _where(request, item)
             if isinstance(item, OperatorTuneItem):
                 _check(where, item.problem, search_target)
                 items.append(msgspec.structs.replace(item, ceiling=False))
@@ -82,27 +82,26 @@ class TuningJobAdmission:
                 _check_device(where, [operand for _, operand in item.kernel.tensors], search_target)
                 requests[n] = kernels.request(item.kernel, search_target.toolchain, search_target.target)
                 bodies[n] = codec.pack_request(requests[n])
-            request = await self._parsed(where, bodies[n])
-            self._check_graph(where, request, grant)
-            sources |= dict.fromkeys(request.kernels)
-            named = (
-                item if isinstance(item, KernelTuneItem) else msgspec.structs.replace(item, key=request.key)
-            )
-            items.append(named)
+            graph = await self._parsed(where, bodies[n])
+            self._check_graph(where, graph, grant)
+            sources |= dict.fromkeys(graph.kernels)
+            if isinstance(item, GraphTuneItem):
+                item = msgspec.structs.replace(item, key=graph.key)
+            items.append(item)
         if sum(map(len, bodies.values())) > _BODIES_BYTES:
             raise BadTuneJob(f"the job's graphs have more than {_BODIES_BYTES} bytes", hint="Split the job")
         items += ceilings(items, list(requests.values()), search_target)
         job = TuneJob(
-            id=asked.id or secrets.token_hex(8),
-            name=asked.name,
+            id=request.id or secrets.token_hex(8),
+            name=request.name,
             state="waiting",
             by=grant.name,
             created=time.time(),
             toolchain=search_target.toolchain,
             target=search_target.target,
             threads=search_target.threads,
-            budget=asked.budget,
-            file=asked.file,
+            budget=request.budget,
+            file=request.file,
             items={"waiting": len(items)},
             sources=list(sources),
         )
@@ -113,7 +112,7 @@ class TuningJobAdmission:
         body = await self.saved_requests.get(item.key)
         if body is None:
             raise BadTuneJob(
-                f"{where}the request of graph {item.key[:12]} is not kept",
+                f"{where}the request of graph {item.key[:12]} is not stored",
                 hint="Compile it once more, or capture it: `torchrelay capture train.py`",
             )
         return await asyncio.to_thread(_tuned, body, item, self.limits)
@@ -138,7 +137,7 @@ class TuningJobAdmission:
             )
 
     def _workers(self) -> list[compiles.WorkerInfo]:
-        """Those whose devices are known. Raises Unavailable while there is none."""
+        """The workers whose devices are known. Raises Unavailable while workers start and none is known."""
         workers = self.pool.workers()
         known = [worker for worker in workers if worker.state in ("idle", "busy")]
         if workers and not known and any(worker.state == "starting" for worker in workers):
@@ -147,21 +146,21 @@ class TuningJobAdmission:
             )
         return known
 
-    def _search_target(self, asked: TuneRequest, requests: Sequence[schema.GraphRequest]) -> SearchTarget:
+    def _search_target(self, request: TuneRequest, requests: Sequence[schema.GraphRequest]) -> SearchTarget:
         """The kind of worker that the job's kernels are for; a GPU where the request does not say."""
         workers = self._workers()
-        where = _at(asked, asked.lines.get("device", asked.lines.get("torch", 0)))
+        where = _at(request, request.lines.get("device", request.lines.get("torch", 0)))
         fitting = [
             w
             for w in workers
-            if asked.device in ("", w.target.kind if w.target.kind == "cpu" else w.target.name)
-            and asked.torch in ("", w.toolchain.torch)
+            if request.device in ("", w.target.kind if w.target.kind == "cpu" else w.target.name)
+            and request.torch in ("", w.toolchain.torch)
         ]
         if not fitting:
-            wanted = asked.device or "any device"
-            with_torch = f" with torch {asked.torch}" if asked.torch else ""
+            wanted = request.device or "any device"
+            with_torch = f" with torch {request.torch}" if request.torch else ""
             raise NoWorker(f"{where}no worker has {wanted}{with_torch}; there are {_listed(workers)}")
-        if not asked.device:
+        if not request.device:
             of_graphs = [w for w in fitting if requests and w.target == requests[0].target]
             fitting = of_graphs or self._with_gpu(fitting)
         if len({(_named(w.target), w.toolchain.torch) for w in fitting}) > 1:
@@ -169,32 +168,17 @@ class TuningJobAdmission:
                 f"{where}the workers are of several kinds: {_listed(fitting)}",
                 hint="Say `device:` and, if need be, `torch:`",
             )
-        counted = Counter(
-            (msgspec.json.encode(w.toolchain), msgspec.json.encode(w.target)) for w in fitting
-        ).most_common()
-        most = max(count for _, count in counted)
-        toolchain, target = sorted(pair for pair, count in counted if count == most)[-1]
-        aimed = decoding.from_json(target, type=schema.Target)
+        counts = Counter((msgspec.json.encode(w.toolchain), msgspec.json.encode(w.target)) for w in fitting)
+        toolchain, target = max(counts, key=lambda kind: (counts[kind], kind))
+        chosen = decoding.from_json(target, type=schema.Target)
         threads = 0
-        if aimed.kind == "cpu":
-            threads = asked.threads or next((r.ambient.threads for r in requests), 0)
-            if not threads:
-                raise BadTuneJob(
-                    f"{where}a job for a CPU says in how many threads its kernels run", hint="Say `threads:`"
-                )
-            # a worker that does not report its processors may have any number
-            most = max((w.processors or asked.threads for w in fitting if w.target == aimed), default=0)
-            if asked.threads > most:
-                raise NoWorker(
-                    f"{_at(asked, asked.lines.get('threads', 0))}{asked.threads} threads are more than any such "
-                    f"worker has processors ({most})",
-                    hint="Say `threads:`",
-                )
-        return SearchTarget(decoding.from_json(toolchain, type=schema.Toolchain), aimed, threads)
+        if chosen.kind == "cpu":
+            threads = _threads(request, requests, [w for w in fitting if w.target == chosen], where)
+        return SearchTarget(decoding.from_json(toolchain, type=schema.Toolchain), chosen, threads)
 
     def _with_gpu(self, fitting: list[compiles.WorkerInfo]) -> list[compiles.WorkerInfo]:
-        """Those with a GPU, or all if no worker has one: a host with GPUs has workers for CPUs too. Raises Unavailable
-        while no worker with a GPU has started."""
+        """The workers with a GPU, or all if no worker has one: hosts with GPUs have workers for CPUs too. Raises
+        Unavailable while workers with a GPU start."""
         found = [w for w in fitting if w.target.kind != "cpu"]
         if not found and any(w.target.kind != "cpu" and w.state == "starting" for w in self.pool.workers()):
             raise Unavailable(
@@ -205,8 +189,31 @@ class TuningJobAdmission:
         return found or fitting
 
 
+def _threads(
+    request: TuneRequest,
+    graphs: Sequence[schema.GraphRequest],
+    workers: Sequence[compiles.WorkerInfo],
+    where: str,
+) -> int:
+    """In how many threads a CPU's kernels run. Raises BadTuneJob, NoWorker."""
+    threads = request.threads or next((graph.ambient.threads for graph in graphs), 0)
+    if not threads:
+        raise BadTuneJob(
+            f"{where}a job for a CPU says in how many threads its kernels run", hint="Say `threads:`"
+        )
+    # a worker that does not report its processors may have any number
+    most = max(worker.processors or request.threads for worker in workers)
+    if request.threads > most:
+        raise NoWorker(
+            f"{_at(request, request.lines.get('threads', 0))}{request.threads} threads are more than any such "
+            f"worker has processors ({most})",
+            hint="Say `threads:`",
+        )
+    return threads
+
+
 def _tuned(body: bytes, item: GraphTuneItem, limits: codec.Limits) -> tuple[bytes, schema.GraphRequest]:
-    """The request, changed so that it tunes and pins nothing. Raises subclasses of RequestError."""
+    """The request, changed so that its compile tunes, without a tuning lock. Raises subclasses of RequestError."""
     request = codec.unpack_request(body, limits)
     mode = item.mode or (request.mode if tunes(request) else MODE)
     request = msgspec.structs.replace(request, mode=mode, tuning_lock=None)
@@ -233,12 +240,12 @@ def _check_device(where: str, tensors: Sequence[Operand], search_target: SearchT
             raise BadTuneJob(f"{where}{error}") from None
 
 
-def _where(asked: TuneRequest, item: TuneItem) -> str:
-    return _at(asked, item.line)
+def _where(request: TuneRequest, item: TuneItem) -> str:
+    return _at(request, item.line)
 
 
-def _at(asked: TuneRequest, line: int) -> str:
-    named = asked.file or "the job"
+def _at(request: TuneRequest, line: int) -> str:
+    named = request.file or "the job"
     return f"{named}, line {line}: " if line else f"{named}: "
 
 

@@ -1,4 +1,4 @@
-"""Tuning jobs, as Redis stores them: what each is to search, how far it is, what was found."""
+"""Tuning jobs, as Redis stores them: their items, progress and results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from ....compiler.errors import Unavailable
 from ....compiler.request import codec
 from ...storage.redis.keys import Keys
 from ...storage.redis.scripts import Scripts
-from ...storage.redis.streams import STREAM_START
 from ..records import DurableJobs, Fields, JobTransition
 
 MOST_OPEN = 32
@@ -35,14 +34,6 @@ EVENTS = 20_000
 """Events of one job that stay in Redis."""
 _RESULT_BYTES = 64 << 20
 _PAGE_ITEMS = 32
-
-
-class TuningJobEvent(Struct, frozen=True):
-    """An entry of a job's stream. `data`: JSON."""
-
-    id: str
-    name: str
-    data: bytes
 
 
 class TuningJobRecord(Struct, frozen=True, kw_only=True):
@@ -176,15 +167,6 @@ class TuningJobs(DurableJobs[TuneJob, TuningJobRecord]):
             event=_state_event(state),
         )
 
-    # --- following -----------------------------------------------------------------------------------------
-
-    async def events(self, job: str, after: str = STREAM_START) -> list[TuningJobEvent]:
-        found = await self._redis.xrange(self._keys.part(job, "events"), min=f"({after}", count=1000)
-        return [
-            TuningJobEvent(name.decode(), fields[b"event"].decode(), fields[b"data"])
-            for name, fields in found
-        ]
-
     def _shown(self, fields: Fields) -> TuneJob:
         job = decoding.from_json(fields[b"job"], type=TuneJob)
         ended = {
@@ -205,13 +187,8 @@ class TuningJobs(DurableJobs[TuneJob, TuningJobRecord]):
         )
 
 
-def notification_name(job: str) -> str:
-    """What the wake channel calls a job."""
-    return f"tune:{job}"
-
-
 def waiting(number: int, item: TuneItem) -> TuneProgress:
-    """The progress of an item that nobody has recorded yet."""
+    """The progress of an item that is not recorded yet."""
     return TuneProgress(item=number, line=item.line, kind=_kind(item), state="waiting", text=_text(item))
 
 
@@ -225,7 +202,7 @@ def _kind(item: TuneItem) -> str:
 
 
 def _text(item: TuneItem) -> str:
-    """What people call it."""
+    """The item's name in reports."""
     match item:
         case OperatorTuneItem():
             return item.problem.brief()

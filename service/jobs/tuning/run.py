@@ -1,7 +1,7 @@
 """Runs one tuning job: searches its operators, compiles its graphs and kernels, and records each result.
 
 Operators go to the search queue. Graphs are compiled one after the other, and only while a worker is idle. A gateway
-that takes the job over goes on with the items that have not ended.
+that takes the job over continues with the items that have not ended.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from .records import TuningJobRecord, TuningJobs, pack, unpack, waiting
 _TIMINGS = 256
 _LEAST_TIMINGS = 16
 _ALL_TIMINGS = 1 << 16
-"""A result has the timings of its fastest candidates, fewer in a job of many items: about so many in all items."""
+"""Timings that all results of a job have together, about. Each result has those of its fastest candidates."""
 _FAILURES = 64
 _WHY = 300
 _BUDGET = "the job's budget was spent before"
@@ -132,7 +132,7 @@ class TuningJobRun(JobRun):
         if self._check_budget():
             await self._end(n, "skipped", _BUDGET)
             return
-        question = TuningTask(
+        search = TuningTask(
             id=f"{self.id}.{n}.{self.owner[:8]}",
             problem=item.problem,
             exact=False,
@@ -140,7 +140,7 @@ class TuningJobRun(JobRun):
             samples=self.loaded.job.budget.samples,
         )
         task = self._parts.queue.submit(
-            question, self._target, on_change=lambda state, detail: self._on_change(n, state, detail)
+            search, self._target, on_change=lambda state, detail: self._on_change(n, state, detail)
         )
         self._tasks[n] = task
         outcome = await task.outcome()
@@ -215,30 +215,26 @@ class TuningJobRun(JobRun):
         request = await parts.admission.parse(body)
         queries = _QueryLog(parts.queue)
         data = await retry_while_down(lambda: parts.cache.lookup(request.key, "fetch"))
-        fresh = data is None
         if data is None:
             with parts.dispatcher.listening(request.key, queries):
                 data = await self._compiled(n, request, body)
         manifest = await asyncio.to_thread(container.read_manifest, data)
-        found = [SearchResult(entry) for entry in queries.entries.values()] if fresh else []
-        for each in found:
-            self._add_device(each.entry.place)
-        texts = {measured.problem: measured.uses for measured in manifest.tuning}
+        entries = list(queries.entries.values())
+        for entry in entries:
+            self._add_device(entry.place)
+        uses = {tuned.problem: tuned.uses for tuned in manifest.tuning}
         if isinstance(item, KernelTuneItem):
-            texts = {kernels.problem(item.kernel).text(): 1}
-        if not texts.keys() <= queries.entries.keys():
-            found += [SearchResult(entry) for entry in await self._stored(item, manifest)]
+            uses = {kernels.problem(item.kernel).text(): 1}
+        if not uses.keys() <= queries.entries.keys():
+            entries += await self._stored(item, manifest)
         results: dict[str, TuneResult] = {}
-        for each in found:
-            text = each.entry.problem.text()
-            if text in texts and text not in results:
+        for entry in entries:
+            text = entry.problem.text()
+            if text in uses and text not in results:
                 search = queries.found.get(text)
-                measured = search is not None and search.entry == each.entry
-                outcome = search if search is not None and measured else each
-                results[text] = msgspec.structs.replace(
-                    self._result(n, outcome, known=not measured),
-                    graphs=[(request.key, texts[text])],
-                )
+                known = search is None or search.entry != entry
+                result = self._result(n, SearchResult(entry) if known else search, known=known)
+                results[text] = msgspec.structs.replace(result, graphs=[(request.key, uses[text])])
         if isinstance(item, KernelTuneItem):
             if not results:
                 raise CompileFailed("compiled, and nothing was measured: the worker's log says why")
@@ -326,8 +322,8 @@ class TuningJobRun(JobRun):
             raise JobLost
 
     async def _recover(self) -> bool:
-        """Whether the job is still ours, after its lease had expired or Redis had lost it. All ended items are
-        recorded again then."""
+        """Whether this run still holds the lease, after it had expired or Redis had lost the job. If so, all ended
+        items are recorded again."""
         if await retry_while_down(self.renew) != "held":
             return False
         for n, progress in self._progress.items():
@@ -372,9 +368,9 @@ class TuningJobRun(JobRun):
 
 
 class _QueryLog:
-    """The tuning queries of one compile, and their answers.
+    """The tuning queries of one compile, and their answers, by the problem's text.
 
-    entries: by problem's text. found: of those that the compile has measured, or the queue while it waited.
+    entries: all winners. found: results of searches that the compile made, or waited for in the queue.
     """
 
     def __init__(self, queue: SearchQueue) -> None:
@@ -383,7 +379,7 @@ class _QueryLog:
         self._queue = queue
         self._awaited: set[Problem] = set()
 
-    def __call__(self, question: TuningQuery, entries: Sequence[TuningEntry]) -> None:
+    def __call__(self, query: TuningQuery, entries: Sequence[TuningEntry]) -> None:
         for entry in entries:
             text = entry.problem.text()
             if entry.problem in self._awaited and text not in self.entries:
@@ -391,9 +387,9 @@ class _QueryLog:
                 if found is not None and found.timings:
                     self.found[text] = found
             self.entries[text] = entry
-        match question:
+        match query:
             case SearchResult(entry):
-                self.found[entry.problem.text()] = question
+                self.found[entry.problem.text()] = query
             case SearchRequest(_, problems):
                 self._awaited |= set(problems)
 

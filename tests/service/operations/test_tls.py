@@ -18,7 +18,6 @@ from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact.signing import Trust, read_key
 from torchrelay.compiler.errors import GatewayUnreachable, SettingsError
 from torchrelay.compiler.request import codec, key
-from torchrelay.service.gateway.http import tls
 from torchrelay.service.gateway.server import create_server
 from torchrelay.service.settings import ServiceSettings
 
@@ -106,20 +105,6 @@ def test_streams_and_large_answers_pass(start_gateway: StartGateway, authority: 
         trust_env=False,
     ) as http:
         assert len(compiled(http, graph())) > 3 << 20
-
-
-def test_the_gateway_knows_itself_by_its_certificate_alone(
-    encrypted: Running, start_gateway: StartGateway, authority: Authority
-) -> None:
-    """How `up` asks whether it is ready, whatever name the certificate is for."""
-    named = authority.issue("relay.example.org")
-    running = start_gateway(tls_cert_file=named.cert, tls_key_file=named.key)
-    context = tls.own_certificate(running.settings)
-    assert context is not None
-    with httpx2.Client(verify=context, trust_env=False) as http:
-        assert http.get(f"https://127.0.0.1:{running.port}/livez").status_code == 200
-        with pytest.raises(httpx2.ConnectError):
-            http.get(f"{encrypted.url}/livez")
 
 
 @pytest.mark.parametrize(

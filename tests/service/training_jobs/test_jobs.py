@@ -131,7 +131,7 @@ def test_long_logs_are_cut_among_the_events_and_whole_in_the_logs(
     name = begun(http, capture=False)
     ended(http, name)
     logs = [data["lines"] for _, kind, data in events(http, name) if kind == "log"]
-    assert logs[-1][-1] == "... (118 more lines: torchrelay train logs)"
+    assert logs[-1][-1] == "... (`torchrelay train logs` shows all lines)"
     assert entries(http, name, "logs")[-1].event.lines == pool.says
 
 
@@ -144,18 +144,13 @@ def test_a_capture_that_fails_costs_compiles_and_no_job(http: httpx2.Client, poo
     assert note["text"] == "the capture failed, ranks start cold: no module named nothing"
 
 
-def test_an_elastic_jobs_graphs_are_compiled_for_all_numbers_of_ranks(
+def test_an_elastic_jobs_graphs_are_compiled_for_its_largest_and_smallest_number_of_ranks(
     http: httpx2.Client, pool: TrainingPool
 ) -> None:
-    """Most and least before ranks are placed, what is between while they run."""
-    pool.pace = 0.1
     name = begun(http, workers=5, min_workers=2)
-    wait_until(lambda: shown(http, name)["state"] == "starting", seconds=20)
+    job = ended(http, name)
     assert pool.worlds == [5, 2]
-    told = ended(http, name)
-    assert pool.worlds == [5, 2, 4, 3]
-    assert told["compiles"]["captured"] == told["compiles"]["compiled"] == 4
-    assert len(pool.calls) == 6
+    assert job["compiles"]["captured"] == job["compiles"]["compiled"] == len(pool.calls) == 4
     details = [data.get("detail", "") for _, kind, data in events(http, name) if kind == "state"]
     assert "one worker runs the first step of 5 ranks" in details
 
@@ -163,8 +158,8 @@ def test_an_elastic_jobs_graphs_are_compiled_for_all_numbers_of_ranks(
 def test_a_number_of_ranks_whose_capture_fails_is_told_and_the_job_goes_on(
     http: httpx2.Client, pool: TrainingPool
 ) -> None:
-    pool.pace, pool.sick_worlds = 0.05, [3]
-    name = begun(http, workers=4, min_workers=2)
+    pool.sick_worlds = [3]
+    name = begun(http, workers=4, min_workers=3)
     assert ended(http, name)["state"] == "done"
     assert [data["text"] for _, kind, data in events(http, name) if kind == "note"] == [
         "the capture of 3 ranks failed: ValueError: 8 is no multiple of 3"

@@ -9,46 +9,40 @@ from fastapi import Query, Request
 from .....compiler.api.admin import ArtifactReply, CacheEntry, CacheReply, CollectReply, ImportReply
 from .....compiler.artifact import manifest as artifact_manifest
 from ...http.json_routes import JsonRouter
-from ..parameters import Admin, CacheKey, Gateway, Reader
+from ..parameters import Admin, AdminTenant, CacheKey, Gateway, ReaderTenant
 
 router = JsonRouter("cache")
 
 
 @router.json("GET", "/v1/cache", "What the cache holds, a page at a time, in no order")
 async def entries(
-    gateway: Gateway,
-    reader: Reader,
+    tenant: ReaderTenant,
     cursor: Annotated[
         str, Query(pattern="^([0-9]{1,19})?$", description="`next` of the page before; '' begins")
     ] = "",
     limit: Annotated[int, Query(ge=1, le=1000, description="About so many entries")] = 100,
 ) -> CacheReply:
-    tenant = await gateway.tenants.of(reader.namespace)
     found, following = await tenant.cache_admin.page(cursor=int(cursor or 0), limit=limit)
     return CacheReply(found, str(following) if following else "")
 
 
 @router.json("GET", "/v1/cache/{key}", "One artifact: entry, manifest and what its key covers")
-async def show(key: CacheKey, gateway: Gateway, reader: Reader) -> ArtifactReply:
-    tenant = await gateway.tenants.of(reader.namespace)
+async def show(key: CacheKey, tenant: ReaderTenant) -> ArtifactReply:
     return await tenant.cache_admin.show(key)
 
 
 @router.json("PUT", "/v1/cache/{key}/pin", "Never evict this artifact")
-async def pin(key: CacheKey, gateway: Gateway, admin: Admin) -> CacheEntry:
-    tenant = await gateway.tenants.of(admin.namespace)
+async def pin(key: CacheKey, admin: Admin, tenant: AdminTenant) -> CacheEntry:
     return await tenant.cache_admin.pin(key, pinned=True, by=admin)
 
 
 @router.json("DELETE", "/v1/cache/{key}/pin", "Let this artifact be evicted again")
-async def unpin(key: CacheKey, gateway: Gateway, admin: Admin) -> CacheEntry:
-    tenant = await gateway.tenants.of(admin.namespace)
+async def unpin(key: CacheKey, admin: Admin, tenant: AdminTenant) -> CacheEntry:
     return await tenant.cache_admin.pin(key, pinned=False, by=admin)
 
 
-@router.json("DELETE", "/v1/cache/{key}", "Remove this artifact; whoever asks next compiles it again")
-async def remove(key: CacheKey, gateway: Gateway, admin: Admin) -> CacheEntry:
-    tenant = await gateway.tenants.of(admin.namespace)
+@router.json("DELETE", "/v1/cache/{key}", "Remove this artifact; the next request for it compiles it again")
+async def remove(key: CacheKey, admin: Admin, tenant: AdminTenant) -> CacheEntry:
     return await tenant.cache_admin.remove(key, by=admin)
 
 
@@ -56,10 +50,11 @@ async def remove(key: CacheKey, gateway: Gateway, admin: Admin) -> CacheEntry:
     "POST",
     "/v1/cache",
     "Import an artifact that this site or one that it trusts has signed",
-    body=artifact_manifest.ARTIFACT_MEDIA_TYPE,
+    body_type=artifact_manifest.ARTIFACT_MEDIA_TYPE,
 )
-async def take_in(request: Request, gateway: Gateway, admin: Admin) -> ImportReply:
-    tenant = await gateway.tenants.of(admin.namespace)
+async def import_artifact(
+    request: Request, gateway: Gateway, admin: Admin, tenant: AdminTenant
+) -> ImportReply:
     data = await gateway.admission.read(request, gateway.settings.import_bytes)
     key, outcome = await tenant.cache.import_artifact(data, by=admin)
     if outcome == "imported":

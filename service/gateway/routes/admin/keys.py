@@ -1,11 +1,12 @@
-"""/v1/trust and /v1/keys: what clients are told about signing keys; the owner rotates, revokes and disowns."""
+"""/v1/trust and /v1/keys: the signing keys, for clients; the owner rotates, revokes and disowns them."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from fastapi import Path, Request
+from fastapi import Path
 from msgspec import Meta, Struct
 
 from .....compiler.api.admin import KeysReply
@@ -14,7 +15,6 @@ from .....compiler.errors import Unavailable
 from ....access.audit import AuditEvent
 from ....access.tokens import Grant
 from ....signing.keyring import Ring
-from ...http.json_body import read_json
 from ...http.json_routes import JsonRouter
 from ..parameters import Gateway, Owner, Reader
 
@@ -27,7 +27,7 @@ KeyId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="A key's id, 1
 
 
 class RotateRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/keys`. `overlap_seconds`: how long what the last key signed counts still; null: for good."""
+    """Body of `POST /v1/keys`. `overlap_seconds`: how long the last key's signatures stay valid; null: for ever."""
 
     overlap_seconds: Annotated[int, Meta(ge=0, le=_YEARS_10)] | None = _QUARTER
 
@@ -42,44 +42,36 @@ async def keys(gateway: Gateway, _: Owner) -> KeysReply:
     return _reply(gateway.keyring.ring)
 
 
-@router.json(
-    "POST",
-    "/v1/keys",
-    "Sign with a new key from now on",
-    body=RotateRequest,
-)
-async def rotate(request: Request, gateway: Gateway, by: Owner) -> KeysReply:
-    asked = await read_json(request, RotateRequest)
-    try:
-        ring = await asyncio.to_thread(gateway.keyring.rotate, asked.overlap_seconds)
-    except OSError as error:
-        raise _unwritable(error) from None
+@router.json("POST", "/v1/keys", "Sign with a new key from now on")
+async def rotate(body: RotateRequest, gateway: Gateway, by: Owner) -> KeysReply:
+    ring = await _changed(gateway.keyring.rotate, body.overlap_seconds)
     await _log(gateway, by, "key_rotated", ring.keys[-1].id, f"after {ring.keys[-2].id}")
     return _reply(ring)
 
 
-@router.json(
-    "DELETE",
-    "/v1/keys/{key_id}",
-    "Revoke a key: nothing that it signed counts from now on",
-)
+@router.json("DELETE", "/v1/keys/{key_id}", "Revoke a key: its signatures are not valid any more")
 async def revoke(key_id: KeyId, gateway: Gateway, by: Owner) -> KeysReply:
-    try:
-        ring = await asyncio.to_thread(gateway.keyring.revoke, key_id.strip())
-    except OSError as error:
-        raise _unwritable(error) from None
+    ring = await _changed(gateway.keyring.revoke, key_id.strip())
     await _log(gateway, by, "key_revoked", key_id.strip(), f"{ring.keys[-1].id} signs")
     return _reply(ring)
 
 
 @router.json("POST", "/v1/keys/epoch", "Disown everything that was signed until now")
 async def disown(gateway: Gateway, by: Owner) -> KeysReply:
-    try:
-        ring = await asyncio.to_thread(gateway.keyring.disown)
-    except OSError as error:
-        raise _unwritable(error) from None
+    ring = await _changed(gateway.keyring.disown)
     await _log(gateway, by, "all_disowned", ring.keys[-1].id, f"epoch {ring.epoch}")
     return _reply(ring)
+
+
+async def _changed(change: Callable[..., Ring], *arguments: Any) -> Ring:
+    """The ring after a change of its files. Raises Unavailable."""
+    try:
+        return await asyncio.to_thread(change, *arguments)
+    except OSError as error:
+        raise Unavailable(
+            f"the folder of keys cannot be written: {error.strerror}",
+            hint="Change the keys where the folder is writable; gateways read it again by themselves",
+        ) from None
 
 
 async def _log(
@@ -89,17 +81,10 @@ async def _log(
     signer: str,
     detail: str,
 ) -> None:
-    """After the deed: a revocation must not wait for a Redis that is down. Raises RedisError."""
+    """Call it after the change: a revocation must not wait for a Redis that is down. Raises RedisError."""
     event = AuditEvent(action=action, name=by.name, token=by.id, signer=signer, detail=detail)
     await gateway.tenants.default.audit.append(event)
 
 
 def _reply(ring: Ring) -> KeysReply:
     return KeysReply(ring.keys[-1].id, ring.serial, ring.epoch, ring.keys, ring.revoked)
-
-
-def _unwritable(error: OSError) -> Unavailable:
-    return Unavailable(
-        f"the folder of keys cannot be written: {error.strerror}",
-        hint="Change the keys where the folder is writable; gateways take it over by themselves",
-    )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path, Request
+from fastapi import Path
 
 from .....compiler.api.admin import NamespaceReply, QuotaChange
 from ....access.namespaces import PATTERN
-from ...http.json_body import read_json
 from ...http.json_routes import JsonRouter
 from ..parameters import Gateway, Owner, Reader
 
@@ -17,33 +16,19 @@ router = JsonRouter("namespaces")
 Name = Annotated[str, Path(pattern=PATTERN, description="A namespace")]
 
 
-@router.json("GET", "/v1/namespaces", "The namespaces of which the token may hear")
+@router.json("GET", "/v1/namespaces", "The namespaces that the token may see")
 async def namespaces(gateway: Gateway, grant: Reader) -> list[NamespaceReply]:
     tenants = await gateway.tenants.administered(grant)
     return [await gateway.quotas.read(tenant.namespace) for tenant in tenants]
 
 
 @router.json("GET", "/v1/namespaces/{name}", "One namespace: its quota, and what it uses now")
-async def namespace(
-    name: Name,
-    gateway: Gateway,
-    grant: Reader,
-) -> NamespaceReply:
+async def namespace(name: Name, gateway: Gateway, grant: Reader) -> NamespaceReply:
     tenant = await gateway.tenants.of(grant.within(name).namespace)
     return await gateway.quotas.read(tenant.namespace)
 
 
-@router.json(
-    "PATCH",
-    "/v1/namespaces/{name}",
-    "Set a quota; a namespace that does not exist yet does then",
-    body=QuotaChange,
-)
-async def change(
-    name: Name,
-    request: Request,
-    gateway: Gateway,
-    admin: Owner,
-) -> NamespaceReply:
-    await gateway.quotas.change(name, await read_json(request, QuotaChange), by=admin)
+@router.json("PATCH", "/v1/namespaces/{name}", "Set a quota; a namespace that does not exist is created")
+async def change(name: Name, body: QuotaChange, gateway: Gateway, admin: Owner) -> NamespaceReply:
+    await gateway.quotas.change(name, body, by=admin)
     return await gateway.quotas.read(name)

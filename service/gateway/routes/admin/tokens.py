@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path, Request
+from fastapi import Path
 
 from .....compiler.api.admin import TokenRecord, TokenReply, TokenRequest
 from .....compiler.errors import Forbidden, MalformedRequest, NotFound
-from ...http.json_body import read_json
 from ...http.json_routes import JsonRouter
 from ..parameters import Admin, Gateway
 
@@ -17,35 +16,34 @@ router = JsonRouter("tokens")
 TokenId = Annotated[str, Path(pattern="^[0-9a-f]{12}$", description="A token's public id, 12 hex digits")]
 
 
-@router.json("POST", "/v1/tokens", "Issue a token", body=TokenRequest, status=201, status_code=201)
-async def issue(request: Request, gateway: Gateway, admin: Admin) -> TokenReply:
-    asked = await read_json(request, TokenRequest)
-    if not asked.name.isprintable():  # a pattern's $ lets one newline pass
+@router.json("POST", "/v1/tokens", "Issue a token", status=201, status_code=201)
+async def issue(body: TokenRequest, gateway: Gateway, admin: Admin) -> TokenReply:
+    if not body.name.isprintable():  # a pattern's $ lets one newline pass
         raise MalformedRequest("a token's name is one line", hint="See /docs")
-    namespace = asked.namespace.strip() or admin.namespace
+    namespace = body.namespace.strip() or admin.namespace
     if not admin.everywhere and namespace != admin.namespace:
         raise Forbidden(
             f"the token of {admin.name!r} administers {admin.namespace} alone",
             hint="Ask the service's owner, or an administrator of that namespace",
         )
     most = gateway.settings.token_requests_per_second
-    if not admin.everywhere and asked.rate is not None and most > 0 and not 0 < asked.rate <= most:
+    if not admin.everywhere and body.rate is not None and most > 0 and not 0 < body.rate <= most:
         raise Forbidden(
             f"the token of {admin.name!r} may give rates up to {most:g}", hint="Ask the service's owner"
         )
-    if asked.allow_source and not (admin.everywhere or admin.source):
+    if body.allow_source and not (admin.everywhere or admin.source):
         raise Forbidden(
-            f"the token of {admin.name!r} may not send source, so it gives nobody the permission",
+            f"the token of {admin.name!r} may not send source, so it cannot give that permission",
             hint="Ask the service's owner",
         )
     issued = await gateway.tokens.issue(
-        asked.name,
-        asked.roles,
+        body.name,
+        body.roles,
         by=admin,
         namespace=namespace,
-        rate=asked.rate,
-        lifetime_seconds=asked.expires_seconds,
-        allow_source=asked.allow_source,
+        rate=body.rate,
+        lifetime_seconds=body.expires_seconds,
+        allow_source=body.allow_source,
     )
     return TokenReply(issued.secret, issued.record)
 

@@ -8,7 +8,7 @@ from .....compiler.artifact import manifest
 from .....compiler.errors import NotFound
 from ...http.errors import documented
 from ...http.json_routes import JsonRouter, binary_content
-from ..parameters import CacheKey, Gateway, Reader
+from ..parameters import CacheKey, ReaderTenant
 
 router = JsonRouter("artifacts")
 
@@ -24,8 +24,7 @@ router = JsonRouter("artifacts")
         },
     },
 )
-async def artifact(key: CacheKey, gateway: Gateway, grant: Reader) -> Response:
-    tenant = await gateway.tenants.of(grant.namespace)
+async def artifact(key: CacheKey, tenant: ReaderTenant) -> Response:
     data = await tenant.cache.lookup(key, "fetch")
     if data is None:
         raise NotFound(f"there is no artifact {key}")

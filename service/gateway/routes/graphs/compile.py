@@ -1,4 +1,7 @@
-"""Stage 4: POST /v1/compile takes a graph and answers with its artifact, or with where to follow its compile."""
+"""Stage 4: POST /v1/compile takes a graph and answers with its artifact, or with where to follow its compile.
+
+Also GET /v1/explain/{key}: the entry nearest to a request that missed, and the differences.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import structlog
 from fastapi import Query, Request, Response
 from redis.exceptions import RedisError
 
-from .....compiler.api.compiles import CompileStatus
+from .....compiler.api.compiles import CompileStatus, MissExplanation
 from .....compiler.artifact import manifest
 from .....compiler.errors import MalformedRequest, NotFound, SourceForbidden, Unavailable
 from .....compiler.request import codec
@@ -19,7 +22,7 @@ from ....admission.compile_request import CompileRequest
 from ...http.errors import documented, reply
 from ...http.json_routes import JsonRouter, binary_content
 from ...wiring.gateway import TenantParts
-from ..parameters import Compiler, Gateway
+from ..parameters import CacheKey, Compiler, CompilerTenant, Gateway, ReaderTenant
 from .progress import status_of
 
 log = structlog.get_logger(__name__)
@@ -28,7 +31,7 @@ router = JsonRouter("compile")
 
 KEY_HEADER = "X-Torchrelay-Key"
 CACHE_HEADER = "X-Torchrelay-Cache"
-_LOOKS = 3
+_LOOKUPS = 3
 _DETAIL = 200
 _HEADERS = {
     KEY_HEADER: {"description": "The request's cache key, 64 hex digits", "schema": {"type": "string"}},
@@ -61,40 +64,36 @@ async def compile_graph(
     request: Request,
     gateway: Gateway,
     grant: Compiler,
-    wait: Annotated[
-        Literal["", "cache"], Query(description="`cache`: only look; 404 instead of a compile")
-    ] = "",
-    finish: Annotated[
-        bool, Query(description="0: stop the compile when nobody waits for it any more")
-    ] = True,
+    tenant: CompilerTenant,
+    wait: Annotated[Literal["", "cache"], Query(description="`cache`: no compile; 404 for a miss")] = "",
+    finish: Annotated[bool, Query(description="0: stop the compile when no client waits for it")] = True,
 ) -> Response:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != codec.GRAPH_MEDIA_TYPE:
         wrong = MalformedRequest(f"content type is {media_type or 'missing'}, not {codec.GRAPH_MEDIA_TYPE}")
         return reply(wrong, retry_after_seconds=gateway.settings.retry_after_seconds, status=415)
-    tenant = await gateway.tenants.of(grant.namespace)
     body = await gateway.admission.read(request)
-    key, ask = await gateway.admission.key_of(body, namespace=tenant.namespace)
-    for _look in range(_LOOKS):
+    key, parsed = await gateway.admission.key_of(body, namespace=tenant.namespace)
+    for _ in range(_LOOKUPS):
         data = await tenant.cache.lookup(key, "hit")
         if data is not None:
             return Response(
                 data, media_type=manifest.ARTIFACT_MEDIA_TYPE, headers={KEY_HEADER: key, CACHE_HEADER: "hit"}
             )
-        ask = ask or await gateway.admission.parse(body)
-        await tenant.misses.record(ask)
+        parsed = parsed or await gateway.admission.parse(body)
+        await tenant.misses.record(parsed)
         if wait == "cache":
             await tenant.counters.count_miss()
-            raise NotFound("nobody has compiled this graph yet", hint="Ask without wait=cache")
-        if ask.kernels and not grant.source:
+            raise NotFound("this graph is not in the cache", hint="Send it without wait=cache")
+        if parsed.kernels and not grant.source:
             log.warning("source_refused", key=key, name=grant.name, token=grant.id)
             raise SourceForbidden(
-                f"nobody has compiled this graph yet, and the token of {grant.name!r} may not send source: "
-                f"the user-written Triton kernel {ask.kernels[0]!r}"
+                f"this graph is not in the cache, and the token of {grant.name!r} may not send source: "
+                f"the user-written Triton kernel {parsed.kernels[0]!r}"
             )
-        answer = await tenant.dispatcher.ask(ask, body, finish=finish)
+        answer = await tenant.dispatcher.ask(parsed, body, finish=finish)
         if answer == "start":
-            await _log_cause(tenant, grant, ask)
+            await _log_compile(tenant, grant, parsed)
             await tenant.saved_requests.note(key, body)
         if answer != "hit":
             return Response(
@@ -107,14 +106,26 @@ async def compile_graph(
                 },
                 "application/json",
             )
-    raise Unavailable("the cache offers this artifact but does not hold it", hint="Ask again")
+    raise Unavailable("the cache offers this artifact but does not hold it", hint="Send the request again")
 
 
-async def _log_cause(tenant: TenantParts, grant: Grant, ask: CompileRequest) -> None:
-    """The compile runs already: an entry that Redis did not take is in the gateway's own log."""
-    detail = f"source: {', '.join(ask.kernels)}"[:_DETAIL] if ask.kernels else ""
-    event = AuditEvent(action="compile", name=grant.name, token=grant.id, key=ask.key, detail=detail)
+async def _log_compile(tenant: TenantParts, grant: Grant, parsed: CompileRequest) -> None:
+    """The compile already runs. If Redis does not store the entry, it is written to the gateway's log."""
+    detail = f"source: {', '.join(parsed.kernels)}"[:_DETAIL] if parsed.kernels else ""
+    event = AuditEvent(action="compile", name=grant.name, token=grant.id, key=parsed.key, detail=detail)
     try:
         await tenant.audit.append(event)
     except RedisError as error:
         log.error("audit_entry_lost", error=str(error), **msgspec.structs.asdict(event))
+
+
+@router.json(
+    "GET",
+    "/v1/explain/{key}",
+    "Why a request missed",
+    description="The nearest of the entries that the cache offered when the request missed, and the "
+    "differences: request against entry. `nearest` is null when there was none.",
+    reply="The nearest entry",
+)
+async def explain(key: CacheKey, tenant: ReaderTenant) -> MissExplanation:
+    return await tenant.misses.explain(key)

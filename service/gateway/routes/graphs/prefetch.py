@@ -1,36 +1,30 @@
-"""POST /v1/prefetch, GET /v1/prefetch/{script}: what a script used; at its next start, what to fetch ahead."""
+"""POST /v1/prefetch, GET /v1/prefetch/{script}: the artifacts that a script used, to fetch at its next start."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path, Request
+from fastapi import Path
 
 from .....compiler.api.compiles import ScriptArtifacts, ScriptUse
-from ...http.json_body import read_json
 from ...http.json_routes import JsonRouter
-from ..parameters import Compiler, Gateway, Reader
+from ..parameters import CompilerTenant, ReaderTenant
 
 router = JsonRouter("prefetch")
-
-_BODY_BYTES = 64 << 10
 
 Script = Annotated[
     str, Path(pattern="^[0-9a-f]{64}$", description="A digest of the script's name, code and options")
 ]
 
 
-@router.json("POST", "/v1/prefetch", "Tell which artifacts a script used", body=ScriptUse)
-async def remember(request: Request, gateway: Gateway, grant: Compiler) -> None:
-    used = await read_json(request, ScriptUse, limit=_BODY_BYTES)
-    tenant = await gateway.tenants.of(grant.namespace)
-    for script in used.scripts:
-        await tenant.script_history.record(script, used.keys)
-    if used.prefetched:
-        await tenant.script_history.count(used.prefetched)
+@router.json("POST", "/v1/prefetch", "Record which artifacts a script used", body_bytes=64 << 10)
+async def record(body: ScriptUse, tenant: CompilerTenant) -> None:
+    for script in body.scripts:
+        await tenant.script_history.record(script, body.keys)
+    if body.prefetched:
+        await tenant.script_history.count(body.prefetched)
 
 
 @router.json("GET", "/v1/prefetch/{script}", "What a script used and the cache still offers")
-async def recall(script: Script, gateway: Gateway, grant: Reader) -> ScriptArtifacts:
-    tenant = await gateway.tenants.of(grant.namespace)
+async def used(script: Script, tenant: ReaderTenant) -> ScriptArtifacts:
     return await tenant.script_history.used_by(script)

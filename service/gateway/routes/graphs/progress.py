@@ -8,19 +8,19 @@ from typing import Literal
 from fastapi import Response
 
 from .....compiler.api import compiles
-from .....compiler.errors import MalformedRequest, NotFound, Unavailable
+from .....compiler.errors import NotFound, Unavailable
 from .....compiler.request import codec
-from ....storage.redis.streams import STREAM_START, is_stream_id
+from ....storage.redis.streams import STREAM_START
 from ...http.event_stream import EventBatch, ServerEvent, event_stream_responses
 from ...http.json_routes import JsonRouter
 from ...wiring.gateway import TenantParts
-from ..parameters import CacheKey, Gateway, LastEventId, Reader, Streams
+from ..parameters import CacheKey, Gateway, LastEventId, ReaderTenant
 
 router = JsonRouter("compile")
 
 
 async def status_of(tenant: TenantParts, key: str) -> compiles.CompileStatus:
-    """The compile's state and history. Raises NotFound for a key that was not asked for lately."""
+    """The compile's state and history. Raises NotFound for a key without a recent request."""
     snapshot = await tenant.events.snapshot(key)
     history = [event.progress for event in snapshot.events]
     if not history:
@@ -39,8 +39,8 @@ async def status_of(tenant: TenantParts, key: str) -> compiles.CompileStatus:
 
 
 @router.json("GET", "/v1/compiles/{key}", "How far a compile is", reply="Its stage and history")
-async def compile_status(key: CacheKey, gateway: Gateway, grant: Reader) -> compiles.CompileStatus:
-    return await status_of(await gateway.tenants.of(grant.namespace), key)
+async def compile_status(key: CacheKey, tenant: ReaderTenant) -> compiles.CompileStatus:
+    return await status_of(tenant, key)
 
 
 @router.get(
@@ -51,19 +51,12 @@ async def compile_status(key: CacheKey, gateway: Gateway, grant: Reader) -> comp
     responses=event_stream_responses(),
 )
 async def compile_events(
-    key: CacheKey,
-    gateway: Gateway,
-    grant: Reader,
-    streams: Streams,
-    last_event_id: LastEventId = "",
+    key: CacheKey, gateway: Gateway, tenant: ReaderTenant, last_event_id: LastEventId = ""
 ) -> Response:
-    if last_event_id and not is_stream_id(last_event_id):
-        raise MalformedRequest("Last-Event-ID is not the id of an event of this service")
-    tenant = await gateway.tenants.of(grant.namespace)
     first = await tenant.events.snapshot(key)
     if not (first.events or first.cached or first.leased or tenant.dispatcher.holds(key)):
         raise NotFound(f"there is no compile {key}")
-    return streams.response(_batches(tenant, key, last_event_id or STREAM_START))
+    return gateway.event_streams.response(_batches(tenant, key, last_event_id or STREAM_START))
 
 
 async def _batches(tenant: TenantParts, key: str, after: str) -> AsyncGenerator[EventBatch]:
@@ -82,10 +75,10 @@ async def _batches(tenant: TenantParts, key: str, after: str) -> AsyncGenerator[
 
 
 def _end(ending: Literal["cached", "lost"], after: str) -> ServerEvent:
-    """The last event of a compile whose own is gone."""
+    """The last event of a compile whose own last event is not stored any more."""
     if ending == "cached":
         return _event(after, compiles.CompileProgress("done", 0.0, "from the cache"), None)
-    error = Unavailable("the service lost track of this compile", hint="Ask for it again")
+    error = Unavailable("the service has lost this compile", hint="Send the request again")
     body = compiles.ErrorBody(error.code, error.message, error.advice)
     return _event(after, compiles.CompileProgress("failed", 0.0, error.message), body)
 

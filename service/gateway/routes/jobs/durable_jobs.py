@@ -1,0 +1,44 @@
+"""What the routes of tuning and training jobs share: the stream of a job's events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import structlog
+from fastapi import Response
+from redis.exceptions import RedisError
+
+from ....jobs.records import ENDED_STATES, DurableJobs
+from ....storage.redis.streams import STREAM_START
+from ...http.event_stream import EventBatch, ServerEvent
+from ...wiring.gateway import GatewayParts
+
+log = structlog.get_logger(__name__)
+
+Jobs = DurableJobs[Any, Any]
+
+
+async def job_events(gateway: GatewayParts, jobs: Jobs, job: str, last_event_id: str) -> Response:
+    """The events of a job after the one with `last_event_id`, as a stream. Raises NotFound."""
+    await jobs.job(job)
+    return gateway.event_streams.response(_batches(gateway, jobs, job, last_event_id or STREAM_START))
+
+
+async def _batches(gateway: GatewayParts, jobs: Jobs, job: str, after: str) -> AsyncGenerator[EventBatch]:
+    """New events, until the job has ended and all are sent. They come later while Redis is down."""
+    async with gateway.notifications.woken(jobs.notification(job)) as changed:
+        while True:
+            changed.clear()
+            events: list[ServerEvent] = []
+            ended = False
+            try:
+                ended = (await jobs.job(job)).state in ENDED_STATES
+                events = [
+                    ServerEvent(each.name, each.id, each.data) for each in await jobs.events(job, after)
+                ]
+            except RedisError as error:
+                log.warning("events_delayed", job=job, error=str(error))
+            if events:
+                after = events[-1].id
+            yield EventBatch(events, ended and not events, changed)
