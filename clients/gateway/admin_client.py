@@ -29,7 +29,7 @@ from .http_api import HttpApi
 _ALL_SECONDS = 600.0
 _PAGE = 1000
 _TUNINGS = 200
-"""Entries of a page, or of a body: none has more than some KiB, and few have more than one."""
+"""Entries of one page or request; an entry has about 1 KiB."""
 
 
 class AdminClient(HttpApi):
@@ -45,17 +45,16 @@ class AdminClient(HttpApi):
         rate: float | None = None,
         allow_source: bool = False,
     ) -> TokenReply:
-        """`namespace`: '' for the administrator's own, `*` for all. `rate`: requests a second; 0: no limit.
-        `allow_source`: it may have graphs with user-written kernels compiled."""
-        body: dict[str, object] = {
+        """namespace: '' for the administrator's own, `*` for all. rate: requests a second; 0: no limit.
+        allow_source: the token may send graphs with user-written kernels."""
+        body = {
             "name": name,
             "roles": list(roles),
             "expires_seconds": expires_seconds,
             "namespace": namespace,
             "rate": rate,
+            "allow_source": allow_source,
         }
-        if allow_source:  # a service that does not know the permission refuses, and others as before
-            body["allow_source"] = True
         return self._call("POST", "/v1/tokens", TokenReply, body)
 
     def tokens(self) -> list[TokenRecord]:
@@ -66,7 +65,7 @@ class AdminClient(HttpApi):
         return self._call("DELETE", f"/v1/tokens/{token_id}", TokenRecord)
 
     def namespaces(self) -> list[NamespaceReply]:
-        """Those that the token may see."""
+        """The namespaces that the token may see."""
         return self._call("GET", "/v1/namespaces", list[NamespaceReply])
 
     def namespace(self, name: str) -> NamespaceReply:
@@ -74,22 +73,22 @@ class AdminClient(HttpApi):
         return self._call("GET", f"/v1/namespaces/{name}", NamespaceReply)
 
     def set_quota(self, name: str, quota: dict[str, float | None]) -> NamespaceReply:
-        """Change what `quota` names (fields of Quota), and make the namespace if it does not exist."""
+        """Change the limits in `quota` (fields of Quota). Creates the namespace if it does not exist."""
         return self._call("PATCH", f"/v1/namespaces/{name}", NamespaceReply, quota)
 
     def keys(self) -> KeysReply:
         return self._call("GET", "/v1/keys", KeysReply)
 
     def rotate_key(self, overlap_seconds: int | None) -> KeysReply:
-        """None: what the last key signed counts for good."""
+        """overlap_seconds: how long signatures of the last key stay valid; None: for ever."""
         return self._call("POST", "/v1/keys", KeysReply, {"overlap_seconds": overlap_seconds})
 
     def revoke_key(self, key_id: str) -> KeysReply:
-        """Raises NotFound, MalformedRequest for one that is revoked already."""
+        """Raises NotFound; MalformedRequest if it is revoked already."""
         return self._call("DELETE", f"/v1/keys/{key_id}", KeysReply)
 
     def disown(self) -> KeysReply:
-        """Nothing that was signed until now counts any more."""
+        """Make all earlier signatures invalid."""
         return self._call("POST", "/v1/keys/epoch", KeysReply)
 
     def audit(self, limit: int) -> list[AuditEntry]:
@@ -105,7 +104,7 @@ class AdminClient(HttpApi):
                 return found
 
     def cache_entries(self) -> list[CacheEntry]:
-        """All of the cache, the last used first."""
+        """All artifacts, the last used first."""
         pages = self._pages(f"/v1/cache?limit={_PAGE}", CacheReply)
         found = {entry.key: entry for page in pages for entry in page.entries}
         return sorted(found.values(), key=lambda entry: entry.used, reverse=True)
@@ -123,7 +122,7 @@ class AdminClient(HttpApi):
         return self._call("DELETE", f"/v1/cache/{key}", CacheEntry)
 
     def collect(self) -> CollectReply:
-        """Trim and sweep, which takes as long as it takes to list the blob store."""
+        """Trim and sweep. Takes as long as listing the blob store."""
         return self._call("POST", "/v1/cache/gc", CollectReply, seconds=_ALL_SECONDS)
 
     def tunings(self) -> list[TuningEntry]:
@@ -133,13 +132,13 @@ class AdminClient(HttpApi):
         return [found[key] for key in sorted(found)]
 
     def import_tunings(self, entries: Sequence[TuningEntry], *, replace: bool) -> TuningsImported:
-        """How many of `entries` were new, stood already, or took another's place. Sent in parts: an error leaves those
-        before it taken, and sending all again is harmless."""
-        taken: Counter[str] = Counter()
+        """How many of `entries` were new, known, or replaced another. Sent in parts; after an error some are imported,
+        and importing all again is harmless."""
+        counts: Counter[str] = Counter()
         for start in range(0, len(entries), _TUNINGS):
             body = TuningsRequest(list(entries[start : start + _TUNINGS]), replace)
-            taken.update(asdict(self._call("POST", "/v1/tunings", TuningsImported, body)))
-        return TuningsImported(**taken)
+            counts.update(asdict(self._call("POST", "/v1/tunings", TuningsImported, body)))
+        return TuningsImported(**counts)
 
     def export(self, key: str) -> bytes:
         """The artifact's signed bytes. Raises NotFound."""
@@ -147,6 +146,6 @@ class AdminClient(HttpApi):
         return self._send("GET", f"/v1/artifacts/{key}", seconds=_ALL_SECONDS, limit=limit)
 
     def import_artifact(self, data: bytes) -> ImportReply:
-        """Raises MalformedRequest when no key that the service trusts has signed it."""
+        """Raises MalformedRequest if it is not signed by a key that the service trusts."""
         body = self._send("POST", "/v1/cache", data, manifest.ARTIFACT_MEDIA_TYPE, seconds=_ALL_SECONDS)
         return decode(body, ImportReply)

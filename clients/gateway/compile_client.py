@@ -1,8 +1,8 @@
 """Stage 4, the client's side: request an artifact from the gateway's HTTP API, and receive its bytes.
 
-POST /v1/compile answers with the artifact, or with 202; then follow_compile.py follows the compile to its end, and
-the artifact is fetched. A service that forgot the compile (restarted, evicted) is asked again. Every call has a
-total deadline and may overrun it by one idle timeout at the very most.
+POST /v1/compile answers with the artifact, or with 202; then follow_compile.py waits for the end of the compile, and
+the artifact is fetched. If the service no longer knows the compile, it is requested again. Every call has a total
+deadline, and ends at most one idle timeout after it.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from ...compiler.api.compiles import MissExplanation
 from ...compiler.artifact.trust_document import SignedDocument
 from ...compiler.errors import GatewayUnreachable, NotCached, NotFound, SchemaMismatch, ServiceError
 from ...compiler.request import codec
-from .connection import JSON_BYTES, HttpResponse, backoff, error_of
+from .connection import HttpResponse, backoff
 from .deadline import Deadline
-from .follow_compile import CompileWait, OnProgress
+from .follow_compile import CompileWait
 from .http_api import QUICK_SECONDS, HttpApi
 
 _SUBMISSIONS = 3
-"""Of one graph, when the service forgets a compile it had accepted."""
+"""Requests for one graph, if the service forgets a compile that it had accepted."""
 
 
 class FetchResult(Struct, frozen=True, kw_only=True):
-    """An artifact's bytes, not yet verified, and how they were had."""
+    """An artifact's bytes, not yet verified.
+
+    hit: no compile ran for this request. coalesced: another request had started the compile. wait_seconds: from the
+    service's acceptance to the end of the compile. fetch_seconds: the rest, for request and download.
+    """
 
     data: bytes
     hit: bool
-    """It was there already; no compile ran for this request."""
     coalesced: bool
-    """Waited for a compile that another request had started."""
     wait_seconds: float
-    """From the service's acceptance to the end of the compile; 0 for a hit."""
     fetch_seconds: float
-    """The rest: sending the request and receiving the artifact."""
 
 
 class Readiness(Struct, frozen=True, kw_only=True):
-    """Answer of /readyz. `body`: the gateway's own account of Redis and workers."""
+    """Answer of /readyz. body: the gateway's report on Redis and workers."""
 
     ready: bool
     body: dict[str, Any]
@@ -54,49 +54,35 @@ class GatewayClient(HttpApi):
 
     # --- compile -------------------------------------------------------------------------------------------
 
-    def compile(
-        self,
-        body: bytes,
-        key: str,
-        *,
-        cache_only: bool,
-        deadline: float,
-        on_progress: OnProgress | None = None,
-    ) -> FetchResult:
-        """The artifact for `body` (codec.pack_request) with key `key`, within `deadline` seconds from now.
+    def compile(self, body: bytes, key: str, *, cache_only: bool, deadline: float) -> FetchResult:
+        """The artifact for the request `body` (compressed) with key `key`, within `deadline` seconds.
 
-        `cache_only` never starts a compile. Raises NotCached then; GatewayUnreachable, DeadlineExceeded,
-        SchemaMismatch when the gateway computes another key, and whatever typed error the service answers.
+        cache_only: no compile is started; NotCached if there is no artifact. Raises GatewayUnreachable,
+        DeadlineExceeded, SchemaMismatch if the gateway computes another key, and the typed error that the service
+        answers.
         """
         clock = Deadline(deadline)
         start = time.monotonic()
         lost: NotFound | None = None
         for _ in range(_SUBMISSIONS):
             answer = self._submit(body, key, cache_only, clock)
-            coalesced = answer.headers.get("x-torchrelay-cache", "") == "coalesced"
-            if answer.status == 200:
-                total = time.monotonic() - start
-                return FetchResult(
-                    data=answer.body, hit=True, coalesced=False, wait_seconds=0.0, fetch_seconds=total
-                )
             accepted = time.monotonic()
-            try:
-                CompileWait(self._connection, key, clock, on_progress).run()
-                waited = time.monotonic() - accepted
-                data = self._connection.request(
-                    "GET", f"/v1/artifacts/{key}", clock, limit=self._settings.max_response_bytes
-                )
-            except NotFound as error:
-                lost = error
-                clock.sleep(backoff(0))
-                continue
-            total = time.monotonic() - start
+            data, waited = answer.body, 0.0
+            if answer.status != 200:
+                try:
+                    CompileWait(self._connection, key, clock).run()
+                    waited = time.monotonic() - accepted
+                    data = self._fetch(key, clock)
+                except NotFound as error:
+                    lost = error
+                    clock.sleep(backoff(0))
+                    continue
             return FetchResult(
-                data=data.body,
-                hit=False,
-                coalesced=coalesced,
+                data=data,
+                hit=answer.status == 200,
+                coalesced=answer.status != 200 and answer.headers.get("x-torchrelay-cache") == "coalesced",
                 wait_seconds=waited,
-                fetch_seconds=total - waited,
+                fetch_seconds=time.monotonic() - start - waited,
             )
         raise ServiceError(f"the service accepted {key[:12]} and forgot it {_SUBMISSIONS} times: {lost}")
 
@@ -108,7 +94,7 @@ class GatewayClient(HttpApi):
             answer = self._connection.request("POST", path, clock, content=body, headers=headers, limit=limit)
         except NotFound:
             if cache_only:
-                raise NotCached(f"nobody has compiled {key[:12]} yet") from None
+                raise NotCached(f"{key[:12]} is not compiled yet") from None
             raise GatewayUnreachable(f"{self._settings.url} is no torchrelay gateway") from None
         theirs = answer.headers.get("x-torchrelay-key", key)
         if theirs != key:
@@ -117,25 +103,26 @@ class GatewayClient(HttpApi):
 
     def artifact(self, key: str, *, deadline: float) -> bytes:
         """A published artifact's bytes, not yet verified. Raises NotFound."""
+        return self._fetch(key, Deadline(deadline))
+
+    def _fetch(self, key: str, clock: Deadline) -> bytes:
         limit = self._settings.max_response_bytes
-        return self._send("GET", f"/v1/artifacts/{key}", seconds=deadline, limit=limit)
+        return self._connection.request("GET", f"/v1/artifacts/{key}", clock, limit=limit).body
 
     # --- jobs and scripts ----------------------------------------------------------------------------------
 
-    def decide(self, job: str, key: str, verdict: compiles.AgreedOutcome) -> compiles.AgreedOutcome:
-        """What the job `job` (64 hex digits) agreed on for `key`: `verdict`, unless another process was first."""
-        return self._call("PUT", f"/v1/jobs/{job}/{key}", compiles.AgreedOutcome, verdict)
+    def decide(self, job: str, key: str, outcome: compiles.AgreedOutcome) -> compiles.AgreedOutcome:
+        """Store `outcome` as what the job `job` (64 hex digits) decided for `key`. Returns the decision that counts:
+        the first that was stored."""
+        return self._call("PUT", f"/v1/jobs/{job}/{key}", compiles.AgreedOutcome, outcome)
 
     def used_by(self, script: str) -> compiles.ScriptArtifacts:
         """What a script (64 hex digits) used lately and the service still has, in order of use."""
         return self._call("GET", f"/v1/prefetch/{script}", compiles.ScriptArtifacts)
 
     def report_used(self, used: compiles.ScriptUse, *, deadline: float) -> None:
-        """Have the service remember what a script used."""
-        headers = {"Content-Type": "application/json"}
-        self._connection.exchange(
-            "POST", "/v1/prefetch", Deadline(deadline), msgspec.json.encode(used), headers, JSON_BYTES
-        )
+        """Report which artifacts a script used, for the next start of it."""
+        self._send("POST", "/v1/prefetch", msgspec.json.encode(used), "application/json", seconds=deadline)
 
     # --- the small calls -----------------------------------------------------------------------------------
 
@@ -145,7 +132,7 @@ class GatewayClient(HttpApi):
 
     @property
     def trust_serial(self) -> int:
-        """Serial of `trust_document` as the gateway's latest answer told it; 0 when none has."""
+        """Serial of the trust document, from the gateway's latest answer; 0 before the first answer."""
         return self._connection.trust_serial
 
     def trust_document(self) -> SignedDocument:
@@ -153,37 +140,27 @@ class GatewayClient(HttpApi):
         return self._call("GET", "/v1/trust", SignedDocument)
 
     def stats(self, namespace: str = "") -> dict[str, Any]:
-        """requests, hits, misses, compiles, coalesced, failures, seconds_saved, and more: of `namespace`, or of all
-        that the token may see, together and each."""
+        """Counters (requests, hits, misses, compiles ...) of `namespace`, or of all that the token may see."""
         path = f"/v1/stats?namespace={namespace}" if namespace else "/v1/stats"
         return self._call("GET", path, dict[str, Any])
 
     def workers(self) -> list[compiles.WorkerInfo]:
         return self._call("GET", "/v1/workers", list[compiles.WorkerInfo])
 
-    def status(self, key: str, *, deadline: float = QUICK_SECONDS) -> compiles.CompileStatus:
-        """Where a compile is. Raises NotFound."""
-        return self._call("GET", f"/v1/compiles/{key}", compiles.CompileStatus, seconds=deadline)
-
     def explain(self, key: str) -> MissExplanation:
         """The entry nearest to a request that missed. Raises NotFound if the service does not know it."""
         return self._call("GET", f"/v1/explain/{key}", MissExplanation)
 
     def ready(self) -> Readiness:
-        """Whether a compile would be accepted now. Raises GatewayUnreachable when nothing answers."""
-        answer = self._connection.exchange("GET", "/readyz", Deadline(QUICK_SECONDS), None, {}, JSON_BYTES)
+        """Whether a compile would be accepted now. Raises GatewayUnreachable if the gateway does not answer."""
+        answer = self._connection.exchange("GET", "/readyz", Deadline(QUICK_SECONDS))
         try:
             body = decoding.from_json(answer.body, type=dict[str, Any])
         except msgspec.MsgspecError:
             body = {}
         return Readiness(ready=answer.status == 200, body=body)
 
-    def report(self, reason: str, count: int = 1) -> None:
-        """Tell the service that this client compiled locally `count` times because of error code `reason`."""
-        content = msgspec.json.encode({"reason": reason, "count": count})
-        headers = {"Content-Type": "application/json"}
-        answer = self._connection.exchange(
-            "POST", "/v1/report", Deadline(QUICK_SECONDS), content, headers, JSON_BYTES
-        )
-        if answer.status >= 300:
-            raise error_of(answer.status, answer.body)
+    def report(self, reason: str) -> None:
+        """Count at the service that this client compiled a graph locally because of error code `reason`."""
+        body = msgspec.json.encode({"reason": reason, "count": 1})
+        self._send("POST", "/v1/report", body, "application/json", seconds=QUICK_SECONDS)

@@ -1,8 +1,7 @@
-"""One HTTP connection pool to a gateway: requests in, whole answers, open streams or typed errors out.
+"""HTTP requests to one gateway, over a pool of connections.
 
-Redirects are never followed. Proxies from the environment are used for a gateway elsewhere, never for one on
-this machine. A token sent over plain http:// to another machine is allowed (a cluster's private network is
-common) and warned about.
+Redirects are never followed. Proxies from the environment are used, except for a gateway on this machine. A token may
+be sent over plain http:// to another machine (as in a cluster's private network); that raises a warning.
 """
 
 from __future__ import annotations
@@ -42,14 +41,13 @@ from ..settings import VERSION, ClientSettings, CredentialsWarning
 from .deadline import Deadline
 
 JSON_BYTES = 16 << 20
-"""The most that an answer which is no artifact may hold."""
+"""Limit of a response that is no artifact."""
 _TRIES = 3
-"""Of a request that the service answers with Overloaded or Unavailable."""
+"""Tries of a request that the service answers with Overloaded or Unavailable."""
 _BLACKHOLE_SECONDS = 15.0
-"""After a connect that timed out, further calls fail at once for this long: a model of twenty graphs must not
-wait twenty connect timeouts."""
+"""After a connect timeout, calls fail at once for so long, so that a model of twenty graphs waits for one timeout."""
 _STALE = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError, httpx2.CloseError)
-"""What a kept-alive connection raises when the server closed it between two requests."""
+"""Raised if the server has closed a connection between two requests."""
 _SERIAL_DIGITS = 15
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _BY_STATUS: Mapping[int, type[RelayError]] = {
@@ -78,9 +76,8 @@ class _ErrorResponse(Struct):
 
 
 class Connection:
-    """Requests to one gateway. Safe for threads; connections are kept and reused; a forked child opens its
-    own. `transport` replaces the network, for tests and for a gateway in the same process.
-    """
+    """Requests to one gateway. Safe for threads. Connections are reused; a forked child opens its own. `transport`
+    replaces the network, for tests."""
 
     def __init__(self, settings: ClientSettings, transport: httpx2.BaseTransport | None = None) -> None:
         self._settings = settings
@@ -90,7 +87,7 @@ class Connection:
         self._owner = 0
         self._dead_until = 0.0
         self.trust_serial = 0
-        """The latest answer's serial of the gateway's trust document; 0 before the first, or from another service."""
+        """Serial of the gateway's trust document, from the latest response; 0 if there was none."""
         if settings.token and settings.url.startswith("http://") and not settings.loopback:
             warnings.warn(
                 f"torchrelay: the token travels unencrypted to {settings.url}. "
@@ -115,10 +112,10 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         limit: int = JSON_BYTES,
     ) -> HttpResponse:
-        """One idempotent request and its whole answer. Retries when the service asks for it; raises the typed
-        error of any answer that is not 2xx."""
+        """One idempotent request and its whole response. Retried if the service is busy. Raises the typed error of a
+        response that is not 2xx."""
         for attempt in range(_TRIES):
-            answer = self.exchange(method, path, clock, content, headers or {}, limit)
+            answer = self.exchange(method, path, clock, content=content, headers=headers, limit=limit)
             if 200 <= answer.status < 300:
                 return answer
             error = error_of(answer.status, answer.body)
@@ -135,28 +132,23 @@ class Connection:
         method: str,
         path: str,
         clock: Deadline,
-        content: bytes | None,
-        headers: Mapping[str, str],
-        limit: int,
+        *,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        limit: int = JSON_BYTES,
     ) -> HttpResponse:
-        """One request, sent again once if its kept-alive connection turns out to be closed."""
-        with self._reaching(clock):
+        """One request and its whole response, of whatever status. Sent again once if the server had closed the
+        reused connection. Raises GatewayUnreachable, DeadlineExceeded."""
+        tries = 0
+        while True:
             try:
-                return self._once(method, path, clock, content, headers, limit)
-            except _STALE:
-                return self._once(method, path, clock, content, headers, limit)
-
-    def _once(
-        self,
-        method: str,
-        path: str,
-        clock: Deadline,
-        content: bytes | None,
-        headers: Mapping[str, str],
-        limit: int,
-    ) -> HttpResponse:
-        with self.open(method, path, clock, content=content, headers=headers) as response:
-            return HttpResponse(response.status_code, response.headers, read_body(response, limit, clock))
+                with self.open(method, path, clock, content=content, headers=headers or {}) as response:
+                    body = read_body(response, limit, clock)
+                    return HttpResponse(response.status_code, response.headers, body)
+            except httpx2.TransportError as error:
+                tries += 1
+                if tries > 1 or not isinstance(error, _STALE):
+                    raise self.unreachable(error, clock) from error
 
     @contextlib.contextmanager
     def open(
@@ -169,8 +161,8 @@ class Connection:
         headers: Mapping[str, str],
         idle: float | None = None,
     ) -> Iterator[httpx2.Response]:
-        """A response whose body is still to be read; `idle` seconds without a byte (the settings' if None)
-        are a ReadTimeout. httpx2.TransportError passes through."""
+        """A response whose body is still to be read. idle: seconds without a byte before a ReadTimeout (default and
+        maximum: the settings'). Raises httpx2.TransportError."""
         left = clock.remaining()
         idle = min(idle or self._settings.idle_timeout, self._settings.idle_timeout, left)
         timeout = httpx2.Timeout(idle, connect=min(self._settings.connect_timeout, left), pool=left)
@@ -185,14 +177,14 @@ class Connection:
                     hint="Set TORCHRELAY_URL to the gateway's final address",
                 )
             if response.headers.get("content-encoding", "identity") != "identity":
-                # Not asked for, so something between compresses; a small body could grow without bounds.
+                # A proxy compresses, unasked. A small body could expand without bounds.
                 raise GatewayUnreachable(
                     f"something before {self._settings.url} compresses its answers",
                     hint="Have the proxy pass them on as they are",
                 )
-            told = response.headers.get("x-torchrelay-trust", "")
-            if told.isdecimal() and len(told) <= _SERIAL_DIGITS:
-                self.trust_serial = int(told)
+            serial = response.headers.get("x-torchrelay-trust", "")
+            if serial.isdecimal() and len(serial) <= _SERIAL_DIGITS:
+                self.trust_serial = int(serial)
             yield response
 
     def _connected(self) -> httpx2.Client:
@@ -201,7 +193,7 @@ class Connection:
         if time.monotonic() < self._dead_until:
             raise GatewayUnreachable(f"{self._settings.url} did not answer a moment ago")
         with self._lock:
-            # A forked child must not share its parent's sockets; the parent's client is dropped unclosed.
+            # A forked child must not use its parent's sockets, nor close them.
             if self._client is None or self._owner != os.getpid():
                 self._owner = os.getpid()
                 self._client = self._new_client()
@@ -221,11 +213,9 @@ class Connection:
         )
 
     def _certificates(self) -> ssl.SSLContext | bool:
-        """Who may vouch for the gateway. Raises SettingsError."""
+        """The authorities that may sign the gateway's certificate. Raises SettingsError."""
         if self._settings.loopback and self._settings.url.startswith("http://"):
-            return (
-                False  # reading the machine's certificates takes 20 ms, and would check nothing on this path
-            )
+            return False  # there is no certificate to check, and reading the authorities takes 20 ms
         file = self._settings.ca_file
         if file is None:
             return httpx2.create_ssl_context()  # with SSL_CERT_FILE, for a gateway on this machine too
@@ -237,16 +227,8 @@ class Connection:
                 hint="Correct TORCHRELAY_CA_FILE: certificates in PEM",
             ) from None
 
-    @contextlib.contextmanager
-    def _reaching(self, clock: Deadline) -> Iterator[None]:
-        """Turn a transport's failure into GatewayUnreachable, or DeadlineExceeded once time is up."""
-        try:
-            yield
-        except httpx2.TransportError as error:
-            raise self.unreachable(error, clock) from error
-
     def unreachable(self, error: httpx2.TransportError, clock: Deadline) -> GatewayUnreachable:
-        """The typed error for a transport's failure. Raises DeadlineExceeded if that is what it was."""
+        """The typed error for a transport's failure. Raises DeadlineExceeded if the deadline has passed."""
         clock.remaining()
         if isinstance(error, httpx2.ConnectTimeout):
             self._dead_until = time.monotonic() + _BLACKHOLE_SECONDS
@@ -255,7 +237,7 @@ class Connection:
 
 
 def error_of(status: int, body: bytes) -> RelayError:
-    """The typed error of an answer that is not 2xx; a body that is not ours (a proxy's) goes by status."""
+    """The typed error of a response that is not 2xx; by its status, if the body is not the gateway's."""
     try:
         return rebuild(decoding.from_json(body, type=_ErrorResponse).error)
     except _UNREADABLE:
@@ -297,12 +279,12 @@ def _retry_after(headers: Mapping[str, str]) -> float:
 
 
 def backoff(attempt: int) -> float:
-    """Seconds before the next try: doubles from 0.1 to 2, with jitter so that clients do not keep step."""
+    """Seconds before the next try: doubles from 0.1 to 2, with jitter so that clients spread out."""
     return min(0.1 * 2.0**attempt, 2.0) * random.uniform(0.5, 1.0)
 
 
 def _quiet() -> None:
-    """Requests are no news to a program that logs at INFO, unless it asks these loggers for theirs."""
+    """Do not log each request in a program that logs at INFO, unless it has set these loggers' levels."""
     for name in ("httpx2", "httpcore2"):
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET:

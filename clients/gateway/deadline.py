@@ -1,4 +1,4 @@
-"""What is left of a deadline: seconds in; seconds that remain, or DeadlineExceeded, out."""
+"""A deadline that several calls share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...compiler.errors import DeadlineExceeded
 
 
 class Deadline:
-    """What is left of a deadline in seconds."""
+    """Begins when it is made, and ends `seconds` later."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -22,7 +22,7 @@ class Deadline:
         return left
 
     def sleep(self, seconds: float) -> None:
-        """Sleep so long, or raise DeadlineExceeded at once when the deadline would pass meanwhile."""
+        """Raises DeadlineExceeded at once if the deadline would pass meanwhile."""
         if seconds >= self.remaining():
             raise DeadlineExceeded(f"no artifact within {self._seconds:g} s")
         time.sleep(seconds)

@@ -8,23 +8,24 @@ from typing import TypeVar
 
 import httpx2
 
-from ...compiler.errors import GatewayUnreachable, Overloaded, RelayError, Unavailable
+from ...compiler.errors import GatewayUnreachable, MalformedRequest, Overloaded, RelayError, Unavailable
 from .connection import JSON_BYTES, Connection, backoff, error_of, read_body
 from .deadline import Deadline
-from .server_sent_events import EventParser, ServerSentEvent
 
 T = TypeVar("T")
 
+_EVENT_BYTES = 1 << 20
+"""The most that one event may hold."""
 _FOLLOW_SECONDS = 366 * 86400.0
 UNREACHABLE_SECONDS = 120.0
-"""A gateway that is away for so long is given up; its job is not."""
+"""Following a job ends after so long without a gateway. The job goes on."""
 
 
 class EventStream:
-    """The events at one path, over as many connections as it takes.
+    """The events at one path, over as many connections as needed.
 
-    last_id: of the latest event; the next connection resumes after it. last_read: the time (monotonic) at which the
-    latest bytes came.
+    last_id: id of the latest event; the next connection resumes after it. last_read: when the latest bytes came
+    (monotonic time).
     """
 
     def __init__(self, connection: Connection, path: str, clock: Deadline, *, after: str = "") -> None:
@@ -34,28 +35,50 @@ class EventStream:
         self.last_id = after
         self.last_read = time.monotonic()
 
-    def read(self) -> Generator[ServerSentEvent, None, None]:
-        """The events of one connection, until it ends. Raises the typed error of an answer that is not 200,
-        DeadlineExceeded, httpx2.TransportError."""
+    def read(self) -> Generator[httpx2.ServerSentEvent, None, None]:
+        """The events of one connection, until it ends. Raises the typed error of a response that is not 200,
+        MalformedRequest, DeadlineExceeded, httpx2.TransportError."""
         headers = {"Accept": "text/event-stream"}
         if self.last_id:
             headers["Last-Event-ID"] = self.last_id
-        parser = EventParser()
         with self._connection.open("GET", self._path, self._clock, headers=headers) as response:
             if response.status_code != 200:
                 raise error_of(response.status_code, read_body(response, JSON_BYTES, self._clock))
-            for chunk in response.iter_bytes():
-                self.last_read = time.monotonic()
-                for event in parser.feed(chunk):
+            assert isinstance(response.stream, httpx2.SyncByteStream)
+            response.stream = _ObservedBody(response.stream, self._received)
+            try:
+                for event in httpx2.EventSource(response, max_event_size=_EVENT_BYTES):
                     self.last_id = event.id or self.last_id
-                    yield event
-                self._clock.remaining()
+                    if event.data:
+                        yield event
+            except httpx2.SSEError as error:
+                raise MalformedRequest(f"the gateway's event stream cannot be read: {error}") from None
+
+    def _received(self) -> None:
+        self.last_read = time.monotonic()
+        self._clock.remaining()
+
+
+class _ObservedBody(httpx2.SyncByteStream):
+    """A response's body; `received` is called after each chunk, also for comments, which are no events."""
+
+    def __init__(self, body: httpx2.SyncByteStream, received: Callable[[], None]) -> None:
+        self._body = body
+        self._received = received
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._body:
+            self._received()
+            yield chunk
+
+    def close(self) -> None:
+        self._body.close()
 
 
 def follow_events(
     connection: Connection,
     path: str,
-    decode_event: Callable[[ServerSentEvent], T | None],
+    decode_event: Callable[[httpx2.ServerSentEvent], T | None],
     ended: Callable[[], bool],
     *,
     after: str = "",

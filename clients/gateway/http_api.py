@@ -1,8 +1,8 @@
-"""What all clients of the gateway's HTTP API share: JSON calls with a deadline, namespaces, pages, finding a job."""
+"""The base of all clients of the gateway's HTTP API: JSON calls with a deadline, namespaces, pages, finding a job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, Self, TypeVar
 
 import httpx2
@@ -14,12 +14,12 @@ from .connection import JSON_BYTES, Connection, decode
 from .deadline import Deadline
 
 QUICK_SECONDS = 10.0
-"""Deadline of a call that the gateway answers from what it has at hand."""
+"""Deadline of a call that the gateway answers at once."""
 SLOW_SECONDS = 120.0
 
 
 class Page(Protocol):
-    """One part of a long answer. `next`: the cursor of the next page; '' after the last."""
+    """One part of a long response. next: the cursor of the next page; '' after the last."""
 
     @property
     def next(self) -> str: ...
@@ -59,12 +59,11 @@ class HttpApi:
         seconds: float = QUICK_SECONDS,
         limit: int = JSON_BYTES,
     ) -> T:
-        """The answer as a `type`; `body` is sent as JSON unless it is None. Raises the typed error that the gateway
+        """The response as a `type`; `body` is sent as JSON unless it is None. Raises the typed error that the gateway
         answers, GatewayUnreachable or DeadlineExceeded."""
         content = None if body is None else msgspec.json.encode(body)
-        return decode(
-            self._send(method, path, content, "application/json", seconds=seconds, limit=limit), type
-        )
+        response = self._send(method, path, content, "application/json", seconds=seconds, limit=limit)
+        return decode(response, type)
 
     def _send(
         self,
@@ -76,7 +75,7 @@ class HttpApi:
         seconds: float,
         limit: int = JSON_BYTES,
     ) -> bytes:
-        """The answer's body. Raises as `_call`."""
+        """The response's body. Raises as `_call`."""
         headers = {} if content is None else {"Content-Type": media_type}
         clock = Deadline(seconds)
         return self._connection.request(
@@ -86,39 +85,32 @@ class HttpApi:
     def _pages(
         self, path: str, type: type[P], *, seconds: float = QUICK_SECONDS, limit: int = JSON_BYTES
     ) -> Iterator[P]:
-        """Each page of a long answer."""
+        """Each page of a long response."""
         cursor = ""
         while True:
-            page = self._call(
-                "GET", _with_query(path, f"cursor={cursor}"), type, seconds=seconds, limit=limit
-            )
+            part = with_query(path, f"cursor={cursor}")
+            page = self._call("GET", part, type, seconds=seconds, limit=limit)
             yield page
             cursor = page.next
             if not cursor:
                 return
 
     def _scoped(self, path: str) -> str:
-        return _with_query(path, f"namespace={self._namespace}") if self._namespace else path
+        return with_query(path, f"namespace={self._namespace}") if self._namespace else path
 
 
-def _with_query(path: str, query: str) -> str:
+def with_query(path: str, query: str) -> str:
     return f"{path}{'&' if '?' in path else '?'}{query}"
 
 
-def find_job(
-    jobs: Sequence[T],
-    text: str,
-    *,
-    id_of: Callable[[T], str],
-    name_of: Callable[[T], str],
-    kind: str,
-    verb: str,
-) -> T:
-    """The job with the id `text`, else the first with that name, else the only one whose id begins so. Raises
-    NotFound."""
-    for job in (*(job for job in jobs if id_of(job) == text), *(job for job in jobs if name_of(job) == text)):
-        return job
-    found = [job for job in jobs if id_of(job).startswith(text)] if text else []
+def find_job(jobs: Sequence[tuple[str, str, T]], text: str, *, kind: str, verb: str) -> T:
+    """Of (id, name, job): the job with the id `text`, else the first with that name, else the only one whose id begins
+    with it. Raises NotFound."""
+    for position in (0, 1):
+        for entry in jobs:
+            if entry[position] == text:
+                return entry[2]
+    found = [job for id, _, job in jobs if text and id.startswith(text)]
     if len(found) == 1:
         return found[0]
     if found:

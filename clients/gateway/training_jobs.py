@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import get_args
 from urllib.parse import quote
 
+import httpx2
 import msgspec
 
 from ...compiler.api.training.events import LogLines, NumberedEvent, StepMetrics, TrainEvent
@@ -22,11 +23,10 @@ from ...compiler.api.training.jobs import (
 from ...compiler.errors import RelayError
 from .connection import decode
 from .event_stream import follow_events
-from .http_api import SLOW_SECONDS, HttpApi, find_job
-from .server_sent_events import ServerSentEvent
+from .http_api import SLOW_SECONDS, HttpApi, find_job, with_query
 
 FILE_BYTES = 8 << 30
-"""Of a file of a job, the most that is fetched."""
+"""Limit of a job's file that is downloaded."""
 _FILE_SECONDS = 3600.0
 _PAGE = 1000
 _PAGE_BYTES = 256 << 20
@@ -36,12 +36,13 @@ class TrainingJobsClient(HttpApi):
     """The training jobs of one gateway."""
 
     def store_package(self, data: bytes) -> str:
-        """The name (SHA-256) by which jobs may have a packed working directory. Raises LimitExceeded."""
+        """Store a packed working directory; returns the name (SHA-256) by which jobs may use it. Raises
+        LimitExceeded."""
         answer = self._send("POST", "/v1/trains/packages", data, seconds=_FILE_SECONDS)
         return decode(answer, PackageStored).package
 
     def begin(self, request: TrainRequest) -> TrainJob:
-        """Begun once, however often it has to be sent. Raises BadTrainJob, Forbidden, Overloaded ..."""
+        """Start a job. Safe to send again. Raises BadTrainJob, Forbidden, Overloaded ..."""
         if not request.id:
             request = msgspec.structs.replace(request, id=secrets.token_hex(8))
         return self._call("POST", "/v1/trains", TrainJob, request, seconds=SLOW_SECONDS)
@@ -52,14 +53,8 @@ class TrainingJobsClient(HttpApi):
 
     def find(self, text: str) -> TrainJob:
         """A job by its id, its name (the newest of that name), or the first digits of its id. Raises NotFound."""
-        return find_job(
-            self.jobs(),
-            text,
-            id_of=lambda job: job.id,
-            name_of=lambda job: job.spec.name,
-            kind="training",
-            verb="train",
-        )
+        jobs = [(job.id, job.spec.name, job) for job in self.jobs()]
+        return find_job(jobs, text, kind="training", verb="train")
 
     def job(self, job: str) -> TrainJob:
         """Raises NotFound."""
@@ -70,7 +65,7 @@ class TrainingJobsClient(HttpApi):
         return self._call("POST", f"/v1/trains/{job}/cancel", TrainJob, seconds=SLOW_SECONDS)
 
     def resume(self, job: str) -> TrainJob:
-        """One that still runs is left as it is. Raises NotFound; BadTrainJob for one that is done."""
+        """No effect on a job that still runs. Raises NotFound; BadTrainJob for one that is done."""
         return self._call("POST", f"/v1/trains/{job}/resume", TrainJob, seconds=SLOW_SECONDS)
 
     # --- events ---------------------------------------------------------------------------------------------
@@ -78,9 +73,8 @@ class TrainingJobsClient(HttpApi):
     def follow(
         self, job: str, *, after: int = 0, on_trouble: Callable[[RelayError], None] | None = None
     ) -> Iterator[NumberedEvent]:
-        """A job's events after number `after`, to its end; the service has about the newest 10,000. A stream that
-        breaks is resumed where it broke, and on_trouble is called with the reason. Raises NotFound, GatewayUnreachable
-        after two minutes without a gateway."""
+        """A job's events after number `after`, to its end; the service has about the newest 10,000. Raises and calls
+        on_trouble as follow_events does."""
 
         def ended() -> bool:
             return self.job(job).state in TRAIN_ENDED
@@ -90,26 +84,25 @@ class TrainingJobsClient(HttpApi):
         return follow_events(self._connection, path, _decode_event, ended, after=start, on_trouble=on_trouble)
 
     def metrics(self, job: str, *, after: int = 0) -> Iterator[tuple[int, StepMetrics]]:
-        """Each with its number: all after `after` that are there now. Raises NotFound."""
+        """(number, metrics): all after `after` that the service has now. Raises NotFound."""
         for numbered in self._numbered(f"/v1/trains/{job}/metrics", after):
             if isinstance(numbered.event, StepMetrics):
                 yield numbered.number, numbered.event
 
     def logs(self, job: str, *, rank: int = -1, after: int = 0) -> Iterator[tuple[int, LogLines]]:
-        """Of one rank, or (-1) all: each with its number, all after `after` that are there now. Raises NotFound."""
+        """(number, lines) of one rank, or of all (-1): all after `after` that the service has now. Raises NotFound."""
         for numbered in self._numbered(f"/v1/trains/{job}/logs?rank={rank}", after):
             if isinstance(numbered.event, LogLines):
                 yield numbered.number, numbered.event
 
     def history(self, job: str) -> Iterator[TrainEvent]:
-        """All its events so far that are neither metrics nor logs. Raises NotFound."""
+        """All events so far that are neither metrics nor logs. Raises NotFound."""
         return (numbered.event for numbered in self._numbered(f"/v1/trains/{job}/history", 0))
 
     def _numbered(self, path: str, after: int) -> Iterator[NumberedEvent]:
-        """Events as lines of JSON; a page without any is the end."""
-        mark = "&" if "?" in path else "?"
+        """Pages of events as lines of JSON, until one is empty."""
         while True:
-            page = f"{path}{mark}after={after}&limit={_PAGE}"
+            page = with_query(path, f"after={after}&limit={_PAGE}")
             body = self._send("GET", page, seconds=SLOW_SECONDS, limit=_PAGE_BYTES)
             lines = [line for line in body.split(b"\n") if line.strip()]
             for line in lines:
@@ -122,7 +115,7 @@ class TrainingJobsClient(HttpApi):
     # --- files ---------------------------------------------------------------------------------------------
 
     def files(self, job: str) -> list[TrainFile]:
-        """What the job has made. Raises NotFound."""
+        """The job's files. Raises NotFound."""
         return self._call("GET", f"/v1/trains/{job}/files", TrainFilesReply).files
 
     def file(self, job: str, name: str) -> bytes:
@@ -131,14 +124,14 @@ class TrainingJobsClient(HttpApi):
         return self._send("GET", path, seconds=_FILE_SECONDS, limit=FILE_BYTES)
 
     def put_file(self, job: str, name: str, data: bytes) -> TrainFile:
-        """Replaces the last one of that name. For the job's own token, or one with the role train."""
+        """Store a file, or replace it. Needs the job's own token, or the role train."""
         path = f"/v1/trains/{job}/files/{quote(name)}"
         return decode(self._send("PUT", path, data, seconds=_FILE_SECONDS), TrainFile)
 
 
-def _decode_event(event: ServerSentEvent) -> NumberedEvent | None:
-    """An event that this version does not know is left out."""
-    if not event.id.isdecimal() or event.name not in _TAGS:
+def _decode_event(event: httpx2.ServerSentEvent) -> NumberedEvent | None:
+    """None for a kind of event that this version does not know."""
+    if not event.id.isdecimal() or event.event not in _TAGS:
         return None
     return decode(
         msgspec.json.encode({"number": int(event.id), "event": msgspec.Raw(event.data.encode())}),

@@ -1,10 +1,11 @@
-"""Tuning jobs through the gateway's HTTP API: start, list, cancel, resume and follow them, and read results."""
+"""Tuning jobs through the gateway's HTTP API: start, list, cancel, resume and follow them; results."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
 
+import httpx2
 import msgspec
 from msgspec import Struct
 
@@ -24,13 +25,12 @@ from ...compiler.request import codec
 from .connection import decode
 from .event_stream import follow_events
 from .http_api import SLOW_SECONDS, HttpApi, find_job
-from .server_sent_events import ServerSentEvent
 
 _RESULTS_BYTES = 256 << 20
 
 
 class TuningJobStateChange(Struct, frozen=True):
-    """A job has another state."""
+    """A job's state has changed."""
 
     state: TuneState
 
@@ -39,13 +39,13 @@ class TuningJobsClient(HttpApi):
     """The batch tuning jobs of one gateway."""
 
     def begin(self, request: TuneRequest) -> TuneJob:
-        """Begun once, however often it has to be sent. Raises BadTuneJob, NoWorker, Overloaded ..."""
+        """Start a job. Safe to send again. Raises BadTuneJob, NoWorker, Overloaded ..."""
         if not request.id:
             request = msgspec.structs.replace(request, id=secrets.token_hex(8))
         return self._call("POST", "/v1/tunes", TuneJob, request, seconds=SLOW_SECONDS)
 
     def store_graph(self, body: bytes) -> str:
-        """The key by which jobs may name the graph from now on."""
+        """Store a graph; returns the key by which jobs may name it."""
         answer = self._send("POST", "/v1/tunes/graphs", body, codec.GRAPH_MEDIA_TYPE, seconds=SLOW_SECONDS)
         return decode(answer, GraphStored).key
 
@@ -55,14 +55,7 @@ class TuningJobsClient(HttpApi):
 
     def find(self, text: str) -> TuneJob:
         """A job by its id, its name (the newest of that name), or the first digits of its id. Raises NotFound."""
-        return find_job(
-            self.jobs(),
-            text,
-            id_of=lambda job: job.id,
-            name_of=lambda job: job.name,
-            kind="batch",
-            verb="tune",
-        )
+        return find_job([(job.id, job.name, job) for job in self.jobs()], text, kind="batch", verb="tune")
 
     def job(self, job: str) -> TuneReply:
         """Raises NotFound."""
@@ -77,7 +70,7 @@ class TuningJobsClient(HttpApi):
         return self._call("POST", f"/v1/tunes/{job}/resume", TuneJob)
 
     def results(self, job: str) -> Iterator[TuneResult]:
-        """What it has found so far. Raises NotFound."""
+        """The results so far. Raises NotFound."""
         path = f"/v1/tunes/{job}/results"
         for page in self._pages(path, TuneResultsReply, seconds=SLOW_SECONDS, limit=_RESULTS_BYTES):
             yield from page.results
@@ -85,8 +78,7 @@ class TuningJobsClient(HttpApi):
     def follow(
         self, job: str, *, on_trouble: Callable[[RelayError], None] | None = None
     ) -> Iterator[TuneProgress | TuningJobStateChange]:
-        """A job's events from its beginning to its end. A stream that breaks is resumed where it broke, and on_trouble
-        is called with the reason. Raises NotFound, GatewayUnreachable after two minutes without a gateway."""
+        """A job's events from its beginning to its end. Raises and calls on_trouble as follow_events does."""
         path = self._scoped(f"/v1/tunes/{job}/events")
 
         def ended() -> bool:
@@ -95,8 +87,8 @@ class TuningJobsClient(HttpApi):
         return follow_events(self._connection, path, _decode_event, ended, on_trouble=on_trouble)
 
 
-def _decode_event(event: ServerSentEvent) -> TuneProgress | TuningJobStateChange | None:
-    match event.name:
+def _decode_event(event: httpx2.ServerSentEvent) -> TuneProgress | TuningJobStateChange | None:
+    match event.event:
         case "item":
             return decode(event.data.encode(), TuneProgress)
         case "job":
