@@ -22,8 +22,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from ...compiler.errors import Unavailable
+from ..process.private_folders import short_directory
 from ..process.process_tree import die_with_parent
-from ..process.socket_folders import short_directory
 from ..settings import PoolSettings, SlotSettings
 from .ray_resources import CPU_SLOTS, DRIVER_SHARE, NAMESPACE, OFFER, node_resources
 

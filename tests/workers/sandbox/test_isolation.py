@@ -22,7 +22,7 @@ from forms import CONFINING, require, settings, warm_slot
 from torchrelay.compiler import decoding
 from torchrelay.compiler.errors import CompileFailed, IsolationUnavailable
 from torchrelay.workers.messages import JobDone, JobFailed, decode_answer
-from torchrelay.workers.process import locked_folders
+from torchrelay.workers.process import private_folders
 from torchrelay.workers.sandbox import landlock
 from torchrelay.workers.settings import JobLimits, SlotSettings
 
@@ -61,7 +61,7 @@ class World:
             (folder / name).mkdir(parents=True)
         for path in ("state/signing.pem", "home/secret", "kernels/other/secret"):
             (folder / path).write_text(self.secret)
-        self.other_job, lock = locked_folders.make(str(folder / "jobs"))
+        self.other_job, lock = private_folders.make(str(folder / "jobs"))
         stack.callback(os.close, lock)
         (self.other_job / "secret").write_text(self.secret)
         patch = stack.enter_context(pytest.MonkeyPatch.context())
@@ -241,12 +241,12 @@ def test_isolation_can_be_turned_off_and_that_is_said(tmp_path):
 
 
 def test_what_a_crash_left_is_removed_by_the_next_slot_and_what_is_in_use_stays(tmp_path):
-    abandoned, lock = locked_folders.make(str(tmp_path))
+    abandoned, lock = private_folders.make(str(tmp_path))
     (abandoned / "job-x").mkdir()
     os.close(lock)
-    used, lock = locked_folders.make(str(tmp_path))
+    used, lock = private_folders.make(str(tmp_path))
     assert not abandoned.exists()
-    other, other_lock = locked_folders.make(str(tmp_path))
+    other, other_lock = private_folders.make(str(tmp_path))
     assert used.exists()
     assert other.exists()
     os.close(lock)
