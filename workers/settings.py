@@ -63,10 +63,6 @@ class SlotSettings(Struct, frozen=True, kw_only=True):
     forms: tuple[Form, ...] = FORMS
     """The forms of isolation that may be tried; a test takes some away."""
 
-    def __post_init__(self) -> None:
-        if "bubblewrap" in self.forms:
-            raise ValueError("the form 'bubblewrap' was removed: use 'namespaces', which confines each job")
-
 
 class PoolSettings(Struct, frozen=True, kw_only=True):
     """The pool of slots on a Ray cluster."""

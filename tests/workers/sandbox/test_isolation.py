@@ -224,9 +224,7 @@ def test_a_form_that_hides_what_compiles_need_is_passed_over_for_a_weaker_one_an
     assert "under isolation by 'namespaces': [Errno 2] No such file" in capfd.readouterr().err
 
 
-def test_the_form_that_was_removed_is_refused_with_what_to_use_instead(tmp_path):
-    with pytest.raises(ValueError, match=r"'bubblewrap' was removed: use 'namespaces'"):
-        settings(tmp_path, ("bubblewrap", "none"))
+def test_a_form_that_does_not_exist_is_refused(tmp_path):
     known = msgspec.json.encode(settings(tmp_path, ("none",))).replace(b'"none"', b'"bubblewrap"')
     with pytest.raises(msgspec.ValidationError):
         decoding.from_json(known, type=SlotSettings)
