@@ -130,7 +130,7 @@ class WorkerPool:
         """Compile canonical request bytes on a slot that fits; waiting in the queue counts to the deadline.
 
         on_query: answers the compile's queries (a queries.TuningQuery, encoded) with a queries.KnownEntries, encoded,
-        or b'' for no answer. At most queries.MOST_OPEN calls run at once, and they are cancelled when the compile ends.
+        or b'' for no answer. At most queries.OPEN_QUERY_LIMIT calls run at once; its end cancels them.
         Cancelling the caller kills the job's processes. Raises NoWorker, Overloaded, CompileTimeout,
         CompileKilled, and what the compile itself raised.
         """
@@ -147,7 +147,7 @@ class WorkerPool:
     def search_devices(self, toolchain: schema.Toolchain, target: schema.Target) -> list[SearchDevice]:
         """Where searches for `toolchain` and `target` can run, one for each device. Raises NoWorker where there is no
         such worker, nor one to come."""
-        return self._slots.lanes(toolchain, target)
+        return self._slots.search_devices(toolchain, target)
 
     def waiting(self) -> int:
         """Compiles that wait for a worker."""
@@ -164,13 +164,13 @@ class WorkerPool:
         on_query: OnQuery,
         deadline_seconds: float,
     ) -> None:
-        """Run a searcher (an encoded SearchJobSpec) on `worker`'s lane until it ends by itself.
+        """Run a search worker (`order`: an encoded SearchJobSpec) on `worker`'s device until it ends by itself.
 
-        on_query: as in compile. Cancelling the caller kills the searcher's processes. Raises NoWorker, Overloaded where
-        the lane's device is searched already, WorkerLost where the worker has gone, CompileTimeout, CompileKilled, and
-        what the searcher raised.
+        on_query: as in compile. Cancelling the caller kills the search worker's processes. Raises NoWorker, Overloaded
+        if the device is searched already, WorkerLost if the worker is lost, CompileTimeout, CompileKilled, and the
+        search worker's own error.
         """
-        slot = self._slots.take_lane(worker, toolchain, target)
+        slot = self._slots.take_search_device(worker, toolchain, target)
         job_id = slot.search = uuid.uuid4().hex
         running = asyncio.create_task(
             self._search(slot, job_id, order, namespace, deadline_seconds, on_query)
@@ -361,8 +361,8 @@ class WorkerPool:
         actor.reply.remote(job_id, query.id, answer)
 
     def _end(self, slot: Slot, job_id: str, running: asyncio.Task[bytes]) -> None:
-        """Kill a job that nobody waits for, in the background."""
-        # nobody handles its exception, also if the pool is closed before it ends
+        """Kill a job whose caller has gone, in the background."""
+        # retrieve its exception, which asyncio would report otherwise
         running.add_done_callback(lambda done: done.cancelled() or done.exception())
         ending = asyncio.create_task(self._kill_job(slot, job_id, running), name=f"end job on {slot.worker}")
         self._endings.add(ending)

@@ -42,7 +42,7 @@ from ..sandbox.isolation import Sandbox
 from ..sandbox.visible_paths import VisiblePaths
 from ..settings import Form, SlotSettings
 from . import child
-from .queries import QueryRelay, most_questions
+from .queries import QueryRelay, query_limit
 
 _USAGE_SECONDS = 0.25
 _EXITING_SECONDS = 0.005
@@ -209,7 +209,7 @@ class _JobMonitor:
         self._idle = started.idle
         self._limits = settings.limits
         self._replies = started.replies
-        self._relay = QueryRelay(started.replies, most_questions(job))
+        self._relay = QueryRelay(started.replies, query_limit(job))
         self._owner = owner
         self._deadline = time.monotonic() + seconds
         self._frames = FrameDecoder()
