@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from ..compiler import decoding
 from ..compiler.api import compiles
-from ..compiler.errors import RelayError, from_code
+from ..compiler.errors import CompileKilled, RelayError, from_code
 from ..compiler.request import schema
 
 MAX_FRAME = 2 << 30
@@ -108,6 +108,10 @@ class JobFailed(_Message, tag="failed"):
 Command = WorkerJob | CancelJob | QueryReply
 Answer = ForkServerReady | StageEvent | JobQuery | JobDone | JobFailed
 FromChild = StageEvent | JobQuery | JobDone | JobFailed
+
+
+class WorkerLost(CompileKilled):
+    """A worker's actor, a job's driver or its node has gone, probably not because of its job."""
 
 
 class BadFrame(Exception):

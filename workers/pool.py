@@ -22,14 +22,14 @@ from ..compiler.api.training.jobs import TrainSpec
 from ..compiler.api.training.node_messages import CapturedGraphs, TrainOrder
 from ..compiler.errors import CompileKilled, CompileTimeout, Overloaded, RelayError, Unavailable
 from ..compiler.request import schema
-from .messages import ForkServerReady, JobDone, JobFailed, JobQuery, StageEvent, decode_answer
+from .messages import ForkServerReady, JobDone, JobFailed, JobQuery, StageEvent, WorkerLost, decode_answer
+from .process.private_folders import node_directory, short_directory
 from .process.process_tree import become_subreaper, descendants, die_with_parent, kill_below, reap
-from .process.socket_folders import node_directory, short_directory
 from .scheduling.ray_cluster import RayCluster, RayNode, ray_environment
 from .scheduling.ray_resources import node_resources
 from .scheduling.slot_queue import DeviceKind, DevicesHeld, SearchDevice, Slot, SlotQueue
 from .settings import JobLimits, PoolSettings, SlotSettings
-from .training.drivers import DriverLost, JobDrivers, why_no_room
+from .training.drivers import JobDrivers, why_no_room
 from .training.messages import RankDevice
 
 __all__ = [  # all that service/ may use of workers/
@@ -61,10 +61,6 @@ _BACKOFF_SECONDS = (1.0, 30.0)
 """First and longest wait before a slot that failed is tried again."""
 _GRACE_SECONDS = 20.0
 """How long past its deadline, or after a cancel, a job may take to end before its actor is killed."""
-
-
-class WorkerLost(CompileKilled):
-    """The worker's actor or its node has gone, probably not because of its job."""
 
 
 class WorkerPool:
@@ -134,7 +130,7 @@ class WorkerPool:
         """Compile canonical request bytes on a slot that fits; waiting in the queue counts to the deadline.
 
         on_query: answers the compile's queries (a queries.TuningQuery, encoded) with a queries.KnownEntries, encoded,
-        or b'' for no answer. At most queries.MOST_OPEN calls run at once, and they are cancelled when the compile ends.
+        or b'' for no answer. At most queries.OPEN_QUERY_LIMIT calls run at once; its end cancels them.
         Cancelling the caller kills the job's processes. Raises NoWorker, Overloaded, CompileTimeout,
         CompileKilled, and what the compile itself raised.
         """
@@ -145,22 +141,13 @@ class WorkerPool:
         running = asyncio.create_task(
             self._run(slot, job_id, request_bytes, key, namespace, left, on_progress, on_query)
         )
-        try:
-            async with asyncio.timeout_at(until + _GRACE_SECONDS):
-                return await asyncio.shield(running)
-        except TimeoutError:
-            self._end(slot, job_id, running)
-            raise CompileTimeout(
-                f"worker {slot.worker} did not answer within the deadline of {deadline_seconds:g} s"
-            ) from None
-        except asyncio.CancelledError:
-            self._end(slot, job_id, running)
-            raise
+        late = f"worker {slot.worker} did not answer within the deadline of {deadline_seconds:g} s"
+        return await self._result(slot, job_id, running, until, late)
 
     def search_devices(self, toolchain: schema.Toolchain, target: schema.Target) -> list[SearchDevice]:
         """Where searches for `toolchain` and `target` can run, one for each device. Raises NoWorker where there is no
         such worker, nor one to come."""
-        return self._slots.lanes(toolchain, target)
+        return self._slots.search_devices(toolchain, target)
 
     def waiting(self) -> int:
         """Compiles that wait for a worker."""
@@ -177,26 +164,20 @@ class WorkerPool:
         on_query: OnQuery,
         deadline_seconds: float,
     ) -> None:
-        """Run a searcher (an encoded SearchJobSpec) on `worker`'s lane until it ends by itself.
+        """Run a search worker (`order`: an encoded SearchJobSpec) on `worker`'s device until it ends by itself.
 
-        on_query: as in compile. Cancelling the caller kills the searcher's processes. Raises NoWorker, Overloaded where
-        the lane's device is searched already, WorkerLost where the worker has gone, CompileTimeout, CompileKilled, and
-        what the searcher raised.
+        on_query: as in compile. Cancelling the caller kills the search worker's processes. Raises NoWorker, Overloaded
+        if the device is searched already, WorkerLost if the worker is lost, CompileTimeout, CompileKilled, and the
+        search worker's own error.
         """
-        slot = self._slots.take_lane(worker, toolchain, target)
+        slot = self._slots.take_search_device(worker, toolchain, target)
         job_id = slot.search = uuid.uuid4().hex
         running = asyncio.create_task(
             self._search(slot, job_id, order, namespace, deadline_seconds, on_query)
         )
-        try:
-            async with asyncio.timeout(deadline_seconds + _GRACE_SECONDS):
-                await asyncio.shield(running)
-        except TimeoutError:
-            self._end(slot, job_id, running)
-            raise CompileTimeout(f"the search on worker {worker} did not end by its deadline") from None
-        except asyncio.CancelledError:
-            self._end(slot, job_id, running)
-            raise
+        until = asyncio.get_running_loop().time() + deadline_seconds
+        late = f"the search on worker {worker} did not end by its deadline"
+        await self._result(slot, job_id, running, until, late)
 
     async def train_begin(self, order: TrainOrder) -> None:
         """Start a driver for the job, unless it has one; the driver does not need this process any more.
@@ -205,18 +186,12 @@ class WorkerPool:
         the last number in `order.folder`. A job that has ended runs again only with another `order.resumes`.
         Raises Unavailable; WorkerLost if the driver is lost meanwhile.
         """
-        try:
-            await self._training().begin(order)
-        except DriverLost as error:
-            raise WorkerLost(error.message, hint=error.advice) from None
+        await self._training().begin(order)
 
     async def train_warm(self, order: TrainOrder) -> None:
         """Import PyTorch on the nodes that are likely to get the job's ranks, before they do. Raises Unavailable;
         WorkerLost if the driver is lost meanwhile."""
-        try:
-            await self._training().warm(order)
-        except DriverLost as error:
-            raise WorkerLost(error.message, hint=error.advice) from None
+        await self._training().warm(order)
 
     async def train_news(self, job: str, after: int, *, seconds: float) -> list[NumberedEvent]:
         """The job's events past number `after`, at most 1000; waits up to `seconds` for the first. `job`, here and
@@ -226,10 +201,7 @@ class WorkerPool:
         Raises WorkerLost if the job has no driver: `train_begin` makes one; Unavailable if it does not answer, as while
         it is being started again.
         """
-        try:
-            return await self._training().events(job, after, seconds)
-        except DriverLost as error:
-            raise WorkerLost(error.message, hint=error.advice) from None
+        return await self._training().events(job, after, seconds)
 
     async def train_cancel(self, job: str) -> None:
         """Order the job's ranks to save and end, and kill them 5 s later; an event reports the end."""
@@ -253,10 +225,7 @@ class WorkerPool:
         that wait. The result's `ended` has an error of the script. Cancelling the caller kills the script.
         Raises CompileTimeout if the script takes longer than `seconds`; WorkerLost, Unavailable.
         """
-        try:
-            return await self._training().capture(order, world or order.spec.workers, seconds, placed)
-        except DriverLost as error:
-            raise WorkerLost(error.message, hint=error.advice) from None
+        return await self._training().capture(order, world or order.spec.workers, seconds, placed)
 
     async def train_room(self, spec: TrainSpec) -> str:
         """Why the present nodes could never hold the job's ranks, even if all were idle; '' if they could."""
@@ -268,6 +237,21 @@ class WorkerPool:
         if self._trains is None:
             raise Unavailable("the workers are not there yet")
         return self._trains
+
+    async def _result(
+        self, slot: Slot, job_id: str, running: asyncio.Task[bytes], until: float, late: str
+    ) -> bytes:
+        """The result of `running`. The job is killed if the caller is cancelled, or at the deadline `until`: then
+        raises CompileTimeout with the text `late`."""
+        try:
+            async with asyncio.timeout_at(until + _GRACE_SECONDS):
+                return await asyncio.shield(running)
+        except TimeoutError:
+            self._end(slot, job_id, running)
+            raise CompileTimeout(late) from None
+        except asyncio.CancelledError:
+            self._end(slot, job_id, running)
+            raise
 
     async def _search(
         self, slot: Slot, job_id: str, order: bytes, namespace: str, seconds: float, on_query: OnQuery
@@ -377,8 +361,8 @@ class WorkerPool:
         actor.reply.remote(job_id, query.id, answer)
 
     def _end(self, slot: Slot, job_id: str, running: asyncio.Task[bytes]) -> None:
-        """Kill a job that nobody waits for, in the background."""
-        # nobody handles its exception, also if the pool is closed before it ends
+        """Kill a job whose caller has gone, in the background."""
+        # retrieve its exception, which asyncio would report otherwise
         running.add_done_callback(lambda done: done.cancelled() or done.exception())
         ending = asyncio.create_task(self._kill_job(slot, job_id, running), name=f"end job on {slot.worker}")
         self._endings.add(ending)

@@ -30,7 +30,7 @@ def free_resources() -> dict[str, dict[str, float]]:
 
 # --- placement groups that a dead Ray Train controller left ---------------------------------------------
 # Ray removes a group when both its creator and the creator's Ray job have gone, and the job here is the gateway's. Ray
-# Train's own cleaner asks Ray's dashboard, of which there is none. Ray's table tells a group's creator, its public
+# Train's own cleaner asks Ray's dashboard, of which there is none. Ray's table names a group's creator, its public
 # functions do not.
 
 
@@ -85,7 +85,7 @@ def trainer_without_cleaner() -> type[Any]:
 
 
 def start_autoscaling_coordinator(resources: Mapping[str, float]) -> None:
-    """Make the actor that tells elastic jobs the free resources, on any node with `resources`, if there is none yet.
+    """Make the actor that reports free resources to elastic jobs, on any node with `resources`, if there is none yet.
 
     Otherwise the first job's controller makes it, bound to its own node: once that node is lost, no elastic job starts
     again. The first to make it decides where it may run.

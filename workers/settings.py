@@ -63,10 +63,6 @@ class SlotSettings(Struct, frozen=True, kw_only=True):
     forms: tuple[Form, ...] = FORMS
     """The forms of isolation that may be tried; a test takes some away."""
 
-    def __post_init__(self) -> None:
-        if "bubblewrap" in self.forms:
-            raise ValueError("the form 'bubblewrap' was removed: use 'namespaces', which confines each job")
-
 
 class PoolSettings(Struct, frozen=True, kw_only=True):
     """The pool of slots on a Ray cluster."""
@@ -76,7 +72,7 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     ray_token: str | None = None
     """The cluster's token; None makes one for an embedded cluster."""
     temp_dir: str | None = None
-    """The embedded cluster's directory, short (sockets lie in it); None makes one and removes it again."""
+    """The embedded cluster's directory, short (it holds sockets); None makes one and removes it again."""
     cpu_slots: int = 1
     """Of the embedded cluster. Nodes of a running cluster offer theirs (ray_resources.node_resources)."""
     gpu_slots_per_gpu: int = 1

@@ -28,7 +28,7 @@ from ..process.process_tree import die_with_parent
 from ..sandbox.isolation import Sandbox
 from ..settings import JobLimits, SlotSettings
 from .environment import job_environment
-from .queries import QueryClient, most_questions
+from .queries import QueryClient, query_limit
 
 OFFERS = "kernels"
 """The folder, in a job's directory, for the libraries that it built."""
@@ -213,7 +213,7 @@ def do_job(
             progress=progress,
             kernels=None if kernels is None else KernelExchange(kernels, work / OFFERS),
             shared=shared,
-            ask=QueryClient(send, pipes.replies, most_questions(job)),
+            ask=QueryClient(send, pipes.replies, query_limit(job)),
         )
         answer = JobDone(result)
     except RelayError as error:

@@ -42,7 +42,7 @@ from ..sandbox.isolation import Sandbox
 from ..sandbox.visible_paths import VisiblePaths
 from ..settings import Form, SlotSettings
 from . import child
-from .queries import QueryRelay, most_questions
+from .queries import QueryRelay, query_limit
 
 _USAGE_SECONDS = 0.25
 _EXITING_SECONDS = 0.005
@@ -86,7 +86,7 @@ def run(job: WorkerJob, context: JobContext, owner: JobOwner) -> JobDone | JobFa
     stored = None if context.kernels is None else context.kernels.of(job.namespace)
     # A job that runs its caller's source can build anything under any name: its libraries are not shared.
     trusted = None if codec.holds_source(job.request) else stored
-    with _folder(context) as work:
+    with job_folder(context) as work:
         log = work / "log"
         try:
             _prepare(job, context, owner)
@@ -106,7 +106,7 @@ def run(job: WorkerJob, context: JobContext, owner: JobOwner) -> JobDone | JobFa
             shown = [folder for folder in (stored and stored.folder, context.shared) if folder is not None]
             sandbox = Sandbox(context.form, context.view, work, shown)
             publish_kernels = functools.partial(_publish_kernels, trusted, work / child.OFFERS)
-            with _started(lambda pipes: body(pipes=pipes), log, sandbox) as started:
+            with started_child(lambda pipes: body(pipes=pipes), log, sandbox) as started:
                 monitor = _JobMonitor(job, left, started, context.settings, owner, publish_kernels)
                 answer = monitor.run()
                 publish_kernels()
@@ -123,7 +123,7 @@ def _prepare(job: WorkerJob, context: JobContext, owner: JobOwner) -> None:
     if not name or context.shared is None or name in context.prepared:
         return
     owner.send(StageEvent("queued", "preparing C++ headers"))
-    with _folder(context) as work:
+    with job_folder(context) as work:
         body = functools.partial(
             child.prepare,
             context.engine,
@@ -134,13 +134,13 @@ def _prepare(job: WorkerJob, context: JobContext, owner: JobOwner) -> None:
             shared=context.shared,
         )
         sandbox = Sandbox("none", context.view, work, [])
-        with _started(lambda pipes: body(pipes=pipes), work / "log", sandbox) as started:
+        with started_child(lambda pipes: body(pipes=pipes), work / "log", sandbox) as started:
             _JobMonitor(job, job.seconds, started, context.settings, owner, lambda: None).run()
     context.prepared.add(name)
 
 
 @contextlib.contextmanager
-def _started(
+def started_child(
     body: Callable[[child.ChildPipes], None], log: Path, sandbox: Sandbox
 ) -> Iterator[child.ChildProcess]:
     """A child that runs `body`; on exit all its processes are killed."""
@@ -154,7 +154,7 @@ def _started(
 
 
 @contextlib.contextmanager
-def _folder(context: JobContext) -> Iterator[Path]:
+def job_folder(context: JobContext) -> Iterator[Path]:
     """A child's private folder; it is removed on exit, whatever the child did to it."""
     work = Path(tempfile.mkdtemp(prefix="job-", dir=context.jobs_dir))
     try:
@@ -209,7 +209,7 @@ class _JobMonitor:
         self._idle = started.idle
         self._limits = settings.limits
         self._replies = started.replies
-        self._relay = QueryRelay(started.replies, most_questions(job))
+        self._relay = QueryRelay(started.replies, query_limit(job))
         self._owner = owner
         self._deadline = time.monotonic() + seconds
         self._frames = FrameDecoder()

@@ -20,11 +20,11 @@ from ...compiler.errors import Unavailable
 from ...compiler.tuning import queries
 from ..messages import BadFrame, FrameDecoder, JobQuery, QueryReply, WorkerJob, decode_reply, encode
 
-MOST = 4096
+COMPILE_QUERY_LIMIT = 4096
 """Queries of one compile."""
-MOST_OF_A_SEARCH = 1 << 20
+SEARCH_QUERY_LIMIT = 1 << 20
 """Queries of one searcher: it names each candidate that it tries, and works for an hour."""
-MOST_OPEN = 8
+OPEN_QUERY_LIMIT = 8
 """Queries without a reply, at once."""
 WAIT_SECONDS = 10.0
 """How long the job waits for a reply."""
@@ -35,8 +35,8 @@ _UNREAD_BYTES = 16 << 20
 """Replies that a job has not read yet; the largest has some 4 MiB (256 entries)."""
 
 
-def most_questions(job: WorkerJob) -> int:
-    return MOST_OF_A_SEARCH if job.work == "search" else MOST
+def query_limit(job: WorkerJob) -> int:
+    return SEARCH_QUERY_LIMIT if job.work == "search" else COMPILE_QUERY_LIMIT
 
 
 class QueryClient:
@@ -45,7 +45,7 @@ class QueryClient:
     send: sends to the fork server. pipe: the reading end for replies. most: how many queries it may send.
     """
 
-    def __init__(self, send: Callable[[JobQuery], None], pipe: int, most: int = MOST) -> None:
+    def __init__(self, send: Callable[[JobQuery], None], pipe: int, most: int = COMPILE_QUERY_LIMIT) -> None:
         self._send = send
         self._pipe = pipe
         self._most = most
@@ -65,7 +65,7 @@ class QueryClient:
         with self._lock:
             if time.monotonic() < self._rests_until:
                 raise Unavailable("the service did not answer a moment ago")
-            if self._asked >= self._most or len(self._open) >= MOST_OPEN:
+            if self._asked >= self._most or len(self._open) >= OPEN_QUERY_LIMIT:
                 raise Unavailable("this job has asked as much as it may")
             answer = self._exchange(data)
             if not answer:
@@ -104,7 +104,7 @@ class QueryRelay:
     pipe: the writing end for replies, which does not block. most: how many queries the job may send.
     """
 
-    def __init__(self, pipe: int, most: int = MOST) -> None:
+    def __init__(self, pipe: int, most: int = COMPILE_QUERY_LIMIT) -> None:
         self._pipe = pipe
         self._most = most
         self._asked = 0
@@ -118,7 +118,7 @@ class QueryRelay:
             raise BadFrame(f"more than {self._most} questions")
         if len(query.question) > queries.QUESTION_LIMIT:
             raise BadFrame(f"a question of {len(query.question)} bytes")
-        if query.id in self._open or len(self._open) >= MOST_OPEN:
+        if query.id in self._open or len(self._open) >= OPEN_QUERY_LIMIT:
             raise BadFrame("a question before earlier ones were answered")
         self._open.add(query.id)
 

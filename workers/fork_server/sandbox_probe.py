@@ -9,12 +9,9 @@ from __future__ import annotations
 import functools
 import os
 import select
-import shutil
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 
 import msgspec
 from msgspec import Struct
@@ -23,11 +20,9 @@ from ...compiler import decoding
 from ...compiler.errors import CompileKilled, IsolationUnavailable, RelayError
 from ...compiler.request import schema
 from ..messages import JobFailed
-from ..process.process_tree import kill_below, reap
 from ..sandbox import isolation
-from ..sandbox.visible_paths import VisiblePaths
-from ..settings import Form, SlotSettings
-from . import child
+from ..settings import Form
+from . import child, job_runner
 
 _SECONDS, _LAST_SECONDS = 60.0, 240.0
 """CUDA starts in seconds, and may hang in a sandbox that lacks something. The weakest form gets more time: the machine
@@ -43,23 +38,17 @@ class ProbedForm(Struct, frozen=True):
     missing: str
 
 
-def strongest(
-    engine: ModuleType,
-    settings: SlotSettings,
-    view: VisiblePaths,
-    jobs_dir: Path,
-    environment: Mapping[str, str],
-) -> ProbedForm:
+def strongest(context: job_runner.JobContext) -> ProbedForm:
     """Raises IsolationUnavailable if none may be used, and what the engine raised if it works in none."""
     first: ProbedForm | None = None
     failure: RelayError = CompileKilled(
         "the process that names this worker's toolchain died", hint="See its log"
     )
-    forms = isolation.forms(settings)
+    forms = isolation.forms(context.settings)
     for form in forms:
         seconds = _LAST_SECONDS if form == forms[-1] else _SECONDS
         try:
-            found = _try_form(form, seconds, engine, settings, view, jobs_dir, environment)
+            found = _try_form(form, seconds, context)
         except RelayError as error:
             failure = error
             print(f"isolation by {form!r} does not work here: {error.message}", file=sys.stderr, flush=True)
@@ -70,27 +59,17 @@ def strongest(
         print(f"under isolation by {form!r}: {found.missing}", file=sys.stderr, flush=True)
     if first is not None:  # a weaker form lacks the tool too
         return first
-    if settings.isolation == "required":
+    if context.settings.isolation == "required":
         raise IsolationUnavailable(f"compiles cannot be isolated on this machine: {failure.message}")
     raise failure
 
 
-def _try_form(
-    form: Form,
-    seconds: float,
-    engine: ModuleType,
-    settings: SlotSettings,
-    view: VisiblePaths,
-    jobs_dir: Path,
-    environment: Mapping[str, str],
-) -> ProbedForm:
-    work = jobs_dir / f"try-{form}"
-    work.mkdir()
-    try:
-        child.make_folders(work)
-        body = functools.partial(child.describe, engine, settings, work, environment)
-        sandbox = isolation.Sandbox(form, view, work, [])
-        data = _answer(child.fork(body, work / "log", sandbox), seconds)
+def _try_form(form: Form, seconds: float, context: job_runner.JobContext) -> ProbedForm:
+    with job_runner.job_folder(context) as work:
+        body = functools.partial(child.describe, context.engine, context.settings, work, context.environment)
+        sandbox = isolation.Sandbox(form, context.view, work, [])
+        with job_runner.started_child(body, work / "log", sandbox) as started:
+            data = _answer(started.pipe, seconds)
         try:
             toolchain, target, missing = decoding.from_msgpack(
                 data, type=tuple[schema.Toolchain, schema.Target, str]
@@ -98,25 +77,18 @@ def _try_form(
         except msgspec.MsgspecError:
             raise _failure(data, work / "log") from None
         return ProbedForm(form, toolchain, target, missing)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
-def _answer(started: child.ChildProcess, seconds: float) -> bytes:
-    """All that the child writes until it closes its pipe; its processes are killed afterwards."""
+def _answer(pipe: int, seconds: float) -> bytes:
+    """All that the child writes until it closes its pipe."""
     end = time.monotonic() + seconds
     data = b""
-    try:
-        while select.select([started.pipe], [], [], max(0.0, end - time.monotonic()))[0]:
-            piece = os.read(started.pipe, 1 << 20)
-            data += piece
-            if not piece:
-                break
-        return data
-    finally:
-        started.close()
-        kill_below(os.getpid())
-        reap()
+    while select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
+        piece = os.read(pipe, 1 << 20)
+        if not piece:
+            break
+        data += piece
+    return data
 
 
 def _failure(data: bytes, log: Path) -> RelayError:

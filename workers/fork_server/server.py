@@ -96,9 +96,7 @@ class ForkServer:
         """Probe the isolation in children, because naming a GPU initialises CUDA."""
         context = self._context
         try:
-            found = sandbox_probe.strongest(
-                context.engine, context.settings, context.view, context.jobs_dir, context.environment
-            )
+            found = sandbox_probe.strongest(context)
         except RelayError as error:
             return JobFailed.of(error)
         self._context = msgspec.structs.replace(context, form=found.form)

@@ -92,9 +92,9 @@ def usage(pids: list[int]) -> ProcessUsage:
         with contextlib.suppress(OSError):  # it has ended meanwhile
             lines = Path("/proc", str(pid), "status").read_bytes().splitlines()
             sizes = {name: value for name, _, value in (line.partition(b":") for line in lines)}
-            kept = [sizes[name] for name in (b"RssAnon", b"RssShmem") if name in sizes]
+            exact = [sizes[name] for name in (b"RssAnon", b"RssShmem") if name in sizes]
             # some sandboxes' kernels give only the sum
-            memory += sum(int(size.split()[0]) << 10 for size in kept or [sizes.get(b"VmRSS", b"0")])
+            memory += sum(int(size.split()[0]) << 10 for size in exact or [sizes.get(b"VmRSS", b"0")])
     return ProcessUsage(len(pids), memory)
 
 

@@ -65,12 +65,12 @@ class Sandbox(Struct, frozen=True):
 
     def _filtered(self, body: Callable[[], None]) -> None:
         apart = self.form == "namespaces"
-        # in a network namespace of its own a Unix socket reaches nobody, and CUDA may want one
+        # in a network namespace of its own a Unix socket reaches no other process, and CUDA may need one
         seccomp.install(unix_sockets=apart, shared_memory=apart)
         body()
 
     def _give_up_files(self) -> None:
-        # POSIX semaphores of Triton's compile pool lie in /dev/shm; without namespaces there is but one
+        # POSIX semaphores of Triton's compile pool are in /dev/shm; without namespaces there is only one
         shared = ["/dev/shm"] if self.view.gpu else []
         landlock.restrict(
             readable=[*self.view.readable, "/proc", *self.shown],

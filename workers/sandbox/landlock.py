@@ -1,7 +1,7 @@
 """Landlock: a process, and all that it starts, loses access to every file outside the given folders.
 
-Needs no privilege and no namespace. Unix sockets that lie in the file system are outside its rules: seccomp.py
-refuses them. From its sixth version on, signals and abstract sockets stay inside as well.
+Needs no privilege and no namespace. Its rules do not cover Unix sockets in the file system: seccomp.py refuses
+them. From its sixth version on, signals and abstract sockets stay inside as well.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def version() -> int:
 def restrict(
     *, readable: Iterable[str | Path], devices: Iterable[str | Path], writable: Iterable[str | Path]
 ) -> None:
-    """Give up all but these paths, and what lies below them. Raises OSError."""
+    """Lose access to all but these paths and what is below them. Raises OSError."""
     has = version()
     if has < OLDEST:
         raise OSError(errno.ENOSYS, f"Landlock {has} (of {OLDEST}): {os.strerror(errno.ENOSYS)}")

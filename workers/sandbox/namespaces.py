@@ -125,12 +125,12 @@ def _show(view: VisiblePaths, own: Path, shown: Sequence[Path]) -> None:
     try:
         linux.mount("proc", root / "proc", "proc", linux.MS_NOSUID | linux.MS_NODEV)
     except PermissionError:
-        # In a container that hides parts of /proc no other may be mounted. The outer one tells no secret: another
+        # In a container that hides parts of /proc no other may be mounted. The outer one shows no secret: another
         # user namespace's processes may not be read.
         linux.mount("/proc", root / "proc", "", linux.MS_BIND | linux.MS_REC)
     # the kernel's settings ask for root's number alone, which a root's job keeps without any of its rights
     linux.make_read_only(root / "proc", recursive=True)
-    _bind(str(own), root, recursive=False)  # `root` lies in it
+    _bind(str(own), root, recursive=False)  # `root` is in it
     linux.make_read_only(root, recursive=False)
     linux.become_root_of(root)
 

@@ -127,7 +127,7 @@ def _program(*, unix_sockets: bool, shared_memory: bool) -> bytes:
         code += [_one(_AT_LEAST, _X32, 0, 1), _one(_RETURN, refused)]
     for numbers in (_CALLS if shared_memory else _CALLS | _SHARED_MEMORY).values():
         code += [_one(_EQUAL, numbers[column], 0, 1), _one(_RETURN, refused)]
-    # its flags lie behind a pointer, which a filter cannot read; glibc then takes clone
+    # a filter cannot read its flags, which are behind a pointer; glibc then uses clone
     code += [_one(_EQUAL, _CLONE3[column], 0, 1), _one(_RETURN, _ERRNO | errno.ENOSYS)]
     code += [
         *(

@@ -96,8 +96,8 @@ def _holds(folder: str, path: str) -> bool:
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
-    kept: list[str] = []
+    outermost: list[str] = []
     for path in sorted(set(paths), key=lambda path: (path.count("/"), path)):
-        if not any(_holds(folder, path) for folder in kept):
-            kept.append(path)
-    return kept
+        if not any(_holds(folder, path) for folder in outermost):
+            outermost.append(path)
+    return outermost

@@ -1,7 +1,7 @@
 """Starts or joins a Ray cluster, lists the nodes that offer slots, and places actors on them.
 
 Ray's calls block, and its servers die with the thread that started them (PR_SET_PDEATHSIG follows threads,
-not processes), so one thread makes all of them and lives until `stop`. An embedded cluster listens on
+not processes), so one thread makes all of them and runs until `stop`. An embedded cluster listens on
 loopback alone and requires a token even there: a process that can talk to Ray can run code.
 """
 
@@ -22,8 +22,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from ...compiler.errors import Unavailable
+from ..process.private_folders import short_directory
 from ..process.process_tree import die_with_parent
-from ..process.socket_folders import short_directory
 from ..settings import PoolSettings, SlotSettings
 from .ray_resources import CPU_SLOTS, DRIVER_SHARE, NAMESPACE, OFFER, node_resources
 
@@ -60,7 +60,7 @@ def ray_environment(token: str | None, address: str | None) -> dict[str, str]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # kills whole actors when the machine is short of memory; jobs have limits of their own
         "RAY_memory_monitor_refresh_ms": "0",
-        # a cluster of one machine binds its ports to 127.0.0.1 alone; the name tells only who asked for it
+        # a cluster of one machine binds its ports to 127.0.0.1 alone; despite its name the setting does no more
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if address is None else "1",
     }
 
@@ -200,7 +200,7 @@ class RayCluster:
 
 def _restore_sigterm_handler() -> None:
     """Handle SIGTERM as this process did before Ray put its own handler in front: that one aborts a process 3 s after
-    the signal, whatever it is still bringing to an end. Only a main thread may, which is where a service lives."""
+    the signal, even while it still closes. Only the main thread may set one."""
     handler = signal.getsignal(signal.SIGTERM)
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)

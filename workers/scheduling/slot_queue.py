@@ -121,7 +121,7 @@ class SlotQueue:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def lanes(self, toolchain: schema.Toolchain, target: schema.Target) -> list[SearchDevice]:
+    def search_devices(self, toolchain: schema.Toolchain, target: schema.Target) -> list[SearchDevice]:
         """One for each device that is up. Raises NoWorker where there is none, nor one to come; and where training jobs
         hold all of them: a rank may wait for a compile that waits for a search."""
         by_device: dict[tuple[str, str], list[Slot]] = {}
@@ -133,14 +133,14 @@ class SlotQueue:
         for slot in suitable:
             if slot.up() and not slot.held(self.held):
                 by_device.setdefault(slot.device(), []).append(slot)
-        lanes = []
+        devices = []
         for slots in by_device.values():
             best = min(slots, key=lambda slot: (not slot.searching, slot.state == "busy"))
             compiling = any(slot.state == "busy" for slot in slots)
-            lanes.append(SearchDevice(best.worker, searching=best.searching, compiling=compiling))
-        return lanes
+            devices.append(SearchDevice(best.worker, searching=best.searching, compiling=compiling))
+        return devices
 
-    def take_lane(self, worker: str, toolchain: schema.Toolchain, target: schema.Target) -> Slot:
+    def take_search_device(self, worker: str, toolchain: schema.Toolchain, target: schema.Target) -> Slot:
         """The slot of that name, its device now searched. Raises NoWorker, Overloaded."""
         found = [
             s for s in self.all.values() if s.worker == worker and s.searches(toolchain, target) and s.up()

@@ -35,7 +35,7 @@ from ..messages import (
     encode,
     frame_length,
 )
-from ..process import locked_folders
+from ..process import private_folders
 from ..process.process_tree import become_subreaper, kill_below
 from ..settings import SlotSettings
 
@@ -77,8 +77,8 @@ class _ForkServerProcess:
             settings.worker,
             settings.gpu if settings.kind == "cuda" else None,
         )
-        jobs_dir, lock = locked_folders.make(settings.jobs_root)
-        shared = locked_folders.shared(settings.shared_dir)
+        jobs_dir, lock = private_folders.make(settings.jobs_root)
+        shared = private_folders.shared(settings.shared_dir)
         settings = msgspec.structs.replace(settings, shared_dir=shared and str(shared))
         here, there = socket.socketpair()
         with there:

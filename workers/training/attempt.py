@@ -19,7 +19,7 @@ _OF_MEMORY = ("out of memory", "outofmemory", "memoryerror", "cannot allocate me
 
 class RankAttempt(Struct):
     """failed: the first rank that failed by itself. lost: a rank was killed from outside, or did not report its end;
-    then the errors of others may come from that. over: the attempt was given up, and nobody waits for its ranks."""
+    then the errors of others may come from that. over: the attempt was given up; its ranks are not waited for."""
 
     number: int
     world_size: int

@@ -15,7 +15,8 @@ from ...compiler import decoding
 from ...compiler.api.training.events import NumberedEvent
 from ...compiler.api.training.jobs import TrainSpec
 from ...compiler.api.training.node_messages import CapturedGraphs, TrainOrder, node_job_id
-from ...compiler.errors import CompileKilled, CompileTimeout, Unavailable
+from ...compiler.errors import CompileTimeout, Unavailable
+from ..messages import WorkerLost
 from ..ray_internals import remove_placement_groups_of_the_dead
 from ..scheduling.ray_cluster import RayCluster
 from ..scheduling.ray_resources import DRIVER_SHARE, NAMESPACE, OFFER
@@ -34,10 +35,6 @@ _CLOSE_SECONDS = 3.0
 """A driver that does not close in time is killed; its resources are freed all the same."""
 
 
-class DriverLost(CompileKilled):
-    """The job has no driver."""
-
-
 class JobDrivers:
     """The training jobs on one cluster."""
 
@@ -45,23 +42,23 @@ class JobDrivers:
         self._cluster = cluster
 
     async def begin(self, order: TrainOrder) -> None:
-        """Raises Unavailable, DriverLost."""
+        """Raises Unavailable, WorkerLost."""
         driver = await self._call(lambda: _make(order))
         await self._answer(driver.begin.remote(msgspec.msgpack.encode(order)))
 
     async def warm(self, order: TrainOrder) -> None:
-        """Raises Unavailable, DriverLost."""
+        """Raises Unavailable, WorkerLost."""
         driver = await self._call(lambda: _make(order))
         await self._answer(driver.warm.remote(msgspec.msgpack.encode(order)))
 
     async def events(self, job: str, after: int, seconds: float) -> list[NumberedEvent]:
-        """Raises DriverLost, Unavailable."""
+        """Raises WorkerLost, Unavailable."""
         driver = await self._find(job)
         if driver is None:
-            raise DriverLost(f"job {job} has no driver", hint="Begin it again")
+            raise WorkerLost(f"job {job} has no driver", hint="Begin it again")
         events = await self._answer(driver.events.remote(after, seconds), seconds + _ANSWER_SECONDS)
         if events is None:
-            raise DriverLost(f"the driver of job {job} has lost its order", hint="Begin it again")
+            raise WorkerLost(f"the driver of job {job} has lost its order", hint="Begin it again")
         return decoding.from_msgpack(events, type=list[NumberedEvent])
 
     async def cancel(self, job: str) -> None:
@@ -77,7 +74,7 @@ class JobDrivers:
             return
         try:
             await self._answer(driver.close.remote(), _CLOSE_SECONDS)
-        except (Unavailable, DriverLost) as error:
+        except (Unavailable, WorkerLost) as error:
             log.warning("the driver of job %s did not close: %s", job, error.message)
         await self._call(lambda: RayCluster.remove(driver))
         until = time.monotonic() + _CLOSE_SECONDS
@@ -91,7 +88,7 @@ class JobDrivers:
         seconds: float,
         placed: Callable[[], Awaitable[None]] | None,
     ) -> CapturedGraphs:
-        """Raises CompileTimeout, DriverLost, Unavailable, and what `placed` raises."""
+        """Raises CompileTimeout, WorkerLost, Unavailable, and what `placed` raises."""
         from ray.exceptions import RayError
 
         actor = await self._call(lambda: _make_capture(order.spec))
@@ -104,7 +101,7 @@ class JobDrivers:
         except TimeoutError:
             raise CompileTimeout(f"the script's first step did not end within {seconds:g} s") from None
         except RayError as error:
-            raise DriverLost(f"the worker that ran the script was lost: {_first_line(error)}") from None
+            raise WorkerLost(f"the worker that ran the script was lost: {_first_line(error)}") from None
         finally:
             await asyncio.shield(self._call(lambda: RayCluster.remove(actor)))
         return decoding.from_msgpack(data, type=CapturedGraphs)
@@ -117,7 +114,7 @@ class JobDrivers:
                 return decoding.from_msgpack(
                     await self._answer(driver.held.remote(), 5.0), type=list[RankDevice]
                 )
-            except (Unavailable, DriverLost):
+            except (Unavailable, WorkerLost):
                 return []
 
         drivers = await self._call(_drivers)
@@ -152,7 +149,7 @@ class JobDrivers:
         except ActorUnavailableError as error:
             raise Unavailable(f"the job's driver cannot be reached: {_first_line(error)}") from None
         except RayActorError as error:
-            raise DriverLost(f"the job's driver was lost: {_first_line(error)}") from None
+            raise WorkerLost(f"the job's driver was lost: {_first_line(error)}") from None
         except RayError as error:
             raise Unavailable(f"the job's driver failed: {_first_line(error)}") from None
 

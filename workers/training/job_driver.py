@@ -166,8 +166,8 @@ class JobDriverActor:
             self._cancelled = True
             self._save(msgspec.structs.replace(self._saved, cancelled=True, detail=self._detail))
             self._order_ranks(StopOrder(CANCEL_SECONDS))
-            nobody = self._attempt is None or not self._attempt.running
-        wait = 0.0 if nobody else CANCEL_SECONDS + _ABANDON_SECONDS
+            idle = self._attempt is None or not self._attempt.running
+        wait = 0.0 if idle else CANCEL_SECONDS + _ABANDON_SECONDS
         killing = threading.Timer(wait, self._abandon)
         killing.daemon = True
         killing.start()
@@ -362,7 +362,7 @@ class JobDriverActor:
         self._warm_up(self._order)
         try:
             state, detail = self._fit(self._order)
-        except Exception as error:  # otherwise nobody records the job's end
+        except Exception as error:  # the job's end must be recorded
             state, detail = "failed", f"its driver failed: {type(error).__name__}: {error}"
         if self._deadline is not None:
             self._deadline.cancel()

@@ -38,7 +38,7 @@ _MEMORY_BYTES = 8 << 20
 _UNWRITTEN_BYTES = 64 << 20
 """Of entries that could not be written; past it, log lines and metrics are lost."""
 _DISK_BYTES = 1 << 30
-"""Of entries that nobody fetched; past it, log lines and metrics are lost."""
+"""Of entries that were not fetched; past it, log lines and metrics are lost."""
 _COMPACT_BYTES = 4 << 20
 """A file whose entries were all fetched begins anew from this size."""
 

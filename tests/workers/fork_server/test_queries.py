@@ -16,11 +16,11 @@ from torchrelay.compiler.tuning import queries as tuning_queries
 from torchrelay.compiler.tuning import records
 from torchrelay.workers.fork_server import queries as fork_server_queries
 from torchrelay.workers.fork_server.queries import (
-    MOST,
-    MOST_OF_A_SEARCH,
-    MOST_OPEN,
+    COMPILE_QUERY_LIMIT,
+    OPEN_QUERY_LIMIT,
+    SEARCH_QUERY_LIMIT,
     QueryRelay,
-    most_questions,
+    query_limit,
 )
 from torchrelay.workers.messages import (
     BadFrame,
@@ -178,10 +178,10 @@ def test_an_answer_that_comes_too_late_is_not_the_next_questions(tmp_path):
 def test_who_is_never_answered_stops_asking_before_it_counts_as_a_flood(tmp_path):
     async def scenario():
         async with warm_slot(tmp_path) as (slot, _):
-            sizes = list(range(1, 2 * MOST_OPEN))
+            sizes = list(range(1, 2 * OPEN_QUERY_LIMIT))
             found = await run(slot, say_nothing, how="in turn", sizes=sizes, wait=0.05, rest=0)
-            assert found[:MOST_OPEN] == [NO_ANSWER] * MOST_OPEN
-            assert set(found[MOST_OPEN:]) == {"this job has asked as much as it may"}
+            assert found[:OPEN_QUERY_LIMIT] == [NO_ANSWER] * OPEN_QUERY_LIMIT
+            assert set(found[OPEN_QUERY_LIMIT:]) == {"this job has asked as much as it may"}
 
     asyncio.run(scenario())
 
@@ -198,7 +198,7 @@ def test_a_copy_of_a_job_is_refused_rather_than_given_the_jobs_answers(tmp_path)
 @pytest.mark.parametrize(
     ("queries", "words"),
     [
-        ([(i, 0) for i in range(MOST_OPEN + 1)], "before earlier ones were answered"),
+        ([(i, 0) for i in range(OPEN_QUERY_LIMIT + 1)], "before earlier ones were answered"),
         ([(1, 0), (1, 0)], "before earlier ones were answered"),
         ([(1, tuning_queries.QUESTION_LIMIT + 1)], f"question of {tuning_queries.QUESTION_LIMIT + 1} bytes"),
         ([(1 << 32, 0)], "invalid message"),
@@ -224,7 +224,7 @@ def test_a_job_that_does_not_read_its_answers_loses_them_and_stops_nobody(tmp_pa
                 await slot.reply("j", query.id, bytes(3 << 20))
 
             began = time.monotonic()
-            queries = [(number, 10) for number in range(MOST_OPEN)]
+            queries = [(number, 10) for number in range(OPEN_QUERY_LIMIT)]
             assert await run(slot, answer, how="raw", queries=queries, then=then) == "done"
             assert time.monotonic() - began < 30
             await still_works(slot)
@@ -270,12 +270,14 @@ def pipe():
 
 
 @pytest.mark.parametrize(
-    ("work", "most"), [("compile", MOST), ("search", MOST_OF_A_SEARCH)], ids=["compile", "search"]
+    ("work", "most"),
+    [("compile", COMPILE_QUERY_LIMIT), ("search", SEARCH_QUERY_LIMIT)],
+    ids=["compile", "search"],
 )
 def test_one_job_asks_so_often_and_no_more(pipe, monkeypatch, work, most):
-    monkeypatch.setattr(fork_server_queries, "MOST_OF_A_SEARCH", 2 * MOST)
-    most = min(most, 2 * MOST)
-    relay = QueryRelay(pipe[1], most_questions(WorkerJob("key", b"", 1.0, work=work)))
+    monkeypatch.setattr(fork_server_queries, "SEARCH_QUERY_LIMIT", 2 * COMPILE_QUERY_LIMIT)
+    most = min(most, 2 * COMPILE_QUERY_LIMIT)
+    relay = QueryRelay(pipe[1], query_limit(WorkerJob("key", b"", 1.0, work=work)))
     for number in range(most):
         relay.ask(JobQuery(number, b""))
         relay.answer(QueryReply(number, b""))

@@ -22,7 +22,7 @@ from forms import CONFINING, require, settings, warm_slot
 from torchrelay.compiler import decoding
 from torchrelay.compiler.errors import CompileFailed, IsolationUnavailable
 from torchrelay.workers.messages import JobDone, JobFailed, decode_answer
-from torchrelay.workers.process import locked_folders
+from torchrelay.workers.process import private_folders
 from torchrelay.workers.sandbox import landlock
 from torchrelay.workers.settings import JobLimits, SlotSettings
 
@@ -61,7 +61,7 @@ class World:
             (folder / name).mkdir(parents=True)
         for path in ("state/signing.pem", "home/secret", "kernels/other/secret"):
             (folder / path).write_text(self.secret)
-        self.other_job, lock = locked_folders.make(str(folder / "jobs"))
+        self.other_job, lock = private_folders.make(str(folder / "jobs"))
         stack.callback(os.close, lock)
         (self.other_job / "secret").write_text(self.secret)
         patch = stack.enter_context(pytest.MonkeyPatch.context())
@@ -224,9 +224,7 @@ def test_a_form_that_hides_what_compiles_need_is_passed_over_for_a_weaker_one_an
     assert "under isolation by 'namespaces': [Errno 2] No such file" in capfd.readouterr().err
 
 
-def test_the_form_that_was_removed_is_refused_with_what_to_use_instead(tmp_path):
-    with pytest.raises(ValueError, match=r"'bubblewrap' was removed: use 'namespaces'"):
-        settings(tmp_path, ("bubblewrap", "none"))
+def test_a_form_that_does_not_exist_is_refused(tmp_path):
     known = msgspec.json.encode(settings(tmp_path, ("none",))).replace(b'"none"', b'"bubblewrap"')
     with pytest.raises(msgspec.ValidationError):
         decoding.from_json(known, type=SlotSettings)
@@ -241,12 +239,12 @@ def test_isolation_can_be_turned_off_and_that_is_said(tmp_path):
 
 
 def test_what_a_crash_left_is_removed_by_the_next_slot_and_what_is_in_use_stays(tmp_path):
-    abandoned, lock = locked_folders.make(str(tmp_path))
+    abandoned, lock = private_folders.make(str(tmp_path))
     (abandoned / "job-x").mkdir()
     os.close(lock)
-    used, lock = locked_folders.make(str(tmp_path))
+    used, lock = private_folders.make(str(tmp_path))
     assert not abandoned.exists()
-    other, other_lock = locked_folders.make(str(tmp_path))
+    other, other_lock = private_folders.make(str(tmp_path))
     assert used.exists()
     assert other.exists()
     os.close(lock)

@@ -27,9 +27,8 @@ from typing import NamedTuple
 import msgspec
 
 from ....compiler import decoding
-from ...process import locked_folders
+from ...process import private_folders
 from ...process.process_tree import become_subreaper, reap
-from ...process.socket_folders import short_root
 from ..ranks.environment import PLACE_NAMES, RANK_PROGRAM
 from ..ranks.reaper import RankLaunch, become_rank, receive, supervise
 
@@ -52,7 +51,7 @@ class PreforkProcess(NamedTuple):
 
 def start(environment: Mapping[str, str]) -> PreforkProcess:
     """Start a warm process; it takes launches at once. environment: of all its ranks. Raises OSError, Unavailable."""
-    folder, lock = locked_folders.make(str(short_root(_PREFIX)), _PREFIX)
+    folder, lock = private_folders.make(str(private_folders.short_root(_PREFIX)), _PREFIX)
     path = folder / _SOCKET
     ours, theirs = socket.socketpair()
     with socket.socket(socket.AF_UNIX) as listener, theirs:

@@ -1,6 +1,7 @@
-"""Makes folders that are locked as long as their process, or one that inherited the lock, runs.
+"""Makes private folders: some are locked while their process runs, some have a path short enough for Unix sockets.
 
-`make` also removes folders with the same prefix that a crash left behind: their locks are free.
+`make` also removes folders with the same prefix that a crash left behind: their locks are free. A process that
+inherits a lock holds it too.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ...compiler.errors import Unavailable
+
 JOBS = "torchrelay-jobs-"
 """The prefix of the folder in which a fork server makes its jobs' folders."""
+_NODE = "torchrelay-node-"
+_SOCKET_ROOM = 43
+"""Bytes that a session directory may have: Ray adds up to 64 (process ids have seven digits), sockets hold 107."""
 
 
 def make(root: str | None, prefix: str = JOBS) -> tuple[Path, int]:
@@ -68,3 +74,30 @@ def _locked(folder: Path) -> int | None:
         pass
     os.close(opened)
     return None
+
+
+def short_directory(prefix: str) -> Path:
+    """A new private directory whose path leaves room for sockets. Raises Unavailable."""
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=short_root(prefix)))
+
+
+def node_directory() -> tuple[Path, int]:
+    """A directory for the sockets and logs of a Ray node that outlives this program, and its lock's descriptor.
+
+    Nodes of one machine must not share Ray's default: they would race for the names of their sockets. Also removes the
+    directories of dead nodes. Raises Unavailable.
+    """
+    return make(str(short_root(_NODE)), _NODE)
+
+
+def short_root(prefix: str) -> Path:
+    """A parent for a folder with this prefix whose path is short enough. Raises Unavailable."""
+    roots = [Path(tempfile.gettempdir()), Path("/tmp")]
+    root = next(
+        (r for r in roots if len(os.fsencode(r)) + len(prefix) + 9 <= _SOCKET_ROOM and r.is_dir()), None
+    )
+    if root is None:
+        raise Unavailable(
+            f"{roots[0]} is too long a path for sockets", hint="Set TMPDIR to a shorter directory"
+        )
+    return root
