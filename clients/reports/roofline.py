@@ -1,8 +1,8 @@
 """How close a kernel comes to its device's ceilings. Needs no torch.
 
-A kernel reads each operand once, writes its result once and multiplies as often as the operator is defined to. How
-fast a device does that is measured on it: a copy says what its memory can do, a large matrix product what its units
-can do in a dtype. Williams, Waterman, Patterson: Roofline (CACM 52, 2009).
+The least work of a kernel: each operand is read once, the result is written once, and the flops are those that define
+the operator. The ceilings are measured: of the memory by a copy, of each dtype by a large matrix product.
+Williams, Waterman, Patterson: Roofline (CACM 52, 2009).
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from ...compiler.tuning.records import Operand, Problem, TuningEntry
 
 Bound = Literal["compute", "memory"]
 
-_LAST_TWO = frozenset({"mm", "addmm", "bmm", "baddbmm", "int_mm"})
-"""Their last two operands are multiplied."""
-_FIRST_TWO = frozenset({"scaled_mm", "grouped_mm", "scaled_grouped_mm"})
+_MULTIPLIED = {
+    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "int_mm"), slice(-2, None)),
+    **dict.fromkeys(("scaled_mm", "grouped_mm", "scaled_grouped_mm", "convolution"), slice(2)),
+}
+"""Which operands of an operator are multiplied."""
 
 
 class KernelWork(Struct, frozen=True):
     """flops: multiplications and additions. bytes: the least that must be moved. None: not known from shapes alone.
-    kind: of the units that multiply: a dtype, and of float32 the precision: `tf32` on a GPU, `float32, medium` on a
-    CPU, where the library decides what that is."""
+    kind: see `kind`."""
 
     flops: int | None
     bytes: int | None
@@ -48,7 +49,7 @@ class RooflineShare(Struct, frozen=True):
 
 
 def kernel_work(entry: TuningEntry) -> KernelWork:
-    """The work of the entry's problem in the place where it was measured."""
+    """The work of the entry's problem on the device that it was measured on."""
     problem = entry.problem
     moved = [*problem.operands] if problem.op.startswith("triton.") else [*problem.operands, problem.result]
     sizes = [_bytes(operand) for operand in moved]
@@ -57,7 +58,8 @@ def kernel_work(entry: TuningEntry) -> KernelWork:
 
 
 def kind(entry: TuningEntry) -> str:
-    """Which of the device's units multiply."""
+    """The dtype that is multiplied. float32 in a lower precision is `tf32` on a GPU, and on a CPU, where the library
+    decides what that means, like `float32, medium`."""
     problem = entry.problem
     matrices = _matrices(problem)
     operand = matrices[0] if matrices else next(iter(problem.operands), problem.result)
@@ -68,8 +70,8 @@ def kind(entry: TuningEntry) -> str:
 
 
 def ceilings(measured: Iterable[TuningEntry], others: Iterable[TuningEntry] = ()) -> DeviceCeilings:
-    """From entries of one device: copies, and large matrix products. The fastest of each counts; where there is one,
-    any of the `others` that multiplied faster shows that the device can."""
+    """measured: copies and large matrix products on one device; the fastest of each counts. others: its other entries;
+    a faster one raises the ceiling of its kind, if there is one."""
     flops: dict[str, float] = {}
     moved = 0.0
     for entry in measured:
@@ -86,14 +88,14 @@ def ceilings(measured: Iterable[TuningEntry], others: Iterable[TuningEntry] = ()
 
 
 def share(entry: TuningEntry, device: DeviceCeilings) -> RooflineShare | None:
-    """The winner's share. None where no ceiling that limits the problem was measured. Of a user's kernel only the
-    memory is known."""
+    """The winner's share; None if no ceiling that limits the problem was measured. A user's kernel is compared with the
+    memory alone."""
     work = kernel_work(entry)
     times: dict[Bound, float] = {}
     if work.flops is not None and device.flops.get(work.kind):
         times["compute"] = work.flops / device.flops[work.kind]
     elif work.flops or (work.flops is None and not entry.problem.op.startswith("triton.")):
-        return None  # memory alone says too little of a kernel that multiplies
+        return None  # memory alone does not limit a kernel that multiplies
     if work.bytes is not None and device.bytes:
         times["memory"] = work.bytes / device.bytes
     if not times:
@@ -103,7 +105,7 @@ def share(entry: TuningEntry, device: DeviceCeilings) -> RooflineShare | None:
 
 
 def _bytes(operand: Operand) -> int | None:
-    """Of distinct elements: one that is expanded (stride 0) is read once."""
+    """Of distinct elements: an expanded dimension (stride 0) is read once."""
     each = DTYPE_BYTES.get(operand.dtype)
     if each is None:
         return None
@@ -112,15 +114,11 @@ def _bytes(operand: Operand) -> int | None:
 
 
 def _matrices(problem: Problem) -> tuple[Operand, ...]:
-    if problem.op in _LAST_TWO:
-        return problem.operands[-2:]
-    if problem.op in _FIRST_TWO or problem.op == "convolution":
-        return problem.operands[:2]
-    return ()
+    return problem.operands[_MULTIPLIED.get(problem.op, slice(0))]
 
 
 def _flops(problem: Problem) -> int | None:
-    """Two for each product that is summed. None: it depends on more than shapes (a mask, a user's kernel)."""
+    """Two for each product that is summed. None: not known from shapes alone (a mask, a user's kernel)."""
     if problem.op == "copy":
         return 0
     pair = _matrices(problem)

@@ -1,7 +1,4 @@
-"""SVG pictures as data: axes, and shapes with the text that is shown when the mouse is over them.
-
-The macro `svg` in templates/macros.html writes a Picture as text.
-"""
+"""SVG pictures as data. The macro `svg` in templates/macros.html writes a Picture as text."""
 
 from __future__ import annotations
 
@@ -9,6 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
+
+Ticks = Iterable[tuple[float, str]]
+"""Values on an axis, each with its text."""
 
 
 class Axis(Struct, frozen=True):
@@ -29,7 +29,8 @@ class Axis(Struct, frozen=True):
 
 
 class Shape(Struct, frozen=True):
-    """One SVG element. attributes: numbers and our own words; what users wrote goes to title or text."""
+    """One SVG element. title: shown when the mouse is over it. attributes: numbers and fixed words only; what users
+    wrote goes to title or text."""
 
     tag: str
     attributes: dict[str, object]
@@ -38,7 +39,7 @@ class Shape(Struct, frozen=True):
 
 
 class Picture(Struct, frozen=True):
-    """label: what a screen reader says. Later shapes lie on earlier ones."""
+    """kind: its CSS class. label: what a screen reader says. Later shapes cover earlier ones."""
 
     kind: str
     label: str
@@ -48,11 +49,22 @@ class Picture(Struct, frozen=True):
 
 
 def shape(tag: str, kind: str, *, title: str = "", text: str = "", **attributes: object) -> Shape:
-    """kind: its CSS classes. Fractions are written with one digit."""
+    """kind: CSS classes. Fractions are written with one digit."""
     written = {name: f"{it:.1f}" if isinstance(it, float) else it for name, it in attributes.items()}
-    return Shape(tag, {"class": kind, **written} if kind else written, title, text)
+    return Shape(tag, {"class": kind, **written}, title, text)
 
 
 def path(points: Iterable[tuple[float, float]], x: Axis, y: Axis) -> str:
-    """A line through the points, as the attribute `d` wants it."""
+    """A line through the points: the value of the attribute `d`."""
     return "M" + " L".join(f"{x(across):.1f} {y(up):.1f}" for across, up in points)
+
+
+def grid(x: Axis, y: Axis, across: Ticks, up: Ticks) -> list[Shape]:
+    """A horizontal line with its text at the left for each of `up`, and the texts of `across` below the plot."""
+    shapes = []
+    for value, text in up:
+        shapes.append(shape("line", "grid", x1=x.start, x2=x.end, y1=y(value), y2=y(value)))
+        shapes.append(shape("text", "side", x=x.start - 8, y=y(value) + 4, text=text))
+    for value, text in across:
+        shapes.append(shape("text", "tick", x=x(value), y=y.start + 20, text=text))
+    return shapes

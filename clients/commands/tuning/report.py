@@ -1,4 +1,4 @@
-"""`torchrelay tune report` writes a job's results, or a lock file, as an HTML page with pictures."""
+"""`torchrelay tune report` writes a job's results, or a lock file, as an HTML page with a picture."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ def write_report(
     lock: Annotated[
         Path | None, typer.Option(help="An older lock file; what has become slower is shown first.")
     ] = None,
-    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Also write PNG files.")] = True,
+    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Also write a PNG file.")] = True,
     namespace: Namespace = "",
 ) -> None:
-    """Write an HTML page and pictures of a tuning job or lock file: gains, rooflines, candidates, regressions."""
+    """Write an HTML page and a picture of a tuning job or lock file: gains, rooflines, candidates, slowdowns."""
     if pictures:
         plots.require()
     old = None if lock is None else tuning_lock.load(lock)
     against = "" if lock is None else lock.name
     report = _report(job, old, against, output.checked_namespace(namespace))
+    picture = plots.faster(report) if pictures else None
     files = {PAGE: page.page(report).encode()}
-    if pictures:
-        files |= plots.pictures(report)
+    if picture is not None:
+        files[plots.PICTURE] = picture
     write_files(directory, files)
     slower = sum(change.kind == "slower" for change in report.changes or [])
     compared = f", {slower} slower than in {against}" if report.changes is not None else ""
     print(f"{report.problems} problems{compared}: {directory / PAGE}")
-    for name in sorted(set(files) - {PAGE}):
-        print(f"  {directory / name}")
+    if picture is not None:
+        print(f"  {directory / plots.PICTURE}")
 
 
 def _report(job: str, old: list[TuningEntry] | None, against: str, namespace: str) -> summary.TuningReport:

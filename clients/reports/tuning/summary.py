@@ -1,6 +1,6 @@
-"""What a tuning report shows: rows, totals and regressions, from a job's results. Needs no torch.
+"""What a tuning report shows: rows, totals and slowdowns, from a job's results. Needs no torch.
 
-Times are milliseconds. A ratio is another choice's time as a multiple of the winner's: how much faster the winner is.
+Times are milliseconds. A ratio is another choice's time as a multiple of the winner's.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ...jobfiles import tuning_diff
 from .. import roofline
 
 _LARGE = 2048
-"""A square product of this many rows, in a lock file, says what the device's units can do."""
+"""A square matrix product of at least this size in a lock file measures the device's ceiling."""
 
 
 class TuningRow(Struct, frozen=True, kw_only=True):
-    """A problem in a place. rate: flops a second of the winner. intensity: flops for each byte that must be moved.
+    """A problem on a device. rate: flops a second of the winner. intensity: flops for each byte that must be moved.
     saved: milliseconds a step of all graphs that have the problem. None: not known."""
 
     result: TuneResult
@@ -57,7 +57,7 @@ class TunedGraph(Struct, frozen=True):
 
 
 class TunedDevice(Struct, frozen=True):
-    """What was tuned in one place."""
+    """place: the device and its versions. rows: what gains most comes first."""
 
     place: DeviceEnvironment
     rows: list[TuningRow]
@@ -65,15 +65,15 @@ class TunedDevice(Struct, frozen=True):
 
     @property
     def clock(self) -> str:
-        """Of the device while it was measured; '' where the results do not have the same."""
+        """The device's clock while it was measured; '' if it differs between the results."""
         clocks = {row.entry.clock for row in self.rows if row.entry.clock}
         return clocks.pop() if len(clocks) == 1 else ""
 
 
 class TuningReport(Struct, frozen=True, kw_only=True):
     """seconds: of searching, on all devices together. missing: items of the job without a result. of_default, of_aten:
-    geometric means of the ratios, None if there are none. changes: from an older lock, None if there is no such lock.
-    against: the name of that lock."""
+    geometric means of the ratios, None if there are none. changes: from an older lock, None without one. against: the
+    name of that lock."""
 
     title: str
     job: TuneJob | None
@@ -100,28 +100,32 @@ def report(
     old: Sequence[TuningEntry] | None = None,
     against: str = "",
 ) -> TuningReport:
-    """old: entries of the last lock. Items with the same problem count once."""
+    """old: entries of an older lock. Results for the same problem count once."""
     by_problem: dict[tuple[object, ...], TuneResult] = {}
     for result in results:
         by_problem.setdefault((result.ceiling, *records.entry_sort_key(result.entry)), result)
-    every = list(by_problem.values())
-    devices = [_device(place, every) for place in _places(every)]
+    by_place: dict[DeviceEnvironment, list[TuneResult]] = {}
+    for result in by_problem.values():
+        by_place.setdefault(result.entry.place, []).append(result)
+    devices = [_device(place, found) for place, found in by_place.items()]
+    devices = sorted((each for each in devices if each.rows), key=lambda each: _sort_key(each.place))
     rows = [row for device in devices for row in device.rows]
-    mine = [row for row in rows if not row.result.known]
+    searched = [row for row in rows if not row.result.known]
+    compared = [row for row in rows if not _only_pads(row.entry)]
     return TuningReport(
         title=title,
         job=job,
         missing=[item for item in progress if item.state not in ("done", "known")],
         devices=devices,
-        graphs=_graphs(rows),
+        graphs=_graphs(compared),
         problems=len(rows),
-        known=len(rows) - len(mine),
-        seconds=job.spent if job is not None else sum(row.entry.seconds for row in mine),
+        known=len(rows) - len(searched),
+        seconds=job.spent if job is not None else sum(row.entry.seconds for row in searched),
         candidates=sum(row.entry.candidates for row in rows),
         failed=sum(row.entry.failed for row in rows),
-        of_default=_mean(row.of_default for row in rows if not _prepares(row.entry)),
-        of_aten=_mean(row.of_aten for row in rows if not _prepares(row.entry)),
-        changes=None if old is None else _changes(old, [row.entry for row in rows], whole=job is None),
+        of_default=_mean(row.of_default for row in compared),
+        of_aten=_mean(row.of_aten for row in compared),
+        changes=None if old is None else _changes(old, rows, job),
         against=against,
     )
 
@@ -135,7 +139,7 @@ def of_lock(entries: Iterable[TuningEntry]) -> list[TuneResult]:
     ]
 
 
-def _prepares(entry: TuningEntry) -> bool:
+def _only_pads(entry: TuningEntry) -> bool:
     """Whether the entry only decides if another problem's matrices are padded; that problem has its own times."""
     return entry.problem.op.startswith("pad_mm.")
 
@@ -145,23 +149,26 @@ def _large(entry: TuningEntry) -> bool:
     return entry.problem.op == "mm" and len(sizes) == 1 and min(sizes) >= _LARGE
 
 
-def _places(results: Iterable[TuneResult]) -> list[DeviceEnvironment]:
-    found = {result.entry.place.digest(): result.entry.place for result in results if not result.ceiling}
-    return sorted(found.values(), key=lambda place: (place.device, place.torch, place.digest()))
+def _sort_key(place: DeviceEnvironment) -> tuple[str, ...]:
+    return place.device, place.torch, place.digest()
 
 
-def _device(place: DeviceEnvironment, results: Sequence[TuneResult]) -> TunedDevice:
-    measured = [result.entry for result in results if result.entry.place == place and result.ceiling]
-    found = [result for result in results if result.entry.place == place and not result.ceiling]
-    ceilings = roofline.ceilings(measured, [result.entry for result in found])
-    return TunedDevice(place, sorted((_row(result, ceilings) for result in found), key=_gain), ceilings)
+def _device(place: DeviceEnvironment, results: Iterable[TuneResult]) -> TunedDevice:
+    measured, tuned = [], []
+    for result in results:
+        if result.ceiling:
+            measured.append(result.entry)
+        else:
+            tuned.append(result)
+    ceilings = roofline.ceilings(measured, [result.entry for result in tuned])
+    return TunedDevice(place, sorted((_row(result, ceilings) for result in tuned), key=_gain), ceilings)
 
 
 def _row(result: TuneResult, ceilings: roofline.DeviceCeilings) -> TuningRow:
     entry = result.entry
     work, time = roofline.kernel_work(entry), entry.winner.milliseconds
     saved = None
-    if entry.default is not None and result.graphs and not _prepares(entry):
+    if entry.default is not None and result.graphs and not _only_pads(entry):
         saved = sum(count for _, count in result.graphs) * (entry.default.milliseconds - time)
     return TuningRow(
         result=result,
@@ -173,7 +180,7 @@ def _row(result: TuneResult, ceilings: roofline.DeviceCeilings) -> TuningRow:
 
 
 def _gain(row: TuningRow) -> tuple[object, ...]:
-    """For sorting: what gains most comes first."""
+    """A sort key: what gains most comes first."""
     ratio = row.of_default or row.of_aten
     return ratio is None, -(ratio or 0.0), row.entry.problem.text()
 
@@ -182,25 +189,25 @@ def _graphs(rows: Iterable[TuningRow]) -> list[TunedGraph]:
     """Graphs with problems whose default time is known; the largest saving first."""
     found: dict[str, TunedGraph] = {}
     for row in rows:
-        default = None if _prepares(row.entry) else row.entry.default
+        if row.entry.default is None:
+            continue
         for key, count in row.result.graphs:
             graph = found.get(key, TunedGraph(key, 0, 0.0, 0.0))
-            if default is not None:
-                found[key] = TunedGraph(
-                    key,
-                    graph.problems + 1,
-                    graph.default + count * default.milliseconds,
-                    graph.winners + count * row.entry.winner.milliseconds,
-                )
+            found[key] = TunedGraph(
+                key,
+                graph.problems + 1,
+                graph.default + count * row.entry.default.milliseconds,
+                graph.winners + count * row.entry.winner.milliseconds,
+            )
     return sorted(found.values(), key=lambda graph: (-graph.saved, graph.key))
 
 
 def _changes(
-    old: Sequence[TuningEntry], new: Sequence[TuningEntry], *, whole: bool
+    old: Sequence[TuningEntry], rows: Iterable[TuningRow], job: TuneJob | None
 ) -> list[tuning_diff.TuningChange]:
-    """whole: the new entries are all there are. A job has only some problems: the others are not gone."""
-    found = tuning_diff.tuning_changes(old, new)
-    return [change for change in found if whole or change.kind != "gone"]
+    """A job has only some problems: the others are not gone."""
+    found = tuning_diff.tuning_changes(old, [row.entry for row in rows])
+    return [change for change in found if job is None or change.kind != "gone"]
 
 
 def _ratio(other: records.Timing | None, entry: TuningEntry) -> float | None:

@@ -198,12 +198,12 @@ def test_a_compile_nobody_waits_for_is_stopped_unless_it_shall_finish(start_gate
         left = post(http, graph(2), finish=0).json()["key"]
         waited = post(http, graph(3), finish=0).json()["key"]
         for index, _ in enumerate(follow(http, waited, comments=True)):  # longer than abandon_seconds
-            if index == 6:
+            if index == 6:  # asked here: when nobody follows it any more, it has one second
+                assert http.get(f"/v1/compiles/{waited}").json()["stage"] == "aot"
                 break
-        assert gateway.pool.cancelled == [left]
+        assert gateway.pool.cancelled[:1] == [left]
         assert http.get(f"/v1/compiles/{left}").json()["stage"] == "failed"
         assert http.get(f"/v1/compiles/{kept}").json()["stage"] == "aot"
-        assert http.get(f"/v1/compiles/{waited}").json()["stage"] == "aot"
 
 
 def test_the_queue_is_bounded(start_gateway: StartGateway) -> None:

@@ -192,7 +192,7 @@ def test_a_page_loads_nothing_and_closes_what_it_opens():
     assert not [mark for mark in ("http:", "https:", "url(", "@import") if mark in page]
     assert "default-src 'none'" in page
     assert "and 20 more" in read.text  # of 60 candidates
-    assert read.tags.count("svg") == 2  # the roofline, and the spread
+    assert read.tags.count("svg") == 1  # the roofline
 
 
 def test_what_came_to_nothing_is_listed_with_its_line_and_why(job):
@@ -227,7 +227,7 @@ def test_times_have_three_digits(milliseconds, shown):
 # --- the command -------------------------------------------------------------------------------------------
 
 
-def test_a_lock_file_alone_gives_a_page_and_pictures(tmp_path, capsys):
+def test_a_lock_file_alone_gives_a_page_and_a_picture(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     lock, old, out = tmp_path / "new.lock", tmp_path / "old.lock", tmp_path / "out" / "report"
     large = parse_problem("mm(bf16[4096,4096], bf16[4096,4096]) -> bf16[4096,4096]")
@@ -237,8 +237,8 @@ def test_a_lock_file_alone_gives_a_page_and_pictures(tmp_path, capsys):
     tuning_report.write_report(str(lock), out, old, True)
     said = capsys.readouterr().out
     assert said.startswith("3 problems, 1 slower than in old.lock: ")
-    assert sorted(path.name for path in out.iterdir()) == ["faster.png", "index.html", "roofline-1.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in out.glob("*.png"))
+    assert sorted(path.name for path in out.iterdir()) == ["faster.png", "index.html"]
+    assert (out / "faster.png").read_bytes().startswith(b"\x89PNG")
     assert "new.lock" in (out / "index.html").read_text()
 
 
@@ -267,14 +267,15 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         tuning_report.write_report(str(lock), lock / "out", None, False)
 
 
-def test_pictures_draw_names_that_are_no_formulas():
+def test_the_picture_draws_names_that_are_no_formulas():
     pytest.importorskip("matplotlib")
-    evil = msgspec.structs.replace(entry(), place=msgspec.structs.replace(PLACE, device="$\\frac{$"))
-    results = [TuneResult(item="a", entry=evil, timings=[timing("a", 1.0), timing("b", 2.0)])]
-    assert set(plots.pictures(summary.report("$\\frac{$", results))) == {
-        "faster.png",
-        "spread.png",
-    }
+    drawn = plots.faster(summary.report("$\\frac{$", [TuneResult(item="$\\frac{$", entry=entry())]))
+    assert drawn is not None and drawn.startswith(b"\x89PNG")
+
+
+def test_without_another_choice_to_compare_with_there_is_no_picture():
+    alone = TuneResult(item="a", entry=entry(aten=None, default=None))
+    assert plots.faster(summary.report("job", [alone])) is None
 
 
 @pytest.fixture
