@@ -23,9 +23,9 @@ from ..compiler.torch_internals.dynamo import backend_interface
 from ..compiler.torch_internals.inductor import compile_fx, config
 from .artifacts.prefetch import prefetch_with, start_early
 from .artifacts.source import ArtifactRequest, ArtifactSource
+from .capture.configuration import Mode
 from .capture.locked_tunings import LockedTunings
 from .capture.prepare import prepare
-from .capture.request import Mode
 from .gateway.compile_client import GatewayClient
 from .reports.run_report import RunReport, process_report
 from .settings import ClientSettings, load_launcher_info, load_settings

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from msgspec import Struct
 
+from ...compiler.graph.annotations import refuse_annotations
+from .configuration import Mode
 from .dtensor_edges import LocalGraph, to_local_tensors
 from .held_tensors import HoistedGraph, hoist_tensors
 from .locked_tunings import LockedTunings
-from .request import CapturedGraph, Mode, capture
+from .request import CapturedGraph, capture
 
 
 class PreparedGraph(Struct, frozen=True):
@@ -37,6 +39,8 @@ def prepare(
     """Capture `gm` and leave it unchanged. Raises as `capture` does."""
     hoisted = hoist_tensors(gm, example_inputs)
     local = to_local_tensors(hoisted.gm, hoisted.inputs)
+    if local.gm is not gm:  # a copy has what its nodes name; capture() looks at it alone
+        refuse_annotations(gm)
     captured = capture(
         local.gm,
         local.inputs,

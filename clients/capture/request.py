@@ -14,20 +14,18 @@ import sympy
 import torch
 from msgspec import Struct
 
-from ...compiler.errors import BadExpression, BadOption, Unsupported
+from ...compiler.errors import BadExpression, Unsupported
 from ...compiler.graph import encode
 from ...compiler.graph.ambient import read_ambient
+from ...compiler.graph.annotations import eager_nodes
 from ...compiler.graph.toolchain import local_target, local_toolchain
 from ...compiler.graph.torch_names import dtype_name
 from ...compiler.request import schema, size_expr
-from ...compiler.request.operator_table import table
 from ...compiler.torch_internals.dynamo import fake_tensors, symbolic_shapes, tracing
 from ...compiler.torch_internals.dynamo.types import FakeTensor, ShapeEnv
-from ...compiler.torch_internals.inductor import config
+from .configuration import Mode, read_configuration
 from .locked_tunings import LockedTunings
 from .triton_sources import KernelSources
-
-Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 class CapturedGraph(Struct, frozen=True):
@@ -67,6 +65,7 @@ def capture(
     kind: Literal["cpu", "cuda"] = "cpu" if index is None else "cuda"
     if sources.found and kind == "cpu":
         raise Unsupported("a user-written Triton kernel in a graph on the CPU")
+    inductor_options, aot_options, cudagraphs = read_configuration(mode, options)
     request = schema.GraphRequest(
         schema=schema.SCHEMA,
         graph=encoded,
@@ -76,11 +75,12 @@ def capture(
         constants=constants,
         ambient=read_ambient(kind, values),
         mode=mode,
-        options=_options(mode, options),
-        aot_options=_aot_options(),
+        options=inductor_options,
+        aot_options=aot_options,
         toolchain=local_toolchain(),
         target=local_target(kind, index),
         kernels=sources.found,
+        eager=eager_nodes(gm),
         meshes=list(meshes),
     )
     if lock is not None:
@@ -90,9 +90,7 @@ def capture(
         for position, spec in enumerate(inputs)
         if isinstance(spec, schema.TensorInput) and spec.number is not None
     }
-    return CapturedGraph(
-        request, symbols.symints(), index, _cudagraphs(mode, options), floats, dict(groups or {})
-    )
+    return CapturedGraph(request, symbols.symints(), index, cudagraphs, floats, dict(groups or {}))
 
 
 def _placeholder_values(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
@@ -262,32 +260,3 @@ def _devices_in(value: Any) -> set[torch.device]:
     if isinstance(value, tuple | list):
         return set().union(*(_devices_in(item) for item in value))
     return set()
-
-
-def _options(mode: Mode, options: Mapping[str, Any]) -> list[tuple[str, schema.OptionValue]]:
-    """Inductor's configuration where it differs from its defaults: the process' own, then the call's."""
-    allowed = table.load(torch.__version__).options
-    current = config.current_options()
-    chosen = {name: current[name] for name, option in allowed.items() if current[name] != option.default}
-    for name, value in config.changed_options().items():
-        if name not in allowed and config.option_reaches_code(name):
-            raise BadOption(f"torch._inductor.config.{name} = {value!r} cannot be sent")
-    for name, value in options.items():
-        option = allowed.get(name.replace("-", "_"))
-        if option is None or not option.accepts(value):
-            raise BadOption(f"option {name} = {value!r} cannot be sent")
-        chosen[name.replace("-", "_")] = value
-    return sorted(chosen.items())
-
-
-def _aot_options() -> list[tuple[str, schema.OptionValue]]:
-    allowed = table.load(torch.__version__).aot_options
-    current = config.current_aot_options()
-    return sorted(
-        (name, current[name]) for name, option in allowed.items() if current[name] != option.default
-    )
-
-
-def _cudagraphs(mode: Mode, options: Mapping[str, Any]) -> bool:
-    merged = {**config.mode_options(mode), **options}
-    return bool(merged.get("triton.cudagraphs", config.current_options()["triton.cudagraphs"]))

@@ -21,9 +21,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ...compiler.errors import ClientError, RelayError, SettingsError
 from ...compiler.request import codec, key, meshes
 from ..jobfiles.captured_graphs import MAX_GRAPHS
+from .configuration import Mode
 from .patch_compile import DEFAULT, compile_with_backend
 from .prepare import prepare
-from .request import Mode
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 IDLE_CALLS = 1000

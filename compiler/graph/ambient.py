@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..request import schema
+from ..torch_internals import precision
 from ..torch_internals.inductor import config
 from .torch_names import dtype_name
 
@@ -30,7 +31,7 @@ def read_ambient(kind: str, values: Sequence[Any]) -> schema.Ambient:
         inference=torch.is_inference_mode_enabled(),
         autocast=autocast,
         default_dtype=dtype_name(torch.get_default_dtype()),
-        matmul_precision=torch.get_float32_matmul_precision(),
+        matmul_precision=precision.matmul_precision(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
         deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
         fill_uninitialized=bool(torch.utils.deterministic.fill_uninitialized_memory),  # type: ignore[attr-defined]
@@ -48,7 +49,6 @@ _FLAG_OWNERS: dict[str, tuple[Any, str]] = {
         torch.backends.cuda.matmul,
         "allow_bf16_reduced_precision_reduction",
     ),
-    "cudnn.allow_tf32": (torch.backends.cudnn, "allow_tf32"),
     "cudnn.benchmark": (torch.backends.cudnn, "benchmark"),
     "cudnn.deterministic": (torch.backends.cudnn, "deterministic"),
     "cudnn.enabled": (torch.backends.cudnn, "enabled"),
@@ -73,6 +73,7 @@ def current_flags() -> list[tuple[str, bool | int | str]]:
         name: _plain(getattr(owner, attribute)) for name, (owner, attribute) in _FLAG_OWNERS.items()
     }
     values |= {name: bool(read()) for name, (read, _) in _SDP_FLAGS.items()}
+    values |= precision.read_precisions()
     return sorted(values.items())
 
 
@@ -83,7 +84,7 @@ def _plain(value: Any) -> bool | int | str:
 @contextlib.contextmanager
 def apply_ambient(state: schema.Ambient) -> Iterator[None]:
     """Run a block in the client's ambient state. The process is the job's own: nothing is put back but modes."""
-    torch.set_float32_matmul_precision(state.matmul_precision)
+    precision.apply_precisions(state.matmul_precision, dict(state.flags))
     torch.set_default_dtype(getattr(torch, state.default_dtype))
     torch.use_deterministic_algorithms(state.deterministic, warn_only=state.deterministic_warn_only)
     torch.utils.deterministic.fill_uninitialized_memory = state.fill_uninitialized  # type: ignore[attr-defined]

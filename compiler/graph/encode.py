@@ -17,6 +17,7 @@ from ..request.operator_table import table
 from ..torch_internals.dynamo import kernel_side_table, operators, symbolic_shapes
 from ..torch_internals.dynamo.types import OpOverload
 from . import triton_kernels
+from .annotations import refuse_annotations
 from .targets import target_name
 from .torch_names import DTYPES, LAYOUTS, MEMORY_FORMATS
 
@@ -38,6 +39,7 @@ def encode_graph(
     kernels: a user-written Triton kernel -> its position in the request. Raises Unsupported with the node and the
     reason; LimitExceeded past `limits`.
     """
+    refuse_annotations(gm)
     encoder = _Encoder(symbols, limits or codec.Limits(), kernels)
     return encoder.graph(gm, 1), encoder.constants
 
@@ -83,10 +85,6 @@ class _Encoder:
     def graph(self, gm: torch.fx.GraphModule, depth: int) -> schema.Graph:
         if depth > self._limits.depth:
             raise LimitExceeded(f"subgraphs are nested deeper than {self._limits.depth}")
-        if gm.meta.get("_checkpoint_context_fn") is not None:
-            raise Unsupported(
-                "selective activation checkpointing (context_fn) runs Python code while compiling"
-            )
         self._nodes += len(gm.graph.nodes)
         if self._nodes > self._limits.nodes:
             raise LimitExceeded(f"the graph has more than {self._limits.nodes} nodes")
@@ -95,8 +93,8 @@ class _Encoder:
         subgraphs: list[schema.Graph] = []
         subgraph_position: dict[int, int] = {}
         for node in gm.graph.nodes:
-            if node.target is operators.LOG_API_USAGE and not node.users:
-                continue  # counts uses of an API; computes nothing
+            if operators.is_left_out(node):
+                continue
             try:
                 if node.op == "get_attr":
                     value = _attribute(gm, str(node.target))

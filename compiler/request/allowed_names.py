@@ -102,7 +102,14 @@ AMBIENT_FLAGS = frozenset(
         "sdp.mem_efficient",
     }
 )
-"""Names of `Ambient.flags`; the values are bools."""
+"""Names of `Ambient.flags` whose values are bools."""
+
+FP32_PRECISION = re.compile(
+    r"fp32_precision\.(generic\.all|cuda\.(all|matmul|conv|rnn)|mkldnn\.(all|matmul|conv|rnn))", re.ASCII
+)
+"""Names of `Ambient.flags` whose values are in FP32_PRECISIONS."""
+
+FP32_PRECISIONS = frozenset({"ieee", "tf32", "bf16"})
 
 MAX_TEXT = 1024
 """Characters of one string argument."""

@@ -62,6 +62,8 @@ def components(request: schema.GraphRequest) -> dict[str, str]:
             {"name": item.name, "source": _digest(item.source), "configurations": _digest(item.configs)}
             for item in request.kernels
         )
+    if request.eager:
+        parts["eager"] = _digest(request.eager)
     if request.meshes:
         parts["meshes"] = ", ".join(
             f"{'x'.join(map(str, mesh.shape))} at {' '.join(map(str, mesh.coordinate))}"

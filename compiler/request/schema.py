@@ -337,6 +337,9 @@ class GraphRequest(WireStruct, frozen=True, omit_defaults=True):
     target: Target
     kernels: list[KernelSource] = []
     """In order of first use."""
+    eager: list[list[int]] = []
+    """Nodes that are compiled to calls of their operators, sorted; each the positions of the subgraphs that lead to it,
+    then its own."""
     tuning_lock: TuningLock | None = None
     """Only in requests that tune."""
     meshes: list[Mesh] = []

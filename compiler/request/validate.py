@@ -98,10 +98,25 @@ class _RequestCheck:
             raise MalformedRequest(
                 f"the graph takes {placeholders} inputs, {len(request.inputs)} are described"
             )
+        self._eager(request.eager)
         self._ambient(request.ambient)
         _options(request.options, self._ops.options, "option")
         _options(request.aot_options, self._ops.aot_options, "AOT option")
         _tuning_lock(request)
+
+    def _eager(self, paths: list[list[int]]) -> None:
+        if len(paths) > self._nodes:
+            raise LimitExceeded(f"{len(paths)} eager nodes in a graph of {self._nodes}")
+        if any(one >= other for one, other in pairwise(paths)):
+            raise MalformedRequest("eager nodes are not sorted, or one is named twice")
+        for path in paths:
+            graph = self._request.graph
+            for index in path[:-1]:
+                if not 0 <= index < len(graph.subgraphs):
+                    raise MalformedRequest(f"eager node {path[:8]} is in a subgraph that is not there")
+                graph = graph.subgraphs[index]
+            if not path or not 0 <= path[-1] < len(graph.nodes):
+                raise MalformedRequest(f"eager node {path[:8]} is not there")
 
     # --- expressions, symbols, inputs ---------------------------------------------------------------------
 
@@ -415,7 +430,9 @@ class _RequestCheck:
         _sorted((state.device for state in ambient.autocast), "autocast states")
         _sorted((name for name, _ in ambient.flags), "ambient flags")
         for name, value in ambient.flags:
-            if name not in allowed_names.AMBIENT_FLAGS or not isinstance(value, bool):
+            if allowed_names.FP32_PRECISION.fullmatch(name):
+                _member(str(value), allowed_names.FP32_PRECISIONS, "fp32 precision")
+            elif name not in allowed_names.AMBIENT_FLAGS or not isinstance(value, bool):
                 raise MalformedRequest(f"ambient flag {name[:60]!r} is unknown or not a bool")
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 
 from . import rules
-from .table import ConfigOption, OperatorTable
+from .table import ConfigOption, OperatorTable, portable
 
 # --- the rules ---------------------------------------------------------------------------------------------
 
@@ -141,6 +143,18 @@ def aot_options() -> dict[str, ConfigOption]:
     }
 
 
+def fixed_entries(sent: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """PyTorch's own value of each entry that may reach code and is not sent. `sent`: module -> entries that are."""
+    return {
+        module: {
+            name: portable(value)
+            for name, value in importlib.import_module(module).get_config_copy().items()
+            if name not in sent.get(module, ()) and not rules.is_local_entry(module, name)
+        }
+        for module in rules.LOCAL_ENTRIES
+    }
+
+
 def generate() -> OperatorTable:
     """The table for the installed torch."""
     aten, prims = dispatcher_operators("aten"), dispatcher_operators("prims")
@@ -152,13 +166,15 @@ def generate() -> OperatorTable:
                 *(f"torch.ops.{space}.{base}.{item}" for item in overloads),
             ]
     version = ".".join(torch.__version__.split(".")[:2])
+    options, aot = inductor_options(), aot_options()
     return OperatorTable(
         torch=version,
         functions=frozenset(names),
         hops=frozenset(higher_order()),
         methods=frozenset(methods(aten)),
-        options=inductor_options(),
-        aot_options=aot_options(),
+        options=options,
+        aot_options=aot,
+        fixed=fixed_entries({rules.INDUCTOR: options, rules.FUNCTORCH: aot}),
     )
 
 
@@ -189,12 +205,17 @@ def encode(table: OperatorTable) -> str:
             f' "{field}": ' + json.dumps(sorted(getattr(table, field)), indent=2).replace("\n]", "\n ]")
         )
     parts += [f' "{field}": {lines(options(getattr(table, field)))}' for field in ("options", "aot_options")]
+    parts.append(f' "fixed": {json.dumps(table.fixed, indent=2, sort_keys=True)}')
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def main(arguments: list[str], write: Callable[[str], object] = sys.stdout.write) -> int:
     if len(arguments) != 1:
         write("usage: python -m torchrelay.compiler.request.operator_table.generate OUT\n")
+        return 2
+    changing = sorted(name for name in os.environ if re.match(r"(PY)?TORCH|INDUCTOR|TRITON", name))
+    if changing:
+        write(f"unset {' '.join(changing)} first: defaults in the table must be PyTorch's own\n")
         return 2
     Path(arguments[0]).write_text(encode(generate()))
     return 0

@@ -275,3 +275,39 @@ AOT_OPTIONS: dict[str, tuple[str, ...]] = {
     "treat_parameters_as_free_to_save": (),
     "view_replay_for_aliased_outputs": (),
 }
+
+# Entries that say where and how to compile, cache, log or profile, that other devices or another pipeline read, or
+# that the service sets: a request neither carries nor checks them. All other entries are sent, or must have PyTorch's
+# own value.
+INDUCTOR = "torch._inductor.config"
+FUNCTORCH = "torch._functorch.config"
+LOCAL_ENTRIES: dict[str, re.Pattern[str]] = {
+    INDUCTOR: re.compile(
+        r"TYPE_CHECKING|_cache_config_.*|_save_config_ignore|_profile_var|aot_inductor(_mode)?\..*|is_nightly.*"
+        r"|compile_.*|worker_.*|fx_graph_.*|quiesce_.*|bundle_triton.*|bundled_autotune.*|force_disable_caches"
+        r"|autotune_(in_subproc|local_cache|remote_cache|num_choices_displayed|multi_device)|unsafe_skip_cache.*"
+        r"|cpp_cache.*|global_cache_dir|search_autotune_cache|.*remote_cache.*|remote_gemm_autotune_cache"
+        r"|use_static_.*|strict_static_.*|static_launch_user.*|keep_static.*|use_launch_metadata.*"
+        r"|trace\..*|debug|debug_fusion|debug_ir_traceback|verbose_progress|disable_progress|developer_warnings"
+        r"|warn_mix_layout|log_tlparse|enabled_metric_tables|torchinductor_worker_logpath|.*timeout.*"
+        r"|max_autotune_report_choices_stats|autoheuristic_(log_path|collect\..*)|lookup_table\.check_src_hash"
+        r"|cpp\.(threads|cxx|vec_isa_ok)|cuda\.(cuda_cxx|version|arch)|.*\.cutlass_dir|comment_origin"
+        r"|(xpu|rocm|halide|mtia)\..*|(xpu|tpu)_backend|triton\.proton_.*|sleep_sec_TESTING_ONLY"
+    ),
+    FUNCTORCH: re.compile(
+        r"TYPE_CHECKING|_save_config_ignore|_test_.*|.*autograd_cache.*|force_non_lazy_backward_lowering"
+        r"|debug_(assert|partitioner)|visualize_.*|.*pareto.*|torch_compile_graph_format|is_non_builtin_to_include"
+        r"|(check|error_on)_custom_op_aliasing|fake_tensor_crossref|generate_fake_kernels.*"
+    ),
+    "torch._inductor.config_comms": re.compile(r"TYPE_CHECKING|.*debug.*|.*verbose.*|env_str"),
+    "torch.fx.experimental._config": re.compile(
+        r"TYPE_CHECKING|translation_validation.*|check_shape_env.*|extended_debug.*|print_specializations"
+        r"|validate_shape_env.*|enrich_profiler.*|use_duck_shape|no_data_dependent_graph_break"
+        r"|soft_pending_unbacked.*"
+    ),
+}
+
+
+def is_local_entry(module: str, name: str) -> bool:
+    """Whether an entry of a configuration module never changes what the service compiles for a request."""
+    return LOCAL_ENTRIES[module].fullmatch(name) is not None

@@ -11,7 +11,7 @@ import functools
 import importlib.resources
 import math
 import re
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -59,6 +59,8 @@ class OperatorTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """torch._inductor.config entries."""
     aot_options: dict[str, ConfigOption]
     """torch._functorch.config entries."""
+    fixed: dict[str, dict[str, Any]] = {}
+    """Module -> entry -> PyTorch's own value, for entries that may reach code and that no request carries."""
 
 
 VERSIONS = ("2.11", "2.12", "2.13")
@@ -78,3 +80,17 @@ def load(torch_version: str) -> OperatorTable:
 def _read(version: str) -> OperatorTable:
     data = importlib.resources.files(__package__).joinpath("data", f"ops-{version}.json").read_bytes()
     return decoding.from_json(data, type=OperatorTable)
+
+
+def portable(value: object) -> object:
+    """A value as JSON has it: what JSON lacks is represented by the name of its type or function."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [portable(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((portable(item) for item in value), key=str)
+    if isinstance(value, dict):
+        return {str(key): portable(item) for key, item in value.items()}
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -6,14 +6,16 @@ from collections.abc import Collection
 
 import torch
 
+from .. import precision
+
 
 def precision_settings(name: str, device: str, dtypes: Collection[str]) -> dict[str, str]:
     """What else decides how an operator on these dtypes (`torch.float32`) is computed."""
     settings: dict[str, str] = {}
     if "torch.float32" in dtypes:
-        settings["precision"] = torch.get_float32_matmul_precision()
+        settings["precision"] = precision.matmul_precision()
         if device == "cuda" and name == "convolution":
-            settings["cudnn.allow_tf32"] = str(torch.backends.cudnn.allow_tf32)
+            settings["cudnn.allow_tf32"] = str(precision.read_precisions()[precision.CUDNN_TF32])
     if device == "cuda" and not {"torch.float16", "torch.bfloat16"}.isdisjoint(dtypes):
         matmul = torch.backends.cuda.matmul
         reduced = {

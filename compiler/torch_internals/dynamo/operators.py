@@ -22,3 +22,8 @@ def schema_argument(node: torch.fx.Node, name: str) -> Any:
         if declared.name == name:
             return node.args[position] if position < len(node.args) else declared.default_value
     return None
+
+
+def is_left_out(node: torch.fx.Node) -> bool:
+    """Whether a request leaves a node out: it counts uses of an API and computes nothing."""
+    return node.target is LOG_API_USAGE and not node.users

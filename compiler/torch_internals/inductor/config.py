@@ -64,13 +64,6 @@ def current_options() -> dict[str, Any]:
     return dict(config.get_config_copy())
 
 
-def current_aot_options() -> dict[str, Any]:
-    """torch._functorch.config as it is now."""
-    from torch._functorch import config
-
-    return dict(config.get_config_copy())
-
-
 def changed_options(among: Collection[str] | None = None) -> dict[str, Any]:
     """Entries of torch._inductor.config that this process set to something else: all, or of those named."""
     import torch._inductor.config
@@ -83,35 +76,3 @@ def changed_options(among: Collection[str] | None = None) -> dict[str, Any]:
     return {
         name: value for name, value in values.items() if name in entries and value != entries[name].default
     }
-
-
-def option_reaches_code(name: str) -> bool:
-    """Whether an Inductor option outside the closed table can change the compiled code.
-
-    Those that only say where and how to compile, cache or log do not.
-    """
-    return not name.startswith(_LOCAL_OPTIONS)
-
-
-_LOCAL_OPTIONS = (
-    "compile_threads",
-    "worker_",
-    "fx_graph_",
-    "autotune_local_cache",
-    "autotune_remote_cache",
-    "bundled_autotune",
-    "bundle_triton",
-    "force_disable_caches",
-    "trace.",
-    "verbose_progress",
-    "debug",
-    "profile",
-    "cpp_cache",
-    "quiesce",
-    "autotune_in_subproc",
-    "use_static_",
-    "strict_static_",
-    "cpp.threads",
-    "is_nightly",
-    "unsafe_skip_cache",
-)

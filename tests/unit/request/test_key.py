@@ -168,6 +168,7 @@ def full_request() -> schema.GraphRequest:
             schema.KernelSource("k", "import triton\n", [schema.KernelConfig([("B", 8)], 4, 3, 1, None)])
         ],
         tuning_lock=LOCK,
+        eager=[[2]],
         meshes=[schema.Mesh(shape=[2, 4], coordinate=[1, 3])],
     )
 

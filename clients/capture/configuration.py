@@ -1,0 +1,74 @@
+"""Stage 1: PyTorch's configuration as it is now -> the options of a request.
+
+Every entry of the configuration modules is sent, or local to a machine (rules.py lists both), or must have PyTorch's
+own value, which the operator table holds. So neither code nor an environment variable changes what is compiled without
+changing the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+import torch
+
+from ...compiler.errors import BadOption
+from ...compiler.request import schema
+from ...compiler.request.operator_table import rules, table
+from ...compiler.torch_internals.inductor import config, config_modules
+
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+Options = list[tuple[str, schema.OptionValue]]
+
+
+def read_configuration(mode: Mode, options: Mapping[str, Any]) -> tuple[Options, Options, bool]:
+    """Inductor's options and AOTAutograd's, where they differ from their defaults; whether CUDA graphs are on.
+
+    `options`: of the call to torch.compile; they come before the process' own. Raises BadOption with the name of an
+    entry that a request cannot carry.
+    """
+    known = table.load(torch.__version__)
+    inductor = config_modules.config_entries(rules.INDUCTOR)
+    functorch = config_modules.config_entries(rules.FUNCTORCH)
+    _refuse_changes(rules.INDUCTOR, inductor, known, known.options)
+    _refuse_changes(rules.FUNCTORCH, functorch, known, known.aot_options)
+    for module in rules.LOCAL_ENTRIES:
+        if module not in (rules.INDUCTOR, rules.FUNCTORCH):
+            _refuse_changes(module, config_modules.config_entries(module), known, ())
+    for device in config_modules.custom_backend_passes():
+        raise BadOption(f"a pass or configuration of your own for {device} graphs cannot be sent")
+    chosen = {
+        name: inductor[name] for name, entry in known.options.items() if inductor[name] != entry.default
+    }
+    for name, value in options.items():
+        name = name.replace("-", "_")
+        if name not in known.options or not known.options[name].accepts(value):
+            raise BadOption(f"option {name} = {value!r} cannot be sent")
+        chosen[name] = value
+    aot = {
+        name: functorch[name] for name, entry in known.aot_options.items() if functorch[name] != entry.default
+    }
+    for name, value in chosen.items():
+        if not known.options[name].accepts(value):
+            raise BadOption(f"{rules.INDUCTOR}.{name} = {value!r} cannot be sent")
+    for name, value in aot.items():
+        if not known.aot_options[name].accepts(value):
+            raise BadOption(f"{rules.FUNCTORCH}.{name} = {value!r} cannot be sent")
+    merged = {**inductor, **config.mode_options(mode), **options}
+    return sorted(chosen.items()), sorted(aot.items()), bool(merged["triton.cudagraphs"])
+
+
+def _refuse_changes(
+    module: str, entries: Mapping[str, Any], known: table.OperatorTable, sent: Collection[str]
+) -> None:
+    """Raises BadOption for an entry that may reach code, is not sent, and has another value than PyTorch's own."""
+    fixed = known.fixed.get(module, {})
+    for name, value in entries.items():
+        if name in sent or rules.is_local_entry(module, name):
+            continue
+        own = fixed[name] if name in fixed else table.portable(config_modules.own_default(module, name))
+        if table.portable(value) != own:
+            raise BadOption(
+                f"{module}.{name} = {value!r} cannot be sent",
+                hint=f"Leave it at PyTorch's own value ({own!r}), in code and in the environment, or compile locally",
+            )
