@@ -17,7 +17,7 @@ end
 if use == 'hit' then
   redis.call('HINCRBYFLOAT', stats, 'seconds_saved', '-' .. seconds)
 end
-redis.call('HINCRBY', stats, 'bytes_served', '-' .. size)
+redis.call('HINCRBY', stats, 'bytes_served', integer(0 - size)) -- Redis refuses '-0'
 redis.call('HINCRBY', stats, 'damaged', 1)
 if place == 'redis' then
   redis.call('DECRBY', inline, size)
