@@ -41,7 +41,7 @@ _ORDER = ("schema", "toolchain", "target", "mode", "meshes", "options", "aot_opt
 _LABELS = {
     "schema": "wire schema",
     "meshes": "mesh",
-    "eager": "nodes compiled to operator calls:",
+    "eager": "nodes to run eagerly:",
     "inputs.count": "inputs:",
     "tuning_lock.strict": "tuning lock",
     "tuning_lock.count": "tuning lock entries:",
