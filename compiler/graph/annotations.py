@@ -8,6 +8,7 @@ stay behind. Those listed here say where code came from or what the worker compu
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 
@@ -52,8 +53,8 @@ INERT_GRAPH_META = frozenset(
 """Keys of `gm.meta` that do not reach code."""
 
 EAGER = {"fallback_to_eager": True}
-"""The one annotation of a user's (`node.meta["custom"]`) that is sent, for the key alone: the worker compiles such a
-node as any other. flex_attention's create_block_mask sets it."""
+"""The one annotation of a user's (`node.meta["custom"]`) that is sent: Inductor lowers such a node to a call of the
+operator itself. flex_attention's create_block_mask sets it."""
 
 _REASONS = {
     "_checkpoint_context_fn": "selective activation checkpointing (context_fn) runs Python code while compiling",
@@ -102,6 +103,13 @@ def eager_nodes(gm: torch.fx.GraphModule) -> list[list[int]]:
                 found += [[subgraphs[id(inner)], *path] for path in eager_nodes(inner)]
         position += 1
     return sorted(found)
+
+
+def mark_eager(gm: torch.fx.GraphModule, paths: Sequence[Sequence[int]]) -> None:
+    """Annotate the nodes of a decoded graph that `eager_nodes` named."""
+    for *subgraphs, position in paths:
+        module = functools.reduce(lambda outer, index: getattr(outer, f"subgraph_{index}"), subgraphs, gm)
+        list(module.graph.nodes)[position].meta["custom"] = dict(EAGER)
 
 
 def _is_set(value: object) -> bool:

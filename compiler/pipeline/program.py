@@ -16,6 +16,7 @@ from msgspec import Struct
 from ..errors import MalformedRequest
 from ..graph import decode, dtensor_calls
 from ..graph.ambient import apply_ambient
+from ..graph.annotations import mark_eager
 from ..request import schema, size_expr
 from ..torch_internals.dynamo import fake_tensors, symbolic_shapes, tracing
 from ..torch_internals.dynamo.types import FakeTensorMode, ShapeEnv
@@ -50,6 +51,7 @@ def rebuild(request: schema.GraphRequest) -> Program:
         kernels=request.kernels,
         spread=dtensor_calls.RequestMeshes(request.meshes, request.target.kind),
     )
+    mark_eager(gm, request.eager)
     numbers = {
         position: symbolic_shapes.new_symfloat(env, f"input_{position}", spec.number)
         for position, spec in enumerate(request.inputs)

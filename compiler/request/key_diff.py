@@ -41,7 +41,7 @@ _ORDER = ("schema", "toolchain", "target", "mode", "meshes", "options", "aot_opt
 _LABELS = {
     "schema": "wire schema",
     "meshes": "mesh",
-    "eager": "nodes to run eagerly:",
+    "eager": "nodes compiled to operator calls:",
     "inputs.count": "inputs:",
     "tuning_lock.strict": "tuning lock",
     "tuning_lock.count": "tuning lock entries:",

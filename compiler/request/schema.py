@@ -338,7 +338,7 @@ class GraphRequest(WireStruct, frozen=True, omit_defaults=True):
     kernels: list[KernelSource] = []
     """In order of first use."""
     eager: list[list[int]] = []
-    """Nodes that the program asks to run eagerly, sorted; each the positions of the subgraphs that lead to it,
+    """Nodes that are compiled to calls of their operators, sorted; each the positions of the subgraphs that lead to it,
     then its own."""
     tuning_lock: TuningLock | None = None
     """Only in requests that tune."""

@@ -239,6 +239,30 @@ def test_an_annotation_changes_the_key_or_is_refused_by_its_name() -> None:
         assert "saved_tensors_hooks" in ask()
 
 
+def test_a_node_that_is_to_run_eagerly_is_one_on_the_worker() -> None:
+    from torchrelay.compiler.graph import annotations
+    from torchrelay.compiler.pipeline import program as programs
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        with torch.fx.traceback.annotate({"fallback_to_eager": True}):
+            return torch.cos(x) + 1
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=False)).sum()
+
+    requests: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
+        requests.append(prepare(gm, example, mode="default", options={}).captured.request)
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(outer, backend=backend)(torch.ones(4, requires_grad=True))
+    assert len(requests[0].eager) == 3  # the subgraph's input, cos and the sum
+    assert all(len(path) == 2 for path in requests[0].eager), "they are in the checkpoint's subgraph"
+    assert annotations.eager_nodes(programs.rebuild(requests[0]).gm) == requests[0].eager
+
+
 def test_inputs_change_the_key() -> None:
     def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (x * 2 + y).sum()
