@@ -7,6 +7,7 @@ does not find its inputs there either (docs/decisions/0017-how-kernels-are-measu
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import contextvars
 import resource
@@ -209,7 +210,7 @@ class BufferRotation:
         return copy
 
 
-class InProcessRunner:
+class InProcessRunner(abc.ABC):
     """Runs candidates in this process; a candidate that ends the process ends the search. Subclasses take samples.
     `start` and `take` as in ForkedCpuRunner.
 
@@ -272,8 +273,9 @@ class InProcessRunner:
         """Which copy of the operands the next samples use."""
         return 0
 
+    @abc.abstractmethod
     def _take_group(self, copy: int, group: Sequence[int]) -> list[float | None]:
-        raise NotImplementedError
+        """Milliseconds of each candidate's sample, in order; None for one that failed."""
 
     def _bind(self, copy: int, candidate: int) -> None:
         """Prepare a started candidate to run on the present copy of the operands."""

@@ -311,8 +311,8 @@ class JobDriverActor:
                     self._unstarted = 0
             answer = StopOrder(0.0) if current.over and not self._cancelled else self._stop
         if complete:
+            self._watch_time()  # saved before anyone learns of it: a driver may be killed at once
             self._set_state("running", "", ranks=current.world_size)
-            self._watch_time()
         return msgspec.msgpack.encode(answer)
 
     # --- its own thread --------------------------------------------------------------------------------

@@ -49,15 +49,15 @@ UNFIT = [
     (described("large", ADDMM, arg__alpha="'a'*9"), "no literal"),
     (described("text", ADDMM, arg__alpha="'a'"), "no argument of an operator"),
     (described("argument", MM, arg__out="1"), "no argument out"),
-    (described("setting", MM, cudnn__benchmark="True"), "cannot be put in force"),
-    (described("dynamic", MM, dynamic="0.0"), "cannot be put in force"),
+    (described("setting", MM, cudnn__benchmark="True"), "cannot be applied"),
+    (described("dynamic", MM, dynamic="0.0"), "cannot be applied"),
     (described("space", MM, max_autotune_gemm_backends=IMPORT), "no search space"),
     (described("flex", f"flex_attention({FLEX}, {FLEX}, {FLEX}) -> {FLEX}", mask="causal"), "one candidate"),
     (described("mask", f"flex_attention({FLEX}, {FLEX}, {FLEX}) -> {FLEX}", mask=IMPORT), "no mask of none"),
     (described("precision", MM, precision="low"), "is none of high, highest, medium"),
     (
         TuningTask(id="another", problem=parse_problem(BMM, (("precision", "high"), ("sources", "0")))),
-        "it is bmm",
+        "it is another problem: bmm",
     ),
 ]
 

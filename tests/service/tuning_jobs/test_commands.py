@@ -107,7 +107,7 @@ def test_a_jobs_report_is_a_page_of_what_it_found(
     assert written.stdout == "2 problems: out/index.html\n", written.stderr
     page = (tmp_path / "out" / "index.html").read_text()
     assert "<title>small</title>" in page
-    assert "mm</b>(bf16[32,16], bf16[16,16])" in page and "line 4" in page
+    assert "<code>mm(bf16[32,16], bf16[16,16]) -&gt; bf16[32,16]" in page and "line 4" in page
     assert "Measured ceilings: memory" in page
     assert command("export", "old.lock").returncode == 0
     again = command("report", "small", "--lock", "old.lock", "-o", "out", "--no-pictures")
