@@ -266,6 +266,7 @@ class InProcessRunner(abc.ABC):
             times += self._take_group(copy, group)
         return times
 
+    @abc.abstractmethod
     def _synchronize(self) -> None:
         """Wait for what was started, and raise its errors."""
 
