@@ -28,9 +28,6 @@ class Runner(benchmark.GpuRunner):
 
     def _synchronize(self) -> None: ...
 
-    def _synchronize(self) -> None:
-        return
-
     def _take_group(self, copy: int, group: Sequence[int]) -> list[float | None]:
         return [1.0 if self._launch(copy, candidate) else None for candidate in group]
 
