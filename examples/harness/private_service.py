@@ -67,6 +67,12 @@ class PrivateService:
         return str(self._credentials["url"]).rstrip("/")
 
     @property
+    def pid(self) -> int:
+        """The process id of the running service."""
+        assert self._child is not None, "the service does not run"
+        return self._child.pid
+
+    @property
     def environment(self) -> dict[str, str]:
         config_home = self._machine.environment()["XDG_CONFIG_HOME"]
         return {"TORCHRELAY_URL": self.url, "XDG_CONFIG_HOME": config_home}

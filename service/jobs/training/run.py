@@ -114,6 +114,8 @@ class TrainingJobRun(JobRun):
         """Tokens of its ranks that this run has issued."""
         if loaded.progress.begun != loaded.resumes:
             loaded.progress.reset_ranks()
+        if loaded.cancelled_by:
+            self.cancel(loaded.cancelled_by)
 
     async def restore(self) -> None:
         for issued in self._issued:

@@ -79,9 +79,8 @@ def test_two_ranks_make_one_request_load_one_artifact_and_train_as_locally(
 
 @pytest.mark.slow
 def test_the_gateway_dies_between_the_first_rank_and_the_others(tmp_path: Path) -> None:
-    others = psutil.Process().children()
     with PrivateService(tmp_path / "service", arguments=("--cpu-slots", "1")) as service:
-        (guard,) = (p for p in psutil.Process().children() if p not in others)
+        guard = psutil.Process(service.pid)
         folder = tmp_path / "job"
         with torchrun(folder, 4, "LATE", **service.environment) as agent:
             until = time.monotonic() + 120

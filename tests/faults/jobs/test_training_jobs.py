@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from fault_parts import RedisProxy
 from service_parts import RedisServer, Running, client_of, wait_until
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.training.events import StateChanged, StepMetrics, TrainEvent
+from torchrelay.service.jobs.records import LeaseOutcome
+from torchrelay.service.jobs.training.run import TrainingJobRun
 from training_parts import STEPS, TrainingGateway, TrainingPool, begun, ended, entries, events, shown, story
 
 PACE = 0.15
@@ -48,6 +51,16 @@ def start(settings: dict[str, Any], pool: TrainingPool) -> Iterator[Start]:
     yield begin
     for process in started:
         process.kill()
+
+
+def _late(
+    renew: Callable[[TrainingJobRun], Awaitable[LeaseOutcome]],
+) -> Callable[..., Awaitable[LeaseOutcome]]:
+    async def renewed(run: TrainingJobRun) -> LeaseOutcome:
+        await asyncio.sleep(1.5)
+        return await renew(run)
+
+    return renewed
 
 
 def told(http: httpx2.Client, job: str) -> list[TrainEvent]:
@@ -198,7 +211,7 @@ def test_a_job_is_cancelled_though_the_gateway_that_drove_it_is_dead(
 
 
 def test_a_cancel_goes_on_when_the_gateway_that_heard_it_stops(
-    start_gateway: StartGateway, pool: TrainingPool
+    start_gateway: StartGateway, pool: TrainingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool.stubborn = True
     one = start_gateway(pool)
@@ -209,6 +222,7 @@ def test_a_cancel_goes_on_when_the_gateway_that_heard_it_stops(
             other.submit(http.post, f"/v1/trains/{job}/cancel")
             wait_until(lambda: pool.cancels > 0, seconds=20)
             one.stop()
+    monkeypatch.setattr(TrainingJobRun, "renew", _late(TrainingJobRun.renew))
     heeding = TrainingPool(pool.folder)
     with start_gateway(heeding).http() as http:
         assert ended(http, job)["state"] == "cancelled"

@@ -115,8 +115,7 @@ def service(tmp_path: Path) -> Iterator[PrivateService]:
 
 @pytest.fixture
 def family(service: PrivateService) -> Iterator[Family]:
-    (root,) = (p for p in psutil.Process().children() if "torchrelay.service" in p.cmdline())
-    made = Family(root)
+    made = Family(psutil.Process(service.pid))
     yield made
     made.close()
 

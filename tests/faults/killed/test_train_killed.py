@@ -94,11 +94,6 @@ def _pid(trains: TrainingJobsClient, name: str) -> int:
     return int(lines[-1].split()[1])
 
 
-def family_of() -> Family:
-    (root,) = (p for p in psutil.Process().children() if "torchrelay.service" in p.cmdline())
-    return Family(root)
-
-
 def trains_of(service: PrivateService) -> TrainingJobsClient:
     folder = Path(service.environment["XDG_CONFIG_HOME"]) / "torchrelay"
     credentials = json.loads((folder / "credentials.json").read_text())
@@ -162,7 +157,7 @@ def test_a_job_goes_on(
     victim: Callable[[Family, int], psutil.Process], undisturbed: str, tmp_path: Path
 ) -> None:
     with PrivateService(tmp_path) as service:
-        family = family_of()
+        family = Family(psutil.Process(service.pid))
         try:
             with trains_of(service) as trains:
                 name = begun(trains, tmp_path / "script", 0.3)

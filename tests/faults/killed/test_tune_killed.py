@@ -52,11 +52,6 @@ def job() -> TuneRequest:
     return TuneRequest(name="killed", items=list(items), threads=1)
 
 
-def family_of() -> Family:
-    (root,) = (p for p in psutil.Process().children() if "torchrelay.service" in p.cmdline())
-    return Family(root)
-
-
 def tunes_of(service: PrivateService) -> TuningJobsClient:
     folder = Path(service.environment["XDG_CONFIG_HOME"]) / "torchrelay"
     credentials = json.loads((folder / "credentials.json").read_text())
@@ -87,7 +82,7 @@ def found(reply: TuneReply) -> int:
 def test_a_job_goes_on(victim: Callable[[Family], psutil.Process], tmp_path: Path) -> None:
     before: list[TuneResult] = []
     with PrivateService(tmp_path, arguments=("--cpu-slots", "2")) as service:
-        family = family_of()
+        family = Family(psutil.Process(service.pid))
         try:
             with tunes_of(service) as tunes:
                 name = tunes.begin(job()).id
