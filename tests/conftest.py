@@ -55,6 +55,9 @@ QUICK = (
 )
 """What `make test` runs, files and folders: what takes milliseconds, and of each part of the system something real. The
 last three share one service, and compile, tune and train on it."""
+NOT_QUICK = ("tests/unit/project/test_docs.py", "tests/unit/project/test_two_processes.py")
+"""Files in these folders that `make test` leaves out: `make check` runs the first, and the second runs pytest itself.
+Tests with Hypothesis are left out too, since each of them runs hundreds of examples."""
 SHARE = re.compile(r"\d+/[1-9]\d*")
 
 ONE_SERVICE = ("tests/compile/", "tests/e2e/", "tests/train_parallel/")
@@ -103,7 +106,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if crc32(item.nodeid.encode()) % parts == part]
     for item in items:
-        if item.nodeid.startswith(QUICK):
+        drawn = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        if item.nodeid.startswith(QUICK) and not item.nodeid.startswith(NOT_QUICK) and not drawn:
             item.add_marker("quick")
 
     def turn(item: pytest.Item) -> tuple[bool, bool, bool]:
