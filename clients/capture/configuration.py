@@ -37,17 +37,13 @@ def read_configuration(mode: Mode, options: Mapping[str, Any]) -> tuple[Options,
             _refuse_changes(module, config_modules.config_entries(module), known, ())
     for device in config_modules.custom_backend_passes():
         raise BadOption(f"a pass or configuration of your own for {device} graphs cannot be sent")
-    chosen = {
-        name: inductor[name] for name, entry in known.options.items() if inductor[name] != entry.default
-    }
+    chosen = _changed(inductor, known.options)
     for name, value in options.items():
         name = name.replace("-", "_")
-        if name not in known.options or not known.options[name].accepts(value):
+        if name not in known.options or name not in inductor or not known.options[name].accepts(value):
             raise BadOption(f"option {name} = {value!r} cannot be sent")
         chosen[name] = value
-    aot = {
-        name: functorch[name] for name, entry in known.aot_options.items() if functorch[name] != entry.default
-    }
+    aot = _changed(functorch, known.aot_options)
     for name, value in chosen.items():
         if not known.options[name].accepts(value):
             raise BadOption(f"{rules.INDUCTOR}.{name} = {value!r} cannot be sent")
@@ -56,6 +52,13 @@ def read_configuration(mode: Mode, options: Mapping[str, Any]) -> tuple[Options,
             raise BadOption(f"{rules.FUNCTORCH}.{name} = {value!r} cannot be sent")
     merged = {**inductor, **config.mode_options(mode), **options}
     return sorted(chosen.items()), sorted(aot.items()), bool(merged["triton.cudagraphs"])
+
+
+def _changed(entries: Mapping[str, Any], sent: Mapping[str, table.ConfigOption]) -> dict[str, Any]:
+    """Entries that are sent and differ from their defaults. A torch newer than the table may lack some."""
+    return {
+        name: entries[name] for name, entry in sent.items() if name in entries and entries[name] != entry.default
+    }
 
 
 def _refuse_changes(

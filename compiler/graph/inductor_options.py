@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..request import schema
-from ..request.operator_table import table
-from ..torch_internals.inductor import config
+from ..request.operator_table import rules, table
+from ..torch_internals.inductor import config, config_modules
 
 
 def options_of(request: schema.GraphRequest, threads: int) -> dict[str, Any]:
@@ -25,9 +25,9 @@ def search_options(torch_version: str, kernel_threads: int, threads: int) -> dic
 def _options(
     torch_version: str, options: Mapping[str, Any], kernel_threads: int, threads: int
 ) -> dict[str, Any]:
-    defaults = table.load(torch_version).options
+    present = config_modules.config_entries(rules.INDUCTOR)  # a torch newer than the table may lack some
     return {
-        **{name: option.default for name, option in defaults.items()},
+        **{name: entry.default for name, entry in table.load(torch_version).options.items() if name in present},
         **options,
         "cpp.threads": kernel_threads,
         "compile_threads": threads,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import types
@@ -41,11 +42,17 @@ def target_name(fn: Any) -> str:
 
 
 def resolve_target(name: str) -> Any:
-    """The callable that a name of the closed table stands for. Raises ForbiddenTarget outside the table."""
+    """The callable that a name of the closed table stands for.
+
+    Raises ForbiddenTarget outside the table, and Unsupported where this torch, newer than the table, has none.
+    """
     ops = table.load(torch.__version__)
     if name not in ops.functions and name not in ops.hops:
         raise ForbiddenTarget(f"operator {name[:200]!r} is not in the table for torch {ops.torch}")
-    return import_name(name)
+    try:
+        return import_name(name)
+    except (AttributeError, ImportError):
+        raise Unsupported(f"torch {torch.__version__} has no {name}") from None
 
 
 def import_name(name: str) -> Any:
@@ -63,5 +70,9 @@ def import_name(name: str) -> Any:
 @functools.lru_cache(maxsize=1)
 def _function_names() -> dict[Any, str]:
     # Higher-order operators and overloads name themselves; the rest is found by identity.
-    ops = table.load(torch.__version__)
-    return {import_name(name): name for name in sorted(ops.functions) if not name.startswith("torch.ops.")}
+    found = {}
+    for name in sorted(table.load(torch.__version__).functions):
+        if not name.startswith("torch.ops."):
+            with contextlib.suppress(AttributeError, ImportError):  # gone from a torch newer than the table
+                found[import_name(name)] = name
+    return found

@@ -22,7 +22,7 @@ DROPPED_OPERATORS = re.compile(
     "|".join(
         (
             # reads files; points tensors at other storage or changes it under its views
-            "from_file|set_?|set_data|_set_.*|data|_?resize_?|resize_as.*|_resize_.*",
+            "from_file|set_?|set_data|_set_.*|data|shallow_copy_data_?|_?resize_?|resize_as.*|_resize_.*",
             # process-wide caches, streams, pinned memory, printing, other processes
             "record_stream|_?is_pinned|_?pin_memory|_cudnn_init_dropout_state.*|_cufft_.*|_?print|get_gradients",
             # tests

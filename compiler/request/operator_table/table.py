@@ -1,8 +1,7 @@
-"""Stage 2: torch's version in, the closed table of names that a request may use out.
+"""Stage 2: the closed table of names that a request may use, for a version of torch.
 
-The data are made by generate.py from PyTorch's own lists, reviewed, and shipped in compiler/data.
-Nothing outside the table is ever resolved, so a request cannot reach a file, a process, a library or global
-state.
+generate.py makes the data from PyTorch's own lists; people review them, and they are shipped in data/. Nothing outside
+the table is ever resolved, so a request cannot reach a file, a process, a library or global state.
 """
 
 from __future__ import annotations
@@ -63,17 +62,22 @@ class OperatorTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Module -> entry -> PyTorch's own value, for entries that may reach code and that no request carries."""
 
 
-VERSIONS = ("2.11", "2.12", "2.13")
+VERSIONS = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 
 def load(torch_version: str) -> OperatorTable:
-    """The table for a torch version such as '2.13.0+cpu'. Raises Unsupported where none is shipped."""
-    found = re.match(r"(\d+\.\d+)(?:\D|$)", torch_version[:64])
-    if found is None or found[1] not in VERSIONS:
-        raise Unsupported(
-            f"no operator table for torch {torch_version[:64]!r}; there is one for {', '.join(VERSIONS)}"
-        )
-    return _read(found[1])
+    """The table for a torch version such as '2.13.0+cpu'; for a 2.x newer than all tables, the newest one.
+
+    Raises Unsupported where none is shipped.
+    """
+    found = re.match(r"(2\.(\d{1,3}))(?:\D|$)", torch_version[:64])
+    if found is not None and found[1] in VERSIONS:
+        return _read(found[1])
+    if found is not None and int(found[2]) > int(VERSIONS[-1].partition(".")[2]):
+        return _read(VERSIONS[-1])
+    raise Unsupported(
+        f"no operator table for torch {torch_version[:64]!r}; there is one for {', '.join(VERSIONS)} and for newer ones"
+    )
 
 
 @functools.lru_cache(maxsize=len(VERSIONS))
