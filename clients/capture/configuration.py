@@ -57,7 +57,9 @@ def read_configuration(mode: Mode, options: Mapping[str, Any]) -> tuple[Options,
 def _changed(entries: Mapping[str, Any], sent: Mapping[str, table.ConfigOption]) -> dict[str, Any]:
     """Entries that are sent and differ from their defaults. A torch newer than the table may lack some."""
     return {
-        name: entries[name] for name, entry in sent.items() if name in entries and entries[name] != entry.default
+        name: entries[name]
+        for name, entry in sent.items()
+        if name in entries and entries[name] != entry.default
     }
 
 

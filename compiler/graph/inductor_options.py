@@ -25,9 +25,13 @@ def search_options(torch_version: str, kernel_threads: int, threads: int) -> dic
 def _options(
     torch_version: str, options: Mapping[str, Any], kernel_threads: int, threads: int
 ) -> dict[str, Any]:
-    present = config_modules.config_entries(rules.INDUCTOR)  # a torch newer than the table may lack some
+    present = config_modules.settable_entries(rules.INDUCTOR)  # a torch newer than the table may lack some
     return {
-        **{name: entry.default for name, entry in table.load(torch_version).options.items() if name in present},
+        **{
+            name: entry.default
+            for name, entry in table.load(torch_version).options.items()
+            if name in present
+        },
         **options,
         "cpp.threads": kernel_threads,
         "compile_threads": threads,

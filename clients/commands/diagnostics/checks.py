@@ -34,13 +34,12 @@ from ....compiler.errors import (
     from_code,
 )
 from ....compiler.request import schema
+from ....compiler.request.operator_table.table import VERSIONS as TESTED
 from ...artifacts.trust_store import FILE, TrustStore
 from ...gateway.compile_client import GatewayClient
 from ...jobfiles import tuning_lock
 from ...settings import VERSION, ClientSettings, child_environment, credentials_path, load_settings
 
-_TORCH = ((2, 11), (2, 14))
-"""The first supported version, and the first that is not."""
 _TOLERANCE = 1e-5
 """The round trip's outputs are of order 1; compiled float32 may differ from eager by rounding."""
 
@@ -109,10 +108,13 @@ def _versions(gateway: GatewayClient, settings: ClientSettings) -> str:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         raise ClientError("torch is not installed", hint="Run `pip install torch`") from None
-    low, high = (".".join(map(str, version)) for version in _TORCH)
-    if not _TORCH[0] <= tuple(int(part) for part in torch.split(".")[:2]) < _TORCH[1]:
-        raise ClientError(f"torch {torch} is not supported", hint=f"Install torch >= {low}, < {high}")
-    return f"torchrelay {VERSION}, torch {torch}, Python {platform.python_version()}"
+    version, oldest, newest = (
+        tuple(int(part) for part in text.split(".")[:2]) for text in (torch, TESTED[0], TESTED[-1])
+    )
+    if version < oldest:
+        raise ClientError(f"torch {torch} is not supported", hint=f"Install torch >= {TESTED[0]}")
+    untested = f" (newer than {TESTED[-1]}, the newest tested)" if version > newest else ""
+    return f"torchrelay {VERSION}, torch {torch}{untested}, Python {platform.python_version()}"
 
 
 def _backend(gateway: GatewayClient, settings: ClientSettings) -> str:

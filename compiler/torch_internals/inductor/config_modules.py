@@ -15,6 +15,12 @@ def config_entries(module: str) -> dict[str, Any]:
     return dict(found.get_config_copy())
 
 
+def settable_entries(module: str) -> set[str]:
+    """The entries of a module that still do something; setting a deprecated one only warns."""
+    found: Any = importlib.import_module(module)
+    return {name for name, entry in found._config.items() if not getattr(entry, "deprecated", False)}
+
+
 def own_default(module: str, name: str) -> Any:
     """What an entry has in this process if no code has set it."""
     found: Any = importlib.import_module(module)

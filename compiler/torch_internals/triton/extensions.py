@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,36 +13,59 @@ from typing import Any
 from ..patching import patched
 from .keys import extension_key
 
+Build = Callable[[], ModuleType]
+
+
+_BUILDERS = ("compile_module_from_src", "compile_module_from_file")
+"""Functions of triton.runtime.build that give a module for C source; the driver uses the second since Triton 3.9."""
+
+
+def _source(builder: str, given: str) -> str:
+    """The C source that one of _BUILDERS is given."""
+    return Path(given).read_text(encoding="utf-8") if builder == "compile_module_from_file" else given
+
 
 @contextlib.contextmanager
 def recording_extensions(found: dict[str, Path]) -> Iterator[None]:
-    """Record the C extensions that Triton builds or finds (triton.runtime.build.compile_module_from_src)."""
-    owners = _building_modules()
-    if not owners:
-        yield
-        return
-    original = owners[0].compile_module_from_src
+    """Record the C extensions that Triton builds or finds."""
 
-    @functools.wraps(original)
-    def compile_module_from_src(src: str, name: str, *args: Any, **kwargs: Any) -> Any:
-        module = original(src, name, *args, **kwargs)
-        found[extension_key(src, name)] = Path(module.__file__)
+    def record(key: str, name: str, build: Build) -> ModuleType:
+        module = build()
+        assert module.__file__ is not None
+        found[key] = Path(module.__file__)
         return module
 
     with contextlib.ExitStack() as stack:
-        for owner in owners:
-            stack.enter_context(patched(owner, "compile_module_from_src", compile_module_from_src))
+        for owner, name in _builders():
+            stack.enter_context(patched(owner, name, _around(owner, name, record)))
         yield
 
 
-def _building_modules() -> list[Any]:
-    """The modules that hold `compile_module_from_src`; none where Triton is not installed (CPU builds)."""
+def _builders() -> Iterator[tuple[ModuleType, str]]:
+    """The modules that hold a builder, and its name; none where Triton is not installed (CPU builds)."""
     try:
         import triton.backends.nvidia.driver
         import triton.runtime.build
     except ImportError:
-        return []
-    return [triton.runtime.build, triton.backends.nvidia.driver]
+        return
+    for owner in (triton.runtime.build, triton.backends.nvidia.driver):
+        for name in _BUILDERS:
+            if hasattr(owner, name):
+                yield owner, name
+
+
+def _around(
+    owner: ModuleType, builder: str, step: Callable[[str, str, Build], ModuleType]
+) -> Callable[..., ModuleType]:
+    """The builder, with `step` around it, which is given the extension's key, its name, and what builds it."""
+    original = getattr(owner, builder)
+
+    @functools.wraps(original)
+    def build(given: str, name: str, *args: Any, **kwargs: Any) -> ModuleType:
+        key = extension_key(_source(builder, given), name)
+        return step(key, name, lambda: original(given, name, *args, **kwargs))
+
+    return build
 
 
 class PrebuiltExtensions:
@@ -60,17 +83,12 @@ class PrebuiltExtensions:
             self._install()
 
     def _install(self) -> None:
-        for owner in _building_modules():
-            original = owner.compile_module_from_src
+        for owner, name in _builders():
+            setattr(owner, name, _around(owner, name, self._find_or_build))
 
-            @functools.wraps(original)
-            def compile_module_from_src(
-                src: str, name: str, *args: Any, original: Any = original, **kwargs: Any
-            ) -> Any:
-                path = self.files.get(extension_key(src, name))
-                return original(src, name, *args, **kwargs) if path is None else _load_extension(name, path)
-
-            owner.compile_module_from_src = compile_module_from_src
+    def _find_or_build(self, key: str, name: str, build: Build) -> ModuleType:
+        path = self.files.get(key)
+        return build() if path is None else _load_extension(name, path)
 
 
 prebuilt_extensions = PrebuiltExtensions()

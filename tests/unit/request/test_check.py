@@ -115,7 +115,7 @@ def request(
         options=[],
         aot_options=[],
         toolchain=schema.Toolchain(
-            python="cp311", torch="2.13.0+cpu", triton="", cuda="", platform="linux-x86_64"
+            python="cp311", torch=strategies.TORCH, triton="", cuda="", platform="linux-x86_64"
         ),
         target=schema.Target(kind="cpu", name="", capability="", units=0, cpu=["avx2"]),
     )

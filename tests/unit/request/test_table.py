@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torchrelay.compiler.errors import ForbiddenTarget, Unsupported
@@ -48,10 +49,27 @@ def test_there_is_a_table_for_each_version(version: str) -> None:
     assert ops.options["max_autotune"].type == "bool"
 
 
-@pytest.mark.parametrize("version", ["", "2.9.0", "2.130.0", "3.13.0", "x" * 10_000, "2.13" * 99])
+@pytest.mark.parametrize("version", ["", "2.9.0", "3.13.0", "x" * 10_000, "2.1300" * 99])
 def test_there_is_no_table_for_another_version(version: str) -> None:
     with pytest.raises(Unsupported):
         table.load(version)
+
+
+@pytest.mark.parametrize("version", ["2.16.0", "2.130.0.dev20280101+cu150"])
+def test_a_newer_version_has_the_newest_table(version: str) -> None:
+    assert table.load(version) is table.load(table.VERSIONS[-1])
+
+
+def test_what_a_newer_torch_has_no_more_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = "torch.gone_since"
+    newest = table.load(table.VERSIONS[-1])
+    newer = msgspec.structs.replace(newest, functions=newest.functions | {gone})
+    monkeypatch.setattr(targets.table, "load", lambda version: newer)
+    targets._function_names.cache_clear()
+    with pytest.raises(Unsupported, match=gone):
+        targets.resolve_target(gone)
+    assert targets.target_name(torch.add) == "torch.add"
+    targets._function_names.cache_clear()
 
 
 @pytest.mark.parametrize("version", table.VERSIONS)
