@@ -33,11 +33,11 @@ from ...compiler.errors import (
 )
 from ...compiler.tuning.queries import TuningQuery
 from ...compiler.tuning.records import TuningEntry
+from ...workers.pool import WorkerPool
 from ..admission.admit import Admission
 from ..admission.compile_request import CompileRequest
 from ..base.async_tasks import end
 from ..base.metrics import GatewayMetrics
-from ..base.worker_pools import CompilePool
 from ..cache.artifact_cache import ArtifactCache, Offer, make_offer
 from ..settings import ServiceSettings
 from ..signing.keyring import Keyring
@@ -90,7 +90,7 @@ class Dispatcher:
         tunings: TuningDatabase,
         searches: SearchQueue,
         admission: Admission,
-        pool: CompilePool,
+        pool: WorkerPool,
         keyring: Keyring,
         metrics: GatewayMetrics,
     ) -> None:

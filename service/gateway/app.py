@@ -12,9 +12,9 @@ import structlog
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from ...workers.pool import WorkerPool
 from ..base import logs
 from ..base.async_tasks import end
-from ..base.worker_pools import CompilePool
 from ..settings import ServiceSettings
 from .http import errors
 from .http.access_log import AccessLog
@@ -52,7 +52,7 @@ ROUTERS = tuple(
 )
 
 
-def create_app(settings: ServiceSettings, pool: CompilePool | None = None) -> FastAPI:
+def create_app(settings: ServiceSettings, pool: WorkerPool | None = None) -> FastAPI:
     """The gateway as an ASGI app. `pool` replaces the Ray workers that the settings describe."""
 
     @asynccontextmanager

@@ -8,7 +8,7 @@ import socket
 import uvicorn
 from fastapi import FastAPI
 
-from ..base.worker_pools import CompilePool
+from ...workers.pool import WorkerPool
 from ..settings import ServiceSettings
 from .app import create_app
 from .http import tls
@@ -42,7 +42,7 @@ class GatewayServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def create_server(settings: ServiceSettings, pool: CompilePool | None = None) -> GatewayServer:
+def create_server(settings: ServiceSettings, pool: WorkerPool | None = None) -> GatewayServer:
     """The app under uvicorn; `serve()` it, or `run()`. Raises SettingsError for a certificate that cannot be used."""
     tls.check(settings)
     app = create_app(settings, pool)

@@ -18,10 +18,9 @@ from msgspec import Struct
 
 from ....compiler.errors import NoWorker
 from ....compiler.tuning.records import DeviceEnvironment
-from ....workers.pool import SearchDevice
+from ....workers.pool import SearchDevice, WorkerPool
 from ...base.async_tasks import end, is_set_within
 from ...base.metrics import GatewayMetrics
-from ...base.worker_pools import SearchPool
 from .queue import SearchQueue
 from .session import SearchSession
 from .task import SearchTarget, SearchTask
@@ -62,7 +61,7 @@ class _Demand(Struct):
 class SearchScheduler:
     """The search sessions of all namespaces."""
 
-    def __init__(self, pool: SearchPool, metrics: GatewayMetrics) -> None:
+    def __init__(self, pool: WorkerPool, metrics: GatewayMetrics) -> None:
         self.pool = pool
         self._metrics = metrics
         self._queues: list[SearchQueue] = []

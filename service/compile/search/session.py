@@ -27,8 +27,7 @@ from ....compiler.tuning.queries import (
     UnsupportedTask,
 )
 from ....compiler.tuning.records import DeviceEnvironment
-from ....workers.pool import WorkerLost
-from ...base.worker_pools import SearchPool
+from ....workers.pool import WorkerLost, WorkerPool
 from .query_checks import decode_query, is_measurable
 from .queue import SearchQueue
 from .task import SearchTarget, SearchTask
@@ -54,7 +53,7 @@ class SessionScheduler(Protocol):
     """What a session needs of the scheduler (scheduler.py)."""
 
     @property
-    def pool(self) -> SearchPool: ...
+    def pool(self) -> WorkerPool: ...
     def notify(self) -> None: ...
     async def wait_for_change(self, seconds: float, /) -> None: ...
     def next_for(self, session: SearchSession, /) -> SearchTask | None: ...

@@ -12,6 +12,7 @@ from functools import partial
 
 from fastapi import Request
 
+from ....workers.pool import WorkerPool
 from ...access.audit import AuditLog
 from ...access.namespaces import Namespaces
 from ...access.quotas import Quotas
@@ -19,7 +20,6 @@ from ...access.tokens import Grant, Tokens
 from ...admission.admit import Admission
 from ...admission.saved_requests import SavedRequests
 from ...base.metrics import GatewayMetrics
-from ...base.worker_pools import CompilePool
 from ...cache.admin import CacheAdmin
 from ...cache.artifact_cache import ArtifactCache
 from ...cache.misses import Misses
@@ -65,7 +65,7 @@ class GatewayState:
 class GatewayParts:
     """Everything a route may use. Opens no connection yet. Raises SettingsError, OSError."""
 
-    def __init__(self, settings: ServiceSettings, pool: CompilePool) -> None:
+    def __init__(self, settings: ServiceSettings, pool: WorkerPool) -> None:
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.settings = settings
         self.pool = pool

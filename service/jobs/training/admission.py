@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from ....compiler.api.training.jobs import TrainJob, TrainRequest, TrainSpec
 from ....compiler.errors import BadTrainJob
+from ....workers.pool import WorkerPool
 from ...access.tokens import Grant
-from ...base.worker_pools import TrainPool
 from .files import TrainingFiles
 from .progress import TrainingJobProgress
 from .records import TrainingJobRecord
@@ -29,7 +29,7 @@ _OURS_BEGIN = ("TORCHELASTIC_", "TORCHRELAY_TRAIN_")
 class TrainingJobAdmission:
     """Admits the training jobs of one namespace."""
 
-    def __init__(self, store: TrainingFiles, pool: TrainPool) -> None:
+    def __init__(self, store: TrainingFiles, pool: WorkerPool) -> None:
         self._store = store
         self._pool = pool
 

@@ -18,11 +18,10 @@ from ....compiler.api.training.events import JobNote, TrainEvent
 from ....compiler.api.training.jobs import TrainSpec
 from ....compiler.api.training.node_messages import CapturedGraphs, TrainOrder
 from ....compiler.errors import Overloaded, OverQuota, RelayError, Unavailable
-from ....workers.pool import WorkerLost
+from ....workers.pool import WorkerLost, WorkerPool
 from ...admission.admit import Admission
 from ...admission.saved_requests import SavedRequests
 from ...base.async_tasks import end, run_together
-from ...base.worker_pools import TrainPool
 from ...cache.artifact_cache import ArtifactCache
 from ...compile.dispatcher import Dispatcher
 from ...compile.followers import Followers
@@ -109,7 +108,7 @@ class Precompilation:
 
     spec: TrainSpec
     progress: TrainingJobProgress
-    pool: TrainPool
+    pool: WorkerPool
     compiler: TrainingGraphCompiler
     make_order: Callable[[], Awaitable[TrainOrder]]
     source: bool

@@ -22,10 +22,9 @@ from ....compiler.api.training.jobs import TRAIN_ENDED, TrainState
 from ....compiler.api.training.node_messages import TrainOrder, node_job_id
 from ....compiler.artifact.signing import key_text
 from ....compiler.errors import NotFound, Overloaded, RelayError, Unavailable
-from ....workers.pool import WorkerLost
+from ....workers.pool import WorkerLost, WorkerPool
 from ...access.tokens import Grant, IssuedToken, Tokens
 from ...base.async_tasks import end, is_set_within
-from ...base.worker_pools import TrainPool
 from ...settings import ServiceSettings
 from ...signing.keyring import Keyring
 from ...storage.redis.retry import retry_while_down
@@ -74,7 +73,7 @@ class TrainingJobParts:
     namespace: str
     jobs: TrainingJobs
     store: TrainingFiles
-    pool: TrainPool
+    pool: WorkerPool
     compiler: TrainingGraphCompiler
     tokens: Tokens
     keyring: Keyring

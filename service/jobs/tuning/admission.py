@@ -30,11 +30,11 @@ from ....compiler.errors import BadTuneJob, NoWorker, RequestError, SourceForbid
 from ....compiler.request import codec, schema
 from ....compiler.request.tuning_pins import tunes
 from ....compiler.tuning.records import Operand, Problem
+from ....workers.pool import WorkerPool
 from ...access.tokens import Grant
 from ...admission.admit import Admission
 from ...admission.compile_request import CompileRequest
 from ...admission.saved_requests import SavedRequests
-from ...base.worker_pools import CompilePool
 from ...compile.search.queue import SearchQueue
 from ...compile.search.task import SearchTarget
 from .device_ceilings import ceilings
@@ -53,7 +53,7 @@ class TuningJobAdmission:
     limits: codec.Limits
     admission: Admission
     saved_requests: SavedRequests
-    pool: CompilePool
+    pool: WorkerPool
     queue: SearchQueue
 
     async def admit(self, request: TuneRequest, grant: Grant) -> TuningJobRecord:

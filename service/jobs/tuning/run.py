@@ -31,10 +31,10 @@ from ....compiler.artifact import manifest as artifact_manifest
 from ....compiler.errors import CompileFailed, Overloaded, OverQuota, RelayError
 from ....compiler.tuning.queries import SearchRequest, SearchResult, TuningQuery, TuningTask
 from ....compiler.tuning.records import DeviceEnvironment, Problem, TuningEntry, parse_problem_text
+from ....workers.pool import WorkerPool
 from ...admission.admit import Admission
 from ...admission.compile_request import CompileRequest
 from ...base.async_tasks import run_together
-from ...base.worker_pools import CompilePool
 from ...cache.artifact_cache import ArtifactCache
 from ...compile.dispatcher import Dispatcher
 from ...compile.followers import Followers
@@ -67,7 +67,7 @@ class TuningJobParts:
     cache: ArtifactCache
     tunings: TuningDatabase
     admission: Admission
-    pool: CompilePool
+    pool: WorkerPool
 
 
 class TuningJobRun(JobRun):
