@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -55,15 +56,6 @@ class PrefetchedArtifact(Struct, frozen=True):
     fetched: bool
 
 
-class _Slot:
-    """One artifact of the list. `artifact` is None before it is fetched, after a failure, and once it was taken."""
-
-    def __init__(self) -> None:
-        self.begun = False
-        self.over = threading.Event()
-        self.artifact: PrefetchedArtifact | None = None
-
-
 class Prefetch:
     """The prefetch of one process, and its record of what the script used."""
 
@@ -73,7 +65,8 @@ class Prefetch:
         self._fetches = fetches
         self._owner = os.getpid()
         self._changed = threading.Condition()
-        self._slots: dict[str, _Slot] = {}
+        self._begun: dict[str, Future[PrefetchedArtifact | None]] = {}
+        """Fetches in progress or finished, by key, until a graph takes them; None after a failure."""
         self._asked: set[str] = set()
         self._used: set[str] = set()
         self._unreported: dict[str, bool] = {}
@@ -92,18 +85,18 @@ class Prefetch:
         os.register_at_fork(before=lambda: self._is_owner() and self._imported.wait(_FORK_SECONDS))
 
     def take(self, key: str) -> PrefetchedArtifact | None:
-        """The artifact, if it was prefetched; waits for one that is being fetched. It is returned once."""
+        """The artifact, if it was prefetched. It is returned once. Waits for one that is being fetched, but not
+        longer than the caller's own request to the gateway could take."""
         if not self._is_owner():
             return None
         with self._changed:
-            slot = self._slots.get(key)
-            if slot is None or not slot.begun:
+            begun = self._begun.pop(key, None)
+            if begun is None:
                 self._asked.add(key)  # the caller fetches it now, so this thread need not
                 return None
-        slot.over.wait(_FETCH_SECONDS + self._settings.idle_timeout)
-        with self._changed:
-            artifact, slot.artifact = slot.artifact, None
-        return artifact
+        with contextlib.suppress(TimeoutError):
+            return begun.result(min(_FETCH_SECONDS, self._settings.deadline))
+        return None
 
     def used(self, key: str, *, early: bool) -> None:
         """Record that the script uses `key`; it is reported to the service."""
@@ -135,10 +128,6 @@ class Prefetch:
                 self._fetch_all(gateway)
         except Exception:  # counted; the graphs fetch for themselves
             self._failed()
-        finally:
-            with self._changed:
-                for slot in self._slots.values():
-                    slot.over.set()
         self._report_used(gateway)
         self._ended.set()
 
@@ -164,20 +153,19 @@ class Prefetch:
             if total > _MOST_BYTES:
                 break
             chosen.append(entry.key)
-        with self._changed:
-            self._slots = {key: _Slot() for key in chosen if key not in self._asked}
         for key in chosen:
+            fetch: Future[PrefetchedArtifact | None] = Future()
             with self._changed:
-                slot = self._slots.get(key)
-                if self._closing or slot is None or key in self._asked:
+                if self._closing or key in self._asked:
                     continue
-                slot.begun = True
+                self._begun[key] = fetch
+            artifact = None
             try:
-                slot.artifact = self._fetch(gateway, key, store.trust(), disk)
+                artifact = self._fetch(gateway, key, store.trust(), disk)
             except Exception:  # network, disk, forgery: counted; the graph that needs it fetches it
                 self._failed()
             finally:
-                slot.over.set()
+                fetch.set_result(artifact)
 
     def _fetch(self, gateway: GatewayClient, key: str, trust: Trust, disk: DiskCache) -> PrefetchedArtifact:
         from ...compiler.artifact import container
@@ -200,12 +188,12 @@ class Prefetch:
         drop_at = time.monotonic() + _KEEP_SECONDS
         while True:
             with self._changed:
-                left = drop_at - time.monotonic() if self._slots else None
+                left = drop_at - time.monotonic() if self._begun else None
                 self._changed.wait_for(lambda: self._closing or bool(self._unreported), left)
                 if self._unreported:
                     self._changed.wait_for(lambda: self._closing, _REPORT_AFTER_SECONDS)
                 if time.monotonic() > drop_at:
-                    self._slots = {}
+                    self._begun = {}
                 batch = dict(itertools.islice(self._unreported.items(), _BATCH))
                 for key in batch:
                     del self._unreported[key]

@@ -1,8 +1,7 @@
-"""Batches of a dataset, the same for any number of ranks: dataset, global batch and seed in; this rank's share out.
+"""Makes this rank's share of a dataset's batches. The global batches are the same for any number of ranks.
 
-The order depends on seed, epoch and position alone, and so does what a sample draws at random, so that two ranks or
-four see what one would, and a training that goes on from its middle sees what it would have seen. A DataLoader does
-the reading, with its worker processes if asked.
+The order of samples, and each sample's random numbers, depend only on seed, epoch and position. A training that
+continues from a checkpoint therefore sees the same data. A DataLoader reads, with worker processes if asked.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Batches(Generic[T]):
 
     @property
     def per_epoch(self) -> int:
-        """Batches; samples that fill none are left out of this epoch."""
+        """Batches of an epoch; samples that do not fill a last batch are left out."""
         return self._samples // self._global_batch
 
     @property
@@ -68,11 +67,11 @@ class Batches(Generic[T]):
 
     @property
     def position(self) -> int:
-        """Samples that all ranks together have been given."""
+        """Number of samples that all ranks together have been given."""
         return self._position
 
     def __len__(self) -> int:
-        """Batches from now to the end. Raises TypeError where there is none."""
+        """Batches from now to the end. Raises TypeError if there is no end."""
         if self._epochs is None:
             raise TypeError("these batches have no end: say epochs=")
         return self._epochs * self.per_epoch - self._position // self._global_batch
@@ -166,7 +165,7 @@ def _mixed(*numbers: int) -> int:
 
 
 def _place() -> tuple[int, int]:
-    """(rank, ranks) of this process: of its process group, or what its launcher said."""
+    """(rank, ranks) of this process: from its process group, or else from its launcher."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     rank = load_rank()

@@ -13,6 +13,7 @@ from ....compiler.api.training.jobs import TRAIN_ENDED, TrainJob
 from ....compiler.errors import SettingsError
 from ...gateway.training_jobs import TrainingJobsClient
 from ...jobfiles import train_file
+from ...reports.html_page import plural
 from ...settings import load_settings
 from .. import output
 from ..job_screen import job_screen
@@ -172,7 +173,7 @@ def _profile(steps: str | None, ranks: str | None, *, nvtx: bool) -> dict[str, A
 def watch(trains: TrainingJobsClient, job: TrainJob, *, after: int = 0, json: bool = False) -> None:
     """Show a job until its end. Exits with 1 if it failed or was cancelled, 130 after Ctrl-C."""
     if not json:
-        ranks = f"{job.spec.workers} rank{'s' * (job.spec.workers != 1)}"
+        ranks = plural(job.spec.workers, "rank")
         print(f"job {job.id}: {output.shown(job.spec.name)}, {ranks}", file=sys.stderr)
     display = ProgressDisplay(state=job.state)
     with job_screen("train", job.id, json=json) as screen:
@@ -193,7 +194,7 @@ def _summary(job: TrainJob) -> str:
     detail = f": {job.detail}" if job.detail else ""
     seconds = f", {job.ended - job.started:.0f} s" if job.ended and job.started else ""
     first = f", first step after {job.first_step_seconds:.1f} s" if job.first_step_seconds else ""
-    restarts = f", {job.restarts} restart{'s' * (job.restarts != 1)}" if job.restarts else ""
+    restarts = f", {plural(job.restarts, 'restart')}" if job.restarts else ""
     said = f"{job.id} is {job.state}{detail}; step {job.step}{seconds}{first}{restarts}; {compiles_text(job.compiles)}"
     again = (
         "" if job.state == "done" or job.state not in TRAIN_ENDED else f"; `torchrelay train resume {job.id}`"

@@ -34,7 +34,7 @@ def lines(series: MetricSeries, *, restarts: Sequence[int] = (), checkpoints: Se
     x = Axis(first, max(last, first + 1), _LEFT, _RIGHT)
     y = Axis(*_range([value for line in series.lines.values() for _, value in line]), _BOTTOM, _TOP)
     formatted = format_of_unit(series.unit)
-    shapes = [*_levels(y, formatted), *_scale(x, "step")]
+    shapes = [*_levels(x, y, formatted), *_scale(x, "step")]
     for step in restarts:
         title = f"ranks started again after step {step}"
         shapes.append(shape("line", "mark restart", x1=x(step), x2=x(step), y1=_TOP, y2=_BOTTOM, title=title))
@@ -66,7 +66,7 @@ def memory(timeline: MemoryTimeline) -> Picture:
     near_limit = timeline.limit and timeline.limit <= 1.6 * top
     x = Axis(0.0, max(timeline.points[-1].at, 1.0) / 1000, _LEFT, _RIGHT)
     y = Axis(0.0, (timeline.limit if near_limit else top) * 1.05, _BOTTOM, _TOP)
-    shapes = [*_levels(y, bytes_of), *_scale(x, "ms")]
+    shapes = [*_levels(x, y, bytes_of), *_scale(x, "ms")]
     for place, category in reversed(list(enumerate(CATEGORIES))):
         if any(point.bytes[place] for point in timeline.points):
             totals = [(x(point.at / 1000), y(sum(point.bytes[: place + 1]))) for point in timeline.points]
@@ -89,7 +89,7 @@ def steps(summary: ProfileSummary) -> Picture:
     x = Axis(0.0, float(len(shown)), _LEFT, _RIGHT)
     y = Axis(0.0, max(step.duration for step in shown) / 1e3 * 1.06, _BOTTOM, _TOP)
     width = (x(1) - x(0)) * 0.72
-    shapes = _levels(y, format_of_unit("ms"))
+    shapes = _levels(x, y, format_of_unit("ms"))
     for place, step in enumerate(shown):
         middle, low = x(place + 0.5), 0.0
         for kind in ("computation", "exposed", "loader", "idle"):
@@ -132,13 +132,10 @@ def _picture(label: str, shapes: Sequence[Shape]) -> Picture:
     return Picture("chart", label, _WIDTH, _HEIGHT, shapes)
 
 
-def _levels(y: Axis, formatted: Format) -> list[Shape]:
+def _levels(x: Axis, y: Axis, formatted: Format) -> list[Shape]:
     """Horizontal lines with their values."""
-    shapes = []
-    for value in _ticks(y.low, y.high, 4, binary=formatted is bytes_of):
-        shapes.append(shape("line", "grid", x1=_LEFT, x2=_RIGHT, y1=y(value), y2=y(value)))
-        shapes.append(shape("text", "side", x=_LEFT - 8, y=y(value) + 4, text=formatted(value)))
-    return shapes
+    ticks = _ticks(y.low, y.high, 4, binary=formatted is bytes_of)
+    return svg.grid(x, y, [], [(value, formatted(value)) for value in ticks])
 
 
 def _scale(x: Axis, unit: str) -> list[Shape]:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ def test_artifacts_are_there_verified_on_disk_and_unpacked_before_their_graphs(
     prefetch.start()
     wait_until(lambda: len(on_disk(tmp_path)) == 2, seconds=20)
     one, two = service.keys
-    wait_until(lambda: two in prefetch._slots and prefetch._slots[two].over.is_set(), seconds=20)
+    wait_until(lambda: two in prefetch._begun and prefetch._begun[two].done(), seconds=20)
     found = prefetch.take(one)
     assert found is not None and found.fetched and found.opened.manifest.key == one
     assert found.data == (tmp_path / "artifacts" / one[:2] / one).read_bytes()
@@ -136,7 +137,7 @@ def test_artifacts_are_there_verified_on_disk_and_unpacked_before_their_graphs(
     assert service.fetches() - service.before == 2
     again = Prefetch(service.settings(tmp_path), [SCRIPT])
     again.start()
-    wait_until(lambda: two in again._slots and again._slots[two].over.is_set(), seconds=20)
+    wait_until(lambda: two in again._begun and again._begun[two].done(), seconds=20)
     kept = again.take(two)
     assert kept is not None and not kept.fetched
     assert service.fetches() - service.before == 2
@@ -158,6 +159,16 @@ def test_what_is_on_its_way_is_awaited_and_what_was_asked_for_is_not_fetched_aga
     assert found[0].opened.manifest.key == one
     prefetch._close()
     assert service.fetches() - service.before == 1
+
+
+def test_a_graph_waits_for_a_prefetch_no_longer_than_its_deadline(service: Service, tmp_path: Path) -> None:
+    prefetch = Prefetch(service.settings(tmp_path, deadline=0.5), [SCRIPT])
+    prefetch.start()
+    assert service.asked.wait(20)
+    begun = time.monotonic()
+    assert [prefetch.take(key) for key in service.keys] == [None, None]
+    assert 0.4 < time.monotonic() - begun < 10
+    service.opened.set()
 
 
 def test_what_no_trusted_key_signed_is_dropped_and_counted(service: Service, tmp_path: Path) -> None:
