@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from ...compiler.api.tuning.jobs import Space
 from ...compiler.api.tuning.kernels import MAX_ARGUMENTS, MAX_CANDIDATES, config_text, constant_text
 from ...compiler.errors import BadExpression, RequestError
 from ...compiler.request import allowed_names, schema, size_expr
+from ...compiler.tuning.queries import Space
 from ...compiler.tuning.records import WRITTEN, Operand, contiguous
 from .yaml_lines import YamlPath, YamlReader, listed
 
