@@ -5,6 +5,7 @@ Only a candidate that agrees with a reference in float64 can win, where there is
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -49,7 +50,7 @@ def compare_candidates(
     started: float,
     before_first_run: Callable[[int], None] = lambda candidate: None,
     after_failure: Callable[[], None] = lambda: None,
-    watchdog: benchmark.Watchdog = benchmark.no_watchdog,
+    watchdog: benchmark.Watchdog = contextlib.nullcontext,
 ) -> SearchResult:
     """Run and measure all candidates except those in `failures`, which did not build.
 

@@ -62,7 +62,7 @@ class TaskExecutor:
         self._threads = threads
         self._lock_folder = lock_folder
         self._settings = settings
-        self._watchdog = _exit_after if device == "cuda" else benchmark.no_watchdog
+        self._watchdog: benchmark.Watchdog = _exit_after if device == "cuda" else contextlib.nullcontext
         self._seconds_without_build = 0.0
 
     def warm_up(self) -> None:

@@ -124,10 +124,8 @@ TuningReply = KnownEntries | TaskBatch | TaskReassigned
 QUESTION_LIMIT = 1 << 20
 """Bytes of an encoded query."""
 
-
 ENTRY_LIMIT = 16 << 10
 """Bytes of an encoded entry in the database; a usual one has one KiB."""
-
 
 SendQuery = Callable[[TuningQuery], TuningReply]
 """Sends a query to the service and waits for the reply; safe for threads. Raises Unavailable if no reply comes; for a

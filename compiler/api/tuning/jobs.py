@@ -18,27 +18,20 @@ from . import kernels
 TUNE_ITEMS = 4096
 """Problems, graphs and kernels of one batch job."""
 
-
 TUNE_ID = "^[0-9a-f]{16}$"
-
 
 ItemState = Literal["waiting", "searching", "done", "known", "failed", "skipped"]
 """known: there was a winner already. skipped: the job's budget was spent, or the job was cancelled."""
 
-
 TuneState = Literal["waiting", "running", "done", "cancelled"]
 """done: all items have ended; some may have failed. Done and cancelled jobs can be resumed."""
-
 
 ENDED: frozenset[str] = frozenset({"done", "known", "failed", "skipped"})
 """Final states of an item."""
 
-
 Line = Annotated[int, Meta(ge=0, le=1 << 31)]
 
-
 _Seconds = Annotated[float, Meta(ge=0, le=TEN_YEARS_SECONDS)]
-
 
 TuneMode = Literal["", "max-autotune", "max-autotune-no-cudagraphs"]
 """Of a graph. '': the captured mode if it tunes, else max-autotune-no-cudagraphs."""

@@ -29,7 +29,6 @@ _SPATIAL = (1, 2, 3)
 _WHOLE = 1 << 40
 """Elements of a tensor, at most."""
 
-
 Result = Callable[[Sequence[Operand], Mapping[str, str]], Operand]
 """result(operands, settings): what an operator makes of them. Raises ValueError."""
 
