@@ -1,4 +1,4 @@
-"""Run an operator's candidates: Candidates in; each one's error, and timed samples of it, out.
+"""Runs an operator's candidates, and takes each one's error and timed samples.
 
 On a CPU each candidate runs in a fork of this process, so that a crash or a hang costs that fork only. On a GPU, which
 cannot be used after a fork, candidates run in this process. Every sample begins with cold caches: in a model a kernel

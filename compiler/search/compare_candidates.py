@@ -1,4 +1,4 @@
-"""Stage 8, measuring: one operator's built candidates in; the winner, all timings and all failures out.
+"""Stage 8: measures an operator's built candidates; returns the winner, all timings and all failures.
 
 Only a candidate that agrees with a reference in float64 can win, where there is such a reference.
 """

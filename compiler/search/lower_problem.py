@@ -1,4 +1,4 @@
-"""Stage 8, in a search worker: a problem in; the candidates among which a compile would choose out.
+"""Stage 8, in a search worker: makes the candidates among which a compile would choose for a problem.
 
 A problem contains no code: its operator is in a closed table, its arguments are literals, and only known settings are
 applied. It is lowered as a graph of one operator.

@@ -1,4 +1,4 @@
-"""Stage 8, in a search worker: a task in; its candidates, built, and the result of measuring them out.
+"""Stage 8, in a search worker: builds a task's candidates and measures them.
 
 It has one device, and processes that build for it. On a GPU, where candidates run in this process, a candidate that
 hangs or breaks the device ends the process.

@@ -1,4 +1,4 @@
-"""User-written kernels in tuning jobs: a kernel with candidates and arguments in; its request and its problem out.
+"""User-written kernels in tuning jobs: a kernel with candidates and arguments, its request and its problem.
 
 No torch and no Triton."""
 
