@@ -71,7 +71,10 @@ class _Operator(Struct, frozen=True):
         return {*self.arguments, *(["out_dtype"] if self.widened else [])}
 
     def call(self, nodes: Sequence[Any], given: Arguments) -> lower_operator.OperatorCall:
-        named = {name: given.get(name, default) for name, default in self.arguments.items()}
+        named = {
+            name: default if given.get(name) is None else given[name]
+            for name, default in self.arguments.items()
+        }
         if self.optional:
             named[self.optional] = next(iter(nodes[self.operands :]), None)
         operands = tuple(nodes[: self.operands])
