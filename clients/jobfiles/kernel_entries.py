@@ -1,8 +1,8 @@
-"""Triton kernels in a tuning job's file: an entry of `kernels:` in; KernelEntry items, candidates and grids out.
+"""Reads the Triton kernels of a tuning job's file, and makes their candidates and grids.
 
-An item says which Triton function, what it is called with, over which grid, and what to try. Numbers are expressions of
-compiler/request/size_expr.py over the entry's `sizes`, the arguments before, and in a grid what a configuration sets.
-No torch and no Triton: the function itself is looked up where the user's code is."""
+An entry says which Triton function, what it is called with, over which grid, and what to try. Numbers are expressions
+of compiler/request/size_expr.py over the entry's `sizes`, the arguments before, and in a grid what a configuration
+sets. No torch and no Triton: the function itself is looked up where the user's code is."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from ...compiler.api.tuning.jobs import Space
 from ...compiler.api.tuning.kernels import MAX_ARGUMENTS, MAX_CANDIDATES, config_text, constant_text
 from ...compiler.errors import BadExpression, RequestError
 from ...compiler.request import allowed_names, schema, size_expr
+from ...compiler.tuning.queries import Space
 from ...compiler.tuning.records import WRITTEN, Operand, contiguous
 from .yaml_lines import YamlPath, YamlReader, listed
 
@@ -56,7 +56,20 @@ class _TensorFields(Struct, forbid_unknown_fields=True):
     stride: list[str] | None = None
 
 
-class KernelEntry(Struct, frozen=True, kw_only=True):
+class _FilePart(Struct, frozen=True, kw_only=True):
+    reader: YamlReader
+    path: YamlPath
+
+    @property
+    def line(self) -> int:
+        return self.reader.line(self.path)
+
+    def bad(self, message: str, *path: str | int) -> RequestError:
+        """The error for the part at `path`, from here."""
+        return self.reader.wrong((*self.path, *path), message)
+
+
+class KernelEntry(_FilePart, frozen=True, kw_only=True):
     """One kernel on one set of arguments, as the file has it.
 
     module, function: where the Triton kernel is. text: the item for people. arguments: by parameter; tensors are
@@ -65,8 +78,6 @@ class KernelEntry(Struct, frozen=True, kw_only=True):
     @triton.autotune says.
     """
 
-    reader: YamlReader
-    path: YamlPath
     module: str
     function: str
     text: str
@@ -77,14 +88,6 @@ class KernelEntry(Struct, frozen=True, kw_only=True):
     num_warps: tuple[int, ...] = ()
     num_stages: tuple[int, ...] = ()
     space: Space = "default"
-
-    @property
-    def line(self) -> int:
-        return self.reader.line(self.path)
-
-    def bad(self, message: str, *path: str | int) -> RequestError:
-        """The error for the part at `path`."""
-        return self.reader.wrong((*self.path, *path), message)
 
 
 def parse(reader: YamlReader, path: YamlPath, value: Any, *, space: Space = "default") -> list[KernelEntry]:
@@ -97,38 +100,32 @@ def parse(reader: YamlReader, path: YamlPath, value: Any, *, space: Space = "def
     if "sizes" in given:
         sizes = reader.fields((*path, "sizes"), given["sizes"])
         given["sizes"] = {name: listed(size) for name, size in sizes.items()}
-    return list(_Entry(reader, path, reader.convert(path, given, _Fields)).items(space))
+    return list(_Entry(reader=reader, path=path, fields=reader.convert(path, given, _Fields)).items(space))
 
 
-class _Entry:
-    def __init__(self, reader: YamlReader, path: YamlPath, fields: _Fields) -> None:
-        self._reader = reader
-        self._path = path
-        self._fields = fields
-
-    def _bad(self, message: str, *path: str | int) -> RequestError:
-        return self._reader.wrong((*self._path, *path), message)
+class _Entry(_FilePart, frozen=True, kw_only=True):
+    fields: _Fields
 
     def items(self, space: Space) -> Iterator[KernelEntry]:
-        fields = self._fields
+        fields = self.fields
         module, _, function = fields.kernel.partition(":")
         tune = tuple((name, self._tried(name, values)) for name, values in fields.tune.items())
         if any(warps & (warps - 1) for warps in fields.num_warps):
-            raise self._bad("num_warps are powers of two", "num_warps")
+            raise self.bad("num_warps are powers of two", "num_warps")
         for part in fields.grid:
             try:
                 check(part)
             except BadExpression as error:
-                raise self._bad(error.message, "grid") from None
+                raise self.bad(error.message, "grid") from None
         for sizes in self._sizes():
             arguments, numbers = self._arguments(sizes)
             for name, _ in tune:
                 if name in arguments:
-                    raise self._bad(f"{name} is both an argument and tuned", "tune", name)
+                    raise self.bad(f"{name} is both an argument and tuned", "tune", name)
             shown = ", ".join(f"{name}={_shown(value)}" for name, value in arguments.items())
             yield KernelEntry(
-                reader=self._reader,
-                path=self._path,
+                reader=self.reader,
+                path=self.path,
                 module=module,
                 function=function,
                 text=f"{fields.kernel}({shown})"[:1000],
@@ -143,10 +140,10 @@ class _Entry:
 
     def _sizes(self) -> Iterator[dict[str, Number]]:
         """Each combination; the first size varies slowest."""
-        sizes = self._fields.sizes
+        sizes = self.fields.sizes
         count = math.prod(map(len, sizes.values()))
         if count > MAX_ITEMS:
-            raise self._bad(f"the sizes have {count} combinations, {MAX_ITEMS} allowed", "sizes")
+            raise self.bad(f"the sizes have {count} combinations, {MAX_ITEMS} allowed", "sizes")
         for combination in itertools.product(*sizes.values()):
             yield dict(zip(sizes, combination, strict=True))
 
@@ -156,26 +153,26 @@ class _Entry:
         """In the file's order; and the numbers among them, with the sizes."""
         numbers = dict(sizes)
         made: dict[str, Operand | schema.KernelConstant] = {}
-        for name, value in self._fields.arguments.items():
+        for name, value in self.fields.arguments.items():
             argument = made[name] = self._argument(value, numbers, "arguments", name)
             if isinstance(argument, int | float) and not isinstance(argument, bool):
                 if sizes.get(name, argument) != argument:
-                    raise self._bad(f"{name} is another number among the sizes", "arguments", name)
+                    raise self.bad(f"{name} is another number among the sizes", "arguments", name)
                 numbers[name] = argument
         if len(made) > MAX_ARGUMENTS:
-            raise self._bad(f"the kernel has {len(made)} arguments, {MAX_ARGUMENTS} allowed", "arguments")
+            raise self.bad(f"the kernel has {len(made)} arguments, {MAX_ARGUMENTS} allowed", "arguments")
         if not any(isinstance(value, Operand) for value in made.values()):
-            raise self._bad("no argument is a tensor, like f32[1024, 512]", "arguments")
+            raise self.bad("no argument is a tensor, like f32[1024, 512]", "arguments")
         return made, numbers
 
     def _argument(
         self, value: Any, numbers: Mapping[str, Number], *path: str | int
     ) -> Operand | schema.KernelConstant:
         if isinstance(value, dict):
-            tensor = self._reader.convert((*self._path, *path), value, _TensorFields)
+            tensor = self.reader.convert((*self.path, *path), value, _TensorFields)
             return self._tensor(tensor.dtype, tensor.shape, tensor.stride, numbers, *path)
         if not isinstance(value, str):
-            raise self._bad("a list is neither a tensor, a number nor a text", *path)
+            raise self.bad("a list is neither a tensor, a number nor a text", *path)
         if found := _TENSOR.fullmatch(value.strip()):
             strides = None if found[3] is None else _split(found[3])
             return self._tensor(found[1], _split(found[2]), strides, numbers, *path)
@@ -191,21 +188,21 @@ class _Entry:
     ) -> Operand:
         name = WRITTEN.get(dtype, dtype)
         if name not in allowed_names.DTYPE_BYTES:
-            raise self._bad(f"{dtype[:40]!r} is no dtype, like float32 or bf16", *path)
+            raise self.bad(f"{dtype[:40]!r} is no dtype, like float32 or bf16", *path)
         size = self._lengths(shape, numbers, *path)
         strides = contiguous(size) if stride is None else self._lengths(stride, numbers, *path)
         if len(strides) != len(size):
-            raise self._bad(f"a tensor of {len(size)} dimensions has {len(strides)} strides", *path)
+            raise self.bad(f"a tensor of {len(size)} dimensions has {len(strides)} strides", *path)
         return Operand(name, size, strides)
 
     def _lengths(self, texts: list[str], numbers: Mapping[str, Number], *path: str | int) -> tuple[int, ...]:
         if len(texts) > 16:
-            raise self._bad("a tensor has up to 16 dimensions", *path)
+            raise self.bad("a tensor has up to 16 dimensions", *path)
         lengths = []
         for text in texts:
             length = self._number(text, numbers, *path)
             if type(length) is not int or length not in _NUMBERS:
-                raise self._bad(f"length {text:.60} is {length}, no whole number from 0 up", *path)
+                raise self.bad(f"length {text:.60} is {length}, no whole number from 0 up", *path)
             lengths.append(length)
         return tuple(lengths)
 
@@ -214,7 +211,7 @@ class _Entry:
             return _WORDS[text]
         if quoted := _QUOTED.fullmatch(text):
             if not allowed_names.OPTION_TEXT.fullmatch(quoted[2]):
-                raise self._bad("the text is longer than 64, or has characters that could end it", *path)
+                raise self.bad("the text is longer than 64, or has characters that could end it", *path)
             return quoted[2]
         prefix, _, dtype = text.partition("tl.")
         if not prefix and dtype in allowed_names.TRITON_DTYPES:
@@ -225,16 +222,16 @@ class _Entry:
         try:
             number = number_of(text, numbers)
         except BadExpression as error:
-            raise self._bad(
+            raise self.bad(
                 f"{error.message} (write a text in quotes inside quotes: \"'tanh'\")", *path
             ) from None
         if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:
-            raise self._bad(f"{text:.60} is past 64 bits", *path)
+            raise self.bad(f"{text:.60} is past 64 bits", *path)
         return number
 
     def _tried(self, name: str, texts: list[str]) -> tuple[schema.KernelConstant, ...]:
         if name in ("num_warps", "num_stages"):
-            raise self._bad(f"{name} is a field next to `tune`, not in it", "tune", name)
+            raise self.bad(f"{name} is a field next to `tune`, not in it", "tune", name)
         return tuple(self._constant(text, {}, "tune", name) for text in dict.fromkeys(texts))
 
 

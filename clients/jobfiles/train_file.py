@@ -41,10 +41,7 @@ class TrainFileJob(Struct, frozen=True, kw_only=True):
 def load(path: Path, options: Mapping[str, Any] | None = None) -> TrainFileJob:
     """A job's file, with `options` (by the file's own names) over what it says. Raises BadTrainJob, which names file
     and line; SettingsError without ruamel.yaml."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BadTrainJob(f"{path} cannot be read: {error.strerror}", hint="Name a job's file") from None
+    data = yaml_lines.read_file(path, BadTrainJob)
     return read(data, str(path), name=path.stem, options=options)
 
 

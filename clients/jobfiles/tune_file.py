@@ -14,35 +14,38 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ...compiler.api.tuning.jobs import TUNE_ITEMS, GraphTuneItem, OperatorTuneItem, Space, TuneBudget
+from ...compiler.api.tuning.jobs import (
+    TUNE_ITEMS,
+    GraphTuneItem,
+    OperatorTuneItem,
+    TuneBudget,
+    TuneMode,
+    TuneOptions,
+)
 from ...compiler.api.tuning.operators import OPERATORS, result_of
 from ...compiler.errors import BadTuneJob
+from ...compiler.tuning.queries import Space
 from ...compiler.tuning.records import Operand, Problem, parse_operand
 from . import kernel_entries, yaml_lines
 from .operator_fields import FIELDS, SETTINGS, OperatorFields
 from .yaml_lines import YamlPath, listed
 
-_LINED: tuple[Literal["device", "torch", "threads"], ...] = ("device", "torch", "threads")
+_LINED = ("device", "torch", "threads")
 _SHORT = {"convolution": "conv"}
 """Operators that a file calls otherwise than PyTorch does."""
 _OPERATORS = {_SHORT.get(name, name): name for name in FIELDS}
 
-Mode = Literal["", "max-autotune", "max-autotune-no-cudagraphs"]
 Precision = Literal["highest", "high", "medium"]
 _Positive = Annotated[int, Meta(ge=1, le=1 << 40)]
 
 
-class _Top(Struct, forbid_unknown_fields=True):
+class _Top(TuneOptions, frozen=True, kw_only=True):
     name: Annotated[str, Meta(max_length=200)] = ""
-    device: Annotated[str, Meta(max_length=200)] = ""
-    torch: Annotated[str, Meta(max_length=100)] = ""
-    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     space: Space = "default"
     precision: tuple[Precision, ...] = ("highest",)
-    budget: TuneBudget = TuneBudget()
-    operators: list[Any] = []
-    graphs: list[Any] = []
-    kernels: list[Any] = []
+    operators: list[Any] = msgspec.field(default_factory=list)
+    graphs: list[Any] = msgspec.field(default_factory=list)
+    kernels: list[Any] = msgspec.field(default_factory=list)
 
 
 class _OperatorEntry(Struct):
@@ -64,7 +67,7 @@ class _GraphEntry(Struct):
             description="64 hexadecimal digits; `torchrelay explain` and `cache ls --json` show it",
         ),
     ] = ""
-    mode: Mode = ""
+    mode: TuneMode = ""
 
 
 class _Range(Struct):
@@ -81,33 +84,23 @@ class GraphFilePath(Struct, frozen=True):
 
     line: int
     path: str
-    mode: Mode = ""
+    mode: TuneMode = ""
 
 
-class TuneFile(Struct, frozen=True, kw_only=True):
+class TuneFile(TuneOptions, frozen=True, kw_only=True):
     """A job's file. `name`: '' if it gives none."""
 
     file: str
-    name: str = ""
-    device: str = ""
-    torch: str = ""
-    threads: int = 0
-    budget: TuneBudget = TuneBudget()
-    operators: list[OperatorTuneItem] = []
-    graphs: list[GraphTuneItem] = []
-    files: list[GraphFilePath] = []
-    kernels: list[kernel_entries.KernelEntry] = []
-    lines: dict[Literal["device", "torch", "threads"], int] = {}
-    """Where the file has them."""
+    name: str
+    operators: list[OperatorTuneItem]
+    graphs: list[GraphTuneItem]
+    files: list[GraphFilePath]
+    kernels: list[kernel_entries.KernelEntry]
 
 
 def load(path: Path) -> TuneFile:
     """Raises BadTuneJob, which names file and line; SettingsError without ruamel.yaml."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BadTuneJob(f"{path} cannot be read: {error.strerror}", hint="Name a job's file") from None
-    return read(data, str(path))
+    return read(yaml_lines.read_file(path, BadTuneJob), str(path))
 
 
 def read(data: bytes, name: str) -> TuneFile:
@@ -123,7 +116,8 @@ class _Reader(yaml_lines.YamlReader):
         super().__init__(name, tree, BadTuneJob)
 
     def spec(self) -> TuneFile:
-        given = self.fields((), self._top, _Top.__struct_fields__)
+        given = self.fields((), self._top, {*_Top.__struct_fields__} - {"lines"})
+        given["lines"] = {name: self.line((name,)) for name in _LINED if name in self._top}
         if "precision" in given:
             given["precision"] = listed(given["precision"])
         if "budget" in given:
@@ -141,18 +135,15 @@ class _Reader(yaml_lines.YamlReader):
             self.fail((), "this job names no operators, graphs or kernels")
         if len(operators) + len(graphs) + len(kernels) > TUNE_ITEMS:
             self.fail((), f"a job has at most {TUNE_ITEMS} problems, and this more")
+        options = {name: getattr(top, name) for name in TuneOptions.__struct_fields__}
         return TuneFile(
             file=self._name,
             name=top.name,
-            device=top.device,
-            torch=top.torch,
-            threads=top.threads,
-            budget=top.budget,
             operators=list(operators.values()),
             graphs=graphs,
             files=files,
             kernels=kernels,
-            lines={name: self.line((name,)) for name in _LINED if name in self._top},
+            **options,
         )
 
     def _budget(self, value: Any) -> dict[str, Any]:

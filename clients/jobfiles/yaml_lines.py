@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -33,6 +34,14 @@ class YamlTree(Struct, frozen=True):
 
     value: Any
     lines: dict[YamlPath, int] = {}
+
+
+def read_file(path: Path, wrong: type[RequestError]) -> bytes:
+    """Raises `wrong`."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise wrong(f"{path} cannot be read: {error.strerror}", hint="Name a job's file") from None
 
 
 def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:

@@ -1,4 +1,4 @@
-"""Kernels that earlier compiles built, on a worker's disk: a kernel's name in; its file out.
+"""Finds kernels that earlier compiles built, by name, on a worker's disk.
 
 Inductor names a C++ library by a digest of its source, the compiler's command line and version, so the same name means
 the same binary. Triton's binaries and winners have names of the same kind (triton_cache.py). A job only reads the store

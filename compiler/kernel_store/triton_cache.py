@@ -1,4 +1,4 @@
-"""Triton kernels that earlier compiles built and measured: a kernel's key in; its binaries, or its winner, out.
+"""Finds the binaries and the winners of Triton kernels that earlier compiles built and measured, by key.
 
 Binaries have Triton's own key (source, signature, options, target, versions of Triton and ptxas) and are found through
 Triton's interface for caches. A winner's key is a digest of the kernel's generated source, launch sizes and candidates,

@@ -1,4 +1,4 @@
-"""Run an operator's candidates: Candidates in; each one's error, and timed samples of it, out.
+"""Runs an operator's candidates, and takes each one's error and timed samples.
 
 On a CPU each candidate runs in a fork of this process, so that a crash or a hang costs that fork only. On a GPU, which
 cannot be used after a fork, candidates run in this process. Every sample begins with cold caches: in a model a kernel
@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
@@ -47,13 +47,8 @@ class CandidateFailed(Exception):
     """A candidate crashed, hung or raised."""
 
 
-Watchdog = Callable[[float], AbstractContextManager[None]]
-"""watchdog(seconds): limits the time of the block inside."""
-
-
-@contextlib.contextmanager
-def no_watchdog(seconds: float) -> Iterator[None]:
-    yield
+Watchdog = Callable[[float], AbstractContextManager[object]]
+"""watchdog(seconds): limits the time of the block inside; contextlib.nullcontext sets no limit."""
 
 
 def error_of(result: torch.Tensor, reference: torch.Tensor | None) -> float | None:

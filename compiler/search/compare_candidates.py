@@ -1,10 +1,11 @@
-"""Stage 8, measuring: one operator's built candidates in; the winner, all timings and all failures out.
+"""Stage 8: measures an operator's built candidates; returns the winner, all timings and all failures.
 
 Only a candidate that agrees with a reference in float64 can win, where there is such a reference.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -49,7 +50,7 @@ def compare_candidates(
     started: float,
     before_first_run: Callable[[int], None] = lambda candidate: None,
     after_failure: Callable[[], None] = lambda: None,
-    watchdog: benchmark.Watchdog = benchmark.no_watchdog,
+    watchdog: benchmark.Watchdog = contextlib.nullcontext,
 ) -> SearchResult:
     """Run and measure all candidates except those in `failures`, which did not build.
 

@@ -1,4 +1,4 @@
-"""Stage 8, where max-autotune chooses: an operator and its candidates in; the one that implements it out.
+"""Stage 8: chooses an operator's candidate, where Inductor's max-autotune would choose.
 
 A winner from the request's lock or the namespace's database is used as it is. An unknown problem is searched once in a
 compile, by a search worker if there is one, otherwise here.

@@ -1,4 +1,4 @@
-"""Stage 8, look-up: a problem in; its winner out, if the request's tuning lock or the namespace's database has one."""
+"""Stage 8: looks a problem's winner up in the request's tuning lock and in the namespace's database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage 8, in a search worker: a problem in; the candidates among which a compile would choose out.
+"""Stage 8, in a search worker: makes the candidates among which a compile would choose for a problem.
 
 A problem contains no code: its operator is in a closed table, its arguments are literals, and only known settings are
 applied. It is lowered as a graph of one operator.
@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from msgspec import Struct
 
+from ..api.tuning.operators import MASKS, PRECISIONS
 from ..torch_internals import patching
 from ..torch_internals.algorithm_selection import lower_operator, operator_candidates, padding_candidates
 from ..torch_internals.dynamo import fake_tensors
-from ..torch_internals.dynamo.types import OpOverload
 from ..torch_internals.inductor import config
 from ..tuning import records
 from ..tuning.candidates import Candidates
@@ -37,116 +37,81 @@ SPACES = operator_candidates.SEARCH_SPACE_OPTIONS
 EXHAUSTIVE = {"max_autotune_gemm_search_space": "EXHAUSTIVE", "max_autotune_flex_search_space": "EXHAUSTIVE"}
 _MODES = frozenset({"precision", "cudnn.allow_tf32", "reduced_precision"})
 _SHAPES = frozenset({"constants", "offsets", "sources"})
-_PRECISIONS = frozenset({"highest", "high", "medium"})
 _DTYPES = {
     f"torch.{name}": getattr(torch, name)
     for name in ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32", "int8")
 }
 _BOOLS = {"True": True, "False": False}
 
-Nodes = Sequence[Any]
 Arguments = Mapping[str, Any]
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class _Operator(Struct, frozen=True):
-    """target(arguments): which operator it is. operands: how many it takes. names: its arguments beside operands."""
+    """How a graph calls an operator.
 
-    target: Callable[[Arguments], Callable[..., Any]]
-    operands: frozenset[int]
-    names: frozenset[str]
-    call: Callable[[Nodes, Arguments], Call]
+    operands: how many tensors it takes by position. optional: the name of one more tensor; '': there is none.
+    arguments: the others, with their defaults.
+    """
 
+    target: Callable[..., Any]
+    operands: int
+    optional: str = ""
+    arguments: Arguments = {}
+    widened: Callable[..., Any] | None = None
+    """The overload that takes the result's dtype."""
 
-def _product(plain: OpOverload, widened: OpOverload | None = None) -> _Operator:
-    def target(given: Arguments) -> OpOverload:
-        return plain if widened is None or given.get("out_dtype") is None else widened
+    @property
+    def counts(self) -> list[int]:
+        """How many operands it takes."""
+        return [self.operands, self.operands + 1] if self.optional else [self.operands]
 
-    def call(nodes: Nodes, given: Arguments) -> Call:
-        widens = widened is not None and given.get("out_dtype") is not None
-        return (*nodes, *([given["out_dtype"]] if widens else [])), {}
+    @property
+    def names(self) -> set[str]:
+        """Of the arguments that a problem's settings may have."""
+        return {*self.arguments, *(["out_dtype"] if self.widened else [])}
 
-    return _Operator(target, frozenset({2}), frozenset({"out_dtype"} if widened is not None else ()), call)
-
-
-def _with_bias(operator: OpOverload) -> _Operator:
-    def call(nodes: Nodes, given: Arguments) -> Call:
-        return tuple(nodes), {name: given.get(name, 1) for name in ("alpha", "beta")}
-
-    return _Operator(lambda given: operator, frozenset({3}), frozenset({"alpha", "beta"}), call)
-
-
-def _convolution(nodes: Nodes, given: Arguments) -> Call:
-    x, weight, *bias = nodes
-    ndim = given["ndim"]
-    usual = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
-    lists = {name: list(given.get(name) or [value] * ndim) for name, value in usual.items()}
-    return (
-        x,
-        weight,
-        bias[0] if bias else None,
-        lists["stride"],
-        lists["padding"],
-        lists["dilation"],
-        bool(given.get("transposed", False)),
-        lists["output_padding"],
-        int(given.get("groups", 1)),
-    ), {}
+    def call(self, nodes: Sequence[Any], given: Arguments) -> lower_operator.OperatorCall:
+        named = {
+            name: default if given.get(name) is None else given[name]
+            for name, default in self.arguments.items()
+        }
+        if self.optional:
+            named[self.optional] = next(iter(nodes[self.operands :]), None)
+        operands = tuple(nodes[: self.operands])
+        if self.target is aten.convolution.default:  # Inductor reads its arguments by position
+            return self.target, (*operands, *named.values()), {}
+        if self.widened is not None and given.get("out_dtype") is not None:
+            return self.widened, (*operands, given["out_dtype"]), {}
+        return self.target, operands, named
 
 
-def _scaled(nodes: Nodes, given: Arguments) -> Call:
-    a, b, scale_a, scale_b, *bias = nodes
-    named = {"out_dtype": given.get("out_dtype"), "use_fast_accum": bool(given.get("use_fast_accum", False))}
-    return (a, b, scale_a, scale_b), {"bias": bias[0] if bias else None, **named}
+_SUM = {"alpha": 1, "beta": 1}
+_GROUPED = {"out_dtype": None}
+_SCALED = {"out_dtype": None, "use_fast_accum": False}
+_CONVOLUTION = {
+    "bias": None,
+    "stride": 1,
+    "padding": 0,
+    "dilation": 1,
+    "transposed": False,
+    "output_padding": 0,
+    "groups": 1,
+}
+_LENGTHS = ("stride", "padding", "dilation", "output_padding")
+"""Arguments of a convolution that have a number for each dimension."""
 
-
-def _grouped(nodes: Nodes, given: Arguments) -> Call:
-    a, b, *offsets = nodes
-    return (a, b), {"offs": offsets[0] if offsets else None, "out_dtype": given.get("out_dtype")}
-
-
-def _scaled_grouped(nodes: Nodes, given: Arguments) -> Call:
-    a, b, scale_a, scale_b, *offsets = nodes
-    named = {"out_dtype": given.get("out_dtype"), "use_fast_accum": bool(given.get("use_fast_accum", False))}
-    return (a, b, scale_a, scale_b), {"offs": offsets[0] if offsets else None, **named}
-
-
-def _operators() -> dict[str, _Operator]:
-    shape = {"stride", "padding", "dilation", "transposed", "output_padding", "groups", "bias"}
-    return {
-        "mm": _product(aten.mm.default, aten.mm.dtype),
-        "bmm": _product(aten.bmm.default, aten.bmm.dtype),
-        "int_mm": _product(aten._int_mm.default),
-        "addmm": _with_bias(aten.addmm.default),
-        "baddbmm": _with_bias(aten.baddbmm.default),
-        "mm_plus_mm": _Operator(
-            lambda given: lower_operator.mm_plus_mm,
-            frozenset({4}),
-            frozenset(),
-            lambda nodes, given: (tuple(nodes), {}),
-        ),
-        "convolution": _Operator(
-            lambda given: aten.convolution.default, frozenset({2, 3}), frozenset(shape), _convolution
-        ),
-        "scaled_mm": _Operator(
-            lambda given: aten._scaled_mm.default,
-            frozenset({4, 5}),
-            frozenset({"out_dtype", "use_fast_accum"}),
-            _scaled,
-        ),
-        "grouped_mm": _Operator(
-            lambda given: aten._grouped_mm.default, frozenset({2, 3}), frozenset({"out_dtype"}), _grouped
-        ),
-        "scaled_grouped_mm": _Operator(
-            lambda given: aten._scaled_grouped_mm.default,
-            frozenset({4, 5}),
-            frozenset({"out_dtype", "use_fast_accum"}),
-            _scaled_grouped,
-        ),
-    }
-
-
-OPERATORS = _operators()
+OPERATORS = {
+    "mm": _Operator(aten.mm.default, 2, widened=aten.mm.dtype),
+    "bmm": _Operator(aten.bmm.default, 2, widened=aten.bmm.dtype),
+    "int_mm": _Operator(aten._int_mm.default, 2),
+    "addmm": _Operator(aten.addmm.default, 3, arguments=_SUM),
+    "baddbmm": _Operator(aten.baddbmm.default, 3, arguments=_SUM),
+    "mm_plus_mm": _Operator(lower_operator.mm_plus_mm, 4),
+    "convolution": _Operator(aten.convolution.default, 2, "bias", _CONVOLUTION),
+    "scaled_mm": _Operator(aten._scaled_mm.default, 4, "bias", _SCALED),
+    "grouped_mm": _Operator(aten._grouped_mm.default, 2, "offs", _GROUPED),
+    "scaled_grouped_mm": _Operator(aten._scaled_grouped_mm.default, 4, "offs", _SCALED),
+}
 COPY = "copy"
 
 
@@ -172,7 +137,6 @@ def lower_problem(task: TuningTask, device: str) -> Candidates:
     for channels_last in (False, True) if task.exact and problem.op == "convolution" else (None,):
         try:
             selections = lower_operator.candidates_of_operator(
-                operator.target(given),
                 lambda nodes: operator.call(nodes, given),
                 operands,
                 offsets,
@@ -195,14 +159,13 @@ def lower_problem(task: TuningTask, device: str) -> Candidates:
 
 
 FLEX = "flex_attention"
-_MASK = re.compile(r"none|causal|(?:window|prefix):([1-9][0-9]{0,8})")
 
 
 def _flex_attention(task: TuningTask, device: str) -> Candidates:
     """Attention in inference, with a mask from a closed table. A compile's own mask is code and has no name."""
     problem, settings = task.problem, dict(task.problem.settings)
-    mask = _MASK.fullmatch(settings.get("mask", "none"))
-    if task.exact or mask is None or settings.keys() - {"mask"} - _MODES - SPACES:
+    mask = settings.get("mask", "none")
+    if task.exact or not re.fullmatch(MASKS, mask) or settings.keys() - {"mask"} - _MODES - SPACES:
         raise UnsupportedProblem(f"{problem.text()[:500]} has no mask of none, causal, window:N and prefix:N")
     operands, _, _ = _operands(problem, {})
     if len(operands) != 3 or any(len(operand.size) != 4 for operand in operands):
@@ -211,7 +174,8 @@ def _flex_attention(task: TuningTask, device: str) -> Candidates:
         raise UnsupportedProblem(
             "for a CPU Inductor has one candidate for flex_attention, which cannot be run by itself"
         )
-    allows = _mask_of(mask[0].partition(":")[0], int(mask[1] or 0))
+    name, _, width = mask.partition(":")
+    allows = _mask_of(name, int(width or 0))
     query, key, value = (
         torch.empty_strided(x.size, x.stride, dtype=getattr(torch, x.dtype), device=device) for x in operands
     )
@@ -277,8 +241,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _arguments(problem: Problem, operator: _Operator, settings: Mapping[str, str]) -> dict[str, Any]:
-    if len(problem.operands) not in operator.operands:
-        raise UnsupportedProblem(f"{problem.op} takes {sorted(operator.operands)} operands")
+    if len(problem.operands) not in operator.counts:
+        raise UnsupportedProblem(f"{problem.op} takes {operator.counts} operands")
     given: dict[str, Any] = {}
     for name, text in settings.items():
         kind, _, rest = name.partition(".")
@@ -292,7 +256,8 @@ def _arguments(problem: Problem, operator: _Operator, settings: Mapping[str, str
     if "out_dtype" in operator.names and "out_dtype" not in given and problem.result.dtype not in dtypes:
         given["out_dtype"] = _DTYPES.get(f"torch.{problem.result.dtype}")
     if problem.op == "convolution":
-        given["ndim"] = len(problem.operands[1].size) - 2
+        dims = len(problem.operands[1].size) - 2
+        given |= {name: list(given.get(name) or [operator.arguments[name]] * dims) for name in _LENGTHS}
     return given
 
 
@@ -350,8 +315,8 @@ def in_force(task: TuningTask) -> Iterator[None]:
     if task.space == "exhaustive":
         options |= EXHAUSTIVE
     precision = settings.get("precision", "highest")
-    if precision not in _PRECISIONS:
-        raise UnsupportedProblem(f"precision={precision[:80]} is none of {', '.join(sorted(_PRECISIONS))}")
+    if precision not in PRECISIONS:
+        raise UnsupportedProblem(f"precision={precision[:80]} is none of {', '.join(sorted(PRECISIONS))}")
     matmul = torch.backends.cuda.matmul
     reduced = {"fp16": True, "bf16": True, **_reduced(settings.get("reduced_precision", ""))}
     flags: list[tuple[Any, str, bool]] = [

@@ -1,4 +1,4 @@
-"""Rank candidates by timed samples: a function that takes samples in; a ranking out. Pure; imports no torch.
+"""Ranks candidates by timed samples, which a given function takes. Pure; imports no torch.
 
 Samples are interleaved: each round takes one sample of every candidate, in another order, so whatever slows the machine
 slows all of them, and candidates are compared round by round. Rounds are taken a few at a time, so that the operands

@@ -1,4 +1,4 @@
-"""Stage 8, outside of any compile: problems in, one after the other; the result of searching each out.
+"""Stage 8, outside of any compile: searches one problem after the other, and reports each result.
 
 A search worker is a long-lived process on one device. It requests tasks from the service, rebuilds each task's
 operator from the problem alone, builds the next tasks' candidates while it measures one, and reports results. On a GPU

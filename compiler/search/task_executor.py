@@ -1,4 +1,4 @@
-"""Stage 8, in a search worker: a task in; its candidates, built, and the result of measuring them out.
+"""Stage 8, in a search worker: builds a task's candidates and measures them.
 
 It has one device, and processes that build for it. On a GPU, where candidates run in this process, a candidate that
 hangs or breaks the device ends the process.
@@ -62,7 +62,7 @@ class TaskExecutor:
         self._threads = threads
         self._lock_folder = lock_folder
         self._settings = settings
-        self._watchdog = _exit_after if device == "cuda" else benchmark.no_watchdog
+        self._watchdog: benchmark.Watchdog = _exit_after if device == "cuda" else contextlib.nullcontext
         self._seconds_without_build = 0.0
 
     def warm_up(self) -> None:

@@ -1,4 +1,4 @@
-"""Measure a user-written kernel's configurations, in a fork of the compile's process: an order in; messages out.
+"""Measures a user-written kernel's configurations in a fork of the compile's process, and reports by messages.
 
 The fork may end at any candidate, so each is announced before it starts. All candidates get the same arguments; one
 whose results differ from the first one's by more than rounding fails. Samples are taken as for Inductor's candidates

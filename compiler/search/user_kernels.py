@@ -1,4 +1,4 @@
-"""Stage 8, for user-written Triton kernels: a graph's calls of them in; each left with its winning configuration.
+"""Stage 8: chooses the configuration of each call of a user-written Triton kernel in a graph.
 
 A call whose problem has a known winner gets it, and no other configuration is compiled. If the request tunes, unknown
 problems are measured in forks of the process (user_kernel_benchmark.py) and reported; a winner counts for its own

@@ -22,19 +22,22 @@ from .records import (
     TuningEntry,
 )
 
+Space = Literal["default", "exhaustive"]
+"""Which candidates there are."""
+
 
 class TuningTask(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A problem to be searched.
 
     exact: search this very problem; False: a user described the operator, and the search worker completes its settings.
-    space: which candidates there are. seconds, samples: limits of the search, and for one candidate; 0: the default.
+    seconds, samples: limits of the search, and for one candidate; 0: the default.
     avoid: candidates that ended a search worker's process.
     """
 
     id: Name
     problem: Problem
     exact: bool = True
-    space: Literal["default", "exhaustive"] = "default"
+    space: Space = "default"
     seconds: Finite = 0.0
     samples: Count = 0
     avoid: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
@@ -121,10 +124,8 @@ TuningReply = KnownEntries | TaskBatch | TaskReassigned
 QUESTION_LIMIT = 1 << 20
 """Bytes of an encoded query."""
 
-
 ENTRY_LIMIT = 16 << 10
 """Bytes of an encoded entry in the database; a usual one has one KiB."""
-
 
 SendQuery = Callable[[TuningQuery], TuningReply]
 """Sends a query to the service and waits for the reply; safe for threads. Raises Unavailable if no reply comes; for a

@@ -17,33 +17,23 @@ from msgspec import Meta, Struct
 
 SCHEMA = 1
 
-
 Text = Annotated[str, Meta(max_length=4096)]
-
 
 _NAME = "[A-Za-z0-9_.:+-]{1,128}"
 
-
 _NUMBERS = "((?:[0-9]+(?:,[0-9]+)*)?)"
-
 
 Name = Annotated[str, Meta(pattern=rf"^{_NAME}(?![\s\S])")]  # `$` would let a newline follow
 
-
 Milliseconds = Annotated[float, Meta(gt=0, lt=1e9)]
-
 
 Length = Annotated[int, Meta(ge=0, le=1 << 53)]
 
-
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]
-
 
 Several = Annotated[int, Meta(ge=1, le=1 << 31)]
 
-
 Finite = Annotated[float, Meta(ge=0, lt=1e9)]
-
 
 _SHORT = {
     "float64": "f64",
@@ -60,9 +50,7 @@ _SHORT = {
     "bool": "b8",
 }
 
-
 LONG = {short: name for name, short in _SHORT.items()}
-
 
 WRITTEN = LONG | {"fp64": "float64", "fp32": "float32", "fp16": "float16", "fp8": "float8_e4m3fn"}
 """Short names that people write; torch's own names are accepted too."""
@@ -90,7 +78,6 @@ class Operand(TuningRecord, frozen=True):
 
 
 _NEVER = re.compile(r"(?!)")
-
 
 _USUAL = {
     name: re.compile(value)

@@ -1,4 +1,4 @@
-"""Configurations of Inductor's Triton matrix templates: a candidate's text in, its tile sizes out."""
+"""Reads tile sizes from the texts of candidates of Inductor's Triton matrix templates."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from ...request import schema
+from ...tuning.queries import Space
 from ...tuning.records import CandidateFailure, Problem, Text, Timing, TuningEntry
 from .. import compiles as api_compiles
 from ..bounds import TEN_YEARS_SECONDS, Count
@@ -17,29 +18,23 @@ from . import kernels
 TUNE_ITEMS = 4096
 """Problems, graphs and kernels of one batch job."""
 
-
 TUNE_ID = "^[0-9a-f]{16}$"
-
 
 ItemState = Literal["waiting", "searching", "done", "known", "failed", "skipped"]
 """known: there was a winner already. skipped: the job's budget was spent, or the job was cancelled."""
 
-
 TuneState = Literal["waiting", "running", "done", "cancelled"]
 """done: all items have ended; some may have failed. Done and cancelled jobs can be resumed."""
-
 
 ENDED: frozenset[str] = frozenset({"done", "known", "failed", "skipped"})
 """Final states of an item."""
 
-
 Line = Annotated[int, Meta(ge=0, le=1 << 31)]
 
-
-Space = Literal["default", "exhaustive"]
-
-
 _Seconds = Annotated[float, Meta(ge=0, le=TEN_YEARS_SECONDS)]
+
+TuneMode = Literal["", "max-autotune", "max-autotune-no-cudagraphs"]
+"""Of a graph. '': the captured mode if it tunes, else max-autotune-no-cudagraphs."""
 
 
 class OperatorTuneItem(Struct, frozen=True, forbid_unknown_fields=True, tag="operator"):
@@ -58,8 +53,7 @@ class GraphTuneItem(Struct, frozen=True, forbid_unknown_fields=True, tag="graph"
 
     line: Line
     key: api_compiles.Digest
-    mode: Literal["", "max-autotune", "max-autotune-no-cudagraphs"] = ""
-    """'': the captured mode if it tunes, else max-autotune-no-cudagraphs."""
+    mode: TuneMode = ""
     name: Text = ""
 
 
@@ -85,23 +79,31 @@ class TuneBudget(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     """Of one candidate; 0: the default."""
 
 
-class TuneRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/tunes`.
+class TuneOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a job's file and its request both say.
 
     device: a GPU by name, or `cpu`; '': the first graph's, or the workers' only kind of GPU, or a CPU if there is none.
-    torch: the version, if workers have several. threads: for kernels on a CPU. file: the job file's name in errors and
-    reports. id: chosen by the client, so that a repeated request starts the job once; '': the service chooses.
+    torch: the version, if workers have several. threads: for kernels on a CPU.
     """
 
-    name: Annotated[str, Meta(min_length=1, max_length=200)]
-    items: Annotated[list[TuneItem], Meta(min_length=1, max_length=TUNE_ITEMS)]
     device: Annotated[str, Meta(max_length=200)] = ""
     torch: Annotated[str, Meta(max_length=100)] = ""
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     budget: TuneBudget = TuneBudget()
-    file: Annotated[str, Meta(max_length=300)] = ""
     lines: dict[Literal["device", "torch", "threads"], Line] = {}
     """Where these fields are in the file."""
+
+
+class TuneRequest(TuneOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/tunes`.
+
+    file: the job file's name in errors and reports. id: chosen by the client, so that a repeated request starts the job
+    once; '': the service chooses.
+    """
+
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    items: Annotated[list[TuneItem], Meta(min_length=1, max_length=TUNE_ITEMS)]
+    file: Annotated[str, Meta(max_length=300)] = ""
     id: Annotated[str, Meta(pattern="^([0-9a-f]{16})?$", max_length=16)] = ""
 
 

@@ -1,4 +1,4 @@
-"""User-written kernels in tuning jobs: a kernel with candidates and arguments in; its request and its problem out.
+"""User-written kernels in tuning jobs: a kernel with candidates and arguments, its request and its problem.
 
 No torch and no Triton."""
 
@@ -16,10 +16,8 @@ from ...tuning.records import Operand, Problem
 MAX_CANDIDATES = 1024
 """Of one kernel, as in any request (compiler/request/validate.py)."""
 
-
 MAX_ARGUMENTS = 56
 """Limit of a kernel's tensors, and of its other arguments: a problem has room for as many."""
-
 
 _OPERATOR = "triton."
 

@@ -1,7 +1,7 @@
-"""The operators that a batch job may name: operands and settings in; the result, or why there is none, out. No torch.
+"""The operators that a tuning job may name, and the result of each on given operands and settings. No torch.
 
-A problem is written with the operands that the operator is called with (`addmm` with the bias as the user has it).
-Whoever searches it completes what Inductor adds. Client and gateway both hold every problem to this table.
+A problem has the operands that the operator is called with (`addmm` with the bias as the user has it). The search
+worker completes what Inductor adds. Client and gateway both check every problem against this table.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ _SPATIAL = (1, 2, 3)
 _WHOLE = 1 << 40
 """Elements of a tensor, at most."""
 
+Result = Callable[[Sequence[Operand], Mapping[str, str]], Operand]
+"""result(operands, settings): what an operator makes of them. Raises ValueError."""
+
 
 class TunableOperator(Struct, frozen=True):
     """How an operator's result follows from its operands.
 
-    result(operands, settings) raises ValueError. settings: which may be given, as patterns. constants: which of its
-    operands may be a graph's constants.
+    settings: which may be given, as patterns. constants: which of its operands may be a graph's constants.
     """
 
-    result: Callable[[Sequence[Operand], Mapping[str, str]], Operand]
+    result: Result
     operands: tuple[int, ...]
     """How many it takes."""
     dtypes: tuple[str, ...] = FLOATS
@@ -155,29 +157,22 @@ def _product(a: Operand, b: Operand, rank: int) -> tuple[int, ...]:
     return (*a.size[:-1], b.size[-1])
 
 
-def _mm(operands: Sequence[Operand], settings: Mapping[str, str]) -> Operand:
-    return _dense(_same_dtype(operands), *_product(operands[0], operands[1], 2))
+def _matrix_product(rank: int, result_dtype: str = "") -> Result:
+    """Of two operands, or of three: a bias comes first. result_dtype: '': the operands'."""
 
-
-def _bmm(operands: Sequence[Operand], settings: Mapping[str, str]) -> Operand:
-    return _dense(_same_dtype(operands), *_product(operands[0], operands[1], 3))
-
-
-def _int_mm(operands: Sequence[Operand], settings: Mapping[str, str]) -> Operand:
-    _same_dtype(operands)
-    return _dense("int32", *_product(operands[0], operands[1], 2))
-
-
-def _added(rank: int) -> Callable[[Sequence[Operand], Mapping[str, str]], Operand]:
     def result(operands: Sequence[Operand], settings: Mapping[str, str]) -> Operand:
-        bias, a, b = operands
+        dtype = _same_dtype(operands)
+        *biases, a, b = operands
         size = _product(a, b, rank)
-        tail = size[len(size) - len(bias.size) :]
-        if len(bias.size) > len(size) or any(
-            have not in (1, want) for have, want in zip(bias.size, tail, strict=True)
-        ):
-            raise ValueError(f"{bias.text()} cannot be added to the product, {_dense(a.dtype, *size).text()}")
-        return _dense(_same_dtype(operands), *size)
+        for bias in biases:
+            tail = size[len(size) - len(bias.size) :]
+            if len(bias.size) > len(size) or any(
+                have not in (1, want) for have, want in zip(bias.size, tail, strict=True)
+            ):
+                raise ValueError(
+                    f"{bias.text()} cannot be added to the product, {_dense(dtype, *size).text()}"
+                )
+        return _dense(result_dtype or dtype, *size)
 
     return result
 
@@ -229,9 +224,9 @@ def _convolution(operands: Sequence[Operand], settings: Mapping[str, str]) -> Op
     }
     if 0 in given["stride"] or 0 in given["dilation"]:
         raise ValueError("a convolution's stride and dilation are at least 1")
-    _check_output_padding(given, transposed=settings.get("arg.transposed") == "True")
-    groups = int(settings.get("arg.groups", "1"))
     transposed = settings.get("arg.transposed") == "True"
+    _check_output_padding(given, transposed=transposed)
+    groups = int(settings.get("arg.groups", "1"))
     channels, outputs = weight.size[1] * groups, weight.size[0]
     if transposed:
         channels, outputs = weight.size[0], weight.size[1] * groups
@@ -301,11 +296,11 @@ _TUPLE = r"\((?:[0-9]{1,6}, ){0,2}[0-9]{1,6},?\)"
 _PRECISION = "|".join(PRECISIONS)
 
 OPERATORS: dict[str, TunableOperator] = {
-    "mm": TunableOperator(_mm, (2,), constants=(1,)),
-    "addmm": TunableOperator(_added(2), (3,), constants=(2,)),
-    "bmm": TunableOperator(_bmm, (2,), constants=(1,)),
-    "baddbmm": TunableOperator(_added(3), (3,), constants=(2,)),
-    "int_mm": TunableOperator(_int_mm, (2,), dtypes=("int8",)),
+    "mm": TunableOperator(_matrix_product(2), (2,), constants=(1,)),
+    "addmm": TunableOperator(_matrix_product(2), (3,), constants=(2,)),
+    "bmm": TunableOperator(_matrix_product(3), (2,), constants=(1,)),
+    "baddbmm": TunableOperator(_matrix_product(3), (3,), constants=(2,)),
+    "int_mm": TunableOperator(_matrix_product(2, "int32"), (2,), dtypes=("int8",)),
     "scaled_mm": TunableOperator(
         _scaled_mm, (4, 5), dtypes=FP8, settings={"arg.use_fast_accum": "True|False"}
     ),

@@ -16,6 +16,9 @@ from ..inductor.dry_run import DryRunFinished
 from .operator_candidates import OperatorCandidates
 from .selector_cache import choosing_algorithms
 
+OperatorCall = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""The operator, its arguments by position and those by name."""
+
 
 def mm_plus_mm(a: Any, b: Any, c: Any, d: Any) -> Any:
     """The sum of two products as one operator: of what is lowered, torch._inductor.kernel.mm_plus_mm's."""
@@ -31,8 +34,7 @@ mm_plus_mm._inductor_lowering_function = True  # type: ignore[attr-defined]
 
 
 def candidates_of_operator(
-    target: Callable[..., Any],
-    call: Callable[[list[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
+    call: Callable[[list[Any]], OperatorCall],
     operands: Sequence[records.Operand],
     offsets: Sequence[int],
     constants: Collection[int],
@@ -42,7 +44,7 @@ def candidates_of_operator(
 ) -> list[OperatorCandidates]:
     """What Inductor chooses from when it lowers a graph of one operator (torch._inductor.graph.GraphLowering).
 
-    call(operands): the operator's arguments. offsets: where each operand begins in its storage, in elements.
+    call(operands): the operator and its arguments. offsets: where each operand begins in its storage, in elements.
     constants: operands that are constants of the graph. channels_last: as in a graph where Inductor prefers it; None:
     Inductor decides.
     """
@@ -73,8 +75,7 @@ def candidates_of_operator(
             view = (node, list(operand.size), list(operand.stride), offset)
             node = graph.call_function(torch.ops.aten.as_strided.default, view)
         nodes.append(node)
-    arguments, named = call(nodes)
-    graph.output((graph.call_function(target, arguments, named),))
+    graph.output((graph.call_function(*call(nodes)),))
     gm = torch.fx.GraphModule(root, graph)
     FakeTensorProp(gm, mode).propagate(*inputs)
     found: list[OperatorCandidates] = []
