@@ -113,7 +113,7 @@ class BadTuneJob(RequestError):
     """The message names the line of the job's file."""
 
     code, status = "bad_tune_job", 422
-    hint = "Correct that line; docs/tuning-jobs.md lists what a job may say"
+    hint = "Correct that line; docs/tuning/jobs.md lists what a job may say"
 
 
 class BadTrainJob(RequestError):

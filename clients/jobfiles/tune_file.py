@@ -1,6 +1,6 @@
 """Reads a batch tuning job from a YAML file: the problems, graphs and kernels that it names, with lines. No torch.
 
-docs/tuning-jobs.md describes the file. Lists and ranges expand to all combinations. Errors name file and line.
+docs/tuning/jobs.md describes the file. Lists and ranges expand to all combinations. Errors name file and line.
 """
 
 from __future__ import annotations

@@ -40,13 +40,6 @@ class KeyExplanation(Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-class ExplainOutput(Struct, frozen=True, kw_only=True):
-    """The JSON output. `run`: the last run, unless a key was asked for."""
-
-    run: LastRun | None
-    misses: tuple[KeyExplanation, ...]
-
-
 def explain(
     key: Annotated[
         str | None,
@@ -61,19 +54,20 @@ def explain(
     run = last_run(settings.state_dir) if settings.state_dir is not None else None
     failure: RelayError | None = None
     if key is not None:
-        answer = ExplainOutput(run=None, misses=(_ask(settings, _full_key(key, run)),))
+        full_key, run = _full_key(key, run), None
+        with GatewayClient(settings) as gateway:
+            misses = [KeyExplanation(key=full_key, explanation=gateway.explain(full_key))]
     elif run is None:
         raise ClientError(
             "no run has left a record on this machine",
             hint="Name a key, or run a script through torchrelay first",
         )
     else:
-        found, failure = _ask_all(settings, _missed(_graphs(run)))
-        answer = ExplainOutput(run=run, misses=found)
+        misses, failure = _ask_all(settings, _missed(_graphs(run)))
     if json:
-        output.print_json(answer)
+        output.print_json({"run": run, "misses": misses})
     else:
-        _show(answer)
+        _show(run, misses)
     if failure is not None:
         raise failure
 
@@ -104,14 +98,7 @@ def _missed(graphs: Iterable[GraphRecord]) -> list[str]:
     return list(dict.fromkeys(missed))
 
 
-def _ask(settings: ClientSettings, key: str) -> KeyExplanation:
-    with GatewayClient(settings) as gateway:
-        return KeyExplanation(key=key, explanation=gateway.explain(key))
-
-
-def _ask_all(
-    settings: ClientSettings, keys: list[str]
-) -> tuple[tuple[KeyExplanation, ...], RelayError | None]:
+def _ask_all(settings: ClientSettings, keys: list[str]) -> tuple[list[KeyExplanation], RelayError | None]:
     """The service's explanation of each key. An error other than NotFound ends the loop and is returned."""
     found: list[KeyExplanation] = []
     with GatewayClient(settings) as gateway:
@@ -121,18 +108,18 @@ def _ask_all(
             except NotFound as error:
                 found.append(KeyExplanation(key=key, error=error.message))
             except RelayError as error:
-                return tuple(found), error
-    return tuple(found), None
+                return found, error
+    return found, None
 
 
 # --- for people --------------------------------------------------------------------------------------------
 
 
-def _show(answer: ExplainOutput) -> None:
+def _show(run: LastRun | None, misses: list[KeyExplanation]) -> None:
     console = Console()
-    if answer.run is not None:
-        _show_run(console, answer.run)
-    for miss in answer.misses:
+    if run is not None:
+        _show_run(console, run)
+    for miss in misses:
         console.print()
         for line in _lines(miss):
             console.print(Text(output.shown(line)), soft_wrap=True)

@@ -26,7 +26,7 @@ _ITEMS = ("line", "kind", "state", "problem", "result")
 
 def run(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The job: YAML, as docs/tuning-jobs.md describes it.")
+        Path, typer.Argument(metavar="FILE", help="The job: YAML, as docs/tuning/jobs.md describes it.")
     ],
     detach: Detach = False,
     json: Json = False,
