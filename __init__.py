@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .clients.artifacts.prefetch import start_early as _start_early
-from .clients.settings import VERSION as __version__  # noqa: N811
+from .compiler import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
     from .clients.backend import compile, disable, enable

@@ -27,9 +27,6 @@ from msgspec import Meta, Struct
 from ..compiler import decoding
 from ..compiler.errors import SettingsError
 
-VERSION = "0.1.0"
-"""Of torchrelay, as in pyproject.toml."""
-
 Mode = Literal["off", "cache", "remote", "require"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 LockMode = Literal["strict", "loose"]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..settings import VERSION
+from ...compiler import VERSION
 from . import capture, export, login, start_service
 from .administration import audit, cache, keys, namespace, stats, token
 from .diagnostics import doctor, explain

@@ -21,7 +21,7 @@ import httpx2
 import msgspec
 from msgspec import Struct
 
-from ...compiler import decoding, errors
+from ...compiler import VERSION, decoding, errors
 from ...compiler.api import compiles
 from ...compiler.errors import (
     ArtifactError,
@@ -37,7 +37,7 @@ from ...compiler.errors import (
     Unauthenticated,
     Unavailable,
 )
-from ..settings import VERSION, ClientSettings, CredentialsWarning
+from ..settings import ClientSettings, CredentialsWarning
 from .deadline import Deadline
 
 JSON_BYTES = 16 << 20

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ import structlog
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from ...compiler import VERSION
 from ...workers.pool import WorkerPool
 from ..base import logs
 from ..base.async_tasks import end
@@ -61,7 +61,7 @@ def create_app(settings: ServiceSettings, pool: WorkerPool | None = None) -> Fas
         gateway = GatewayParts(settings, pool or worker_pool(settings))
         app.state.gateway = gateway
         tasks = start_background_tasks(gateway)
-        log.info("gateway_started", version=version("torchrelay"), state_dir=str(settings.state_dir))
+        log.info("gateway_started", version=VERSION, state_dir=str(settings.state_dir))
         try:
             yield
         finally:
@@ -74,7 +74,7 @@ def create_app(settings: ServiceSettings, pool: WorkerPool | None = None) -> Fas
 
     app = FastAPI(
         title="torchrelay",
-        version=version("torchrelay"),
+        version=VERSION,
         summary="Compile PyTorch graphs once, and hand the artifact to everyone",
         lifespan=lifespan,
     )

@@ -35,13 +35,16 @@ _COLLECTIONS = (2_000_000, 50, 1_000)
 
 
 def preload() -> None:
-    """Import torch and Inductor, without initialising CUDA. With a torch that is not supported it does nothing:
+    """Import torch and Inductor, without initialising CUDA or NVML. With a torch that is not supported it does nothing:
     `missing` says so before any job comes."""
-    if _unsupported_torch():
-        return
-    from ...compiler.pipeline import pipeline
+    from ...compiler.torch_internals.loading.preload import counting_gpus_in_a_fork
 
-    pipeline.preload()
+    with counting_gpus_in_a_fork():
+        if _unsupported_torch():
+            return
+        from ...compiler.pipeline import pipeline
+
+        pipeline.preload()
 
 
 def _unsupported_torch() -> str:

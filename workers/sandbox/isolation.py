@@ -64,9 +64,9 @@ class Sandbox(Struct, frozen=True):
                 body()
 
     def _filtered(self, body: Callable[[], None]) -> None:
-        apart = self.form == "namespaces"
-        # in a network namespace of its own a Unix socket reaches no other process, and CUDA may need one
-        seccomp.install(unix_sockets=apart, shared_memory=apart)
+        apart = self.form == "namespaces"  # there a Unix socket reaches no process outside
+        sockets: seccomp.Sockets = "unix" if apart else "unconnected" if self.view.gpu else "pairs"
+        seccomp.install(sockets=sockets, shared_memory=apart)
         body()
 
     def _give_up_files(self) -> None:

@@ -124,15 +124,28 @@ def _show(view: VisiblePaths, own: Path, shown: Sequence[Path]) -> None:
     (root / "proc").mkdir()
     try:
         linux.mount("proc", root / "proc", "proc", linux.MS_NOSUID | linux.MS_NODEV)
+        fresh = True
     except PermissionError:
+        fresh = False
         # In a container that hides parts of /proc no other may be mounted. The outer one shows no secret: another
         # user namespace's processes may not be read.
         linux.mount("/proc", root / "proc", "", linux.MS_BIND | linux.MS_REC)
     # the kernel's settings ask for root's number alone, which a root's job keeps without any of its rights
-    linux.make_read_only(root / "proc", recursive=True)
+    if view.gpu and fresh:
+        _make_all_but_processes_read_only(root / "proc")  # CUDA does not start if it cannot name its threads
+    else:
+        linux.make_read_only(root / "proc", recursive=True)
     _bind(str(own), root, recursive=False)  # `root` is in it
     linux.make_read_only(root, recursive=False)
     linux.become_root_of(root)
+
+
+def _make_all_but_processes_read_only(proc: Path) -> None:
+    """Of a /proc that shows the job's own processes alone."""
+    for entry in proc.iterdir():
+        if not entry.name.isdecimal() and not entry.is_symlink():
+            linux.mount(str(entry), entry, "", linux.MS_BIND)
+            linux.make_read_only(entry, recursive=True)
 
 
 def _bind(path: str, root: Path, *, recursive: bool = True) -> None:

@@ -12,6 +12,7 @@ import os
 import platform
 import socket
 import struct
+from typing import Literal
 
 from ..process import linux
 
@@ -22,14 +23,17 @@ _LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _EQUAL = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
 _AT_LEAST = 0x35  # BPF_JMP | BPF_JGE | BPF_K
 _ANY_BIT = 0x45  # BPF_JMP | BPF_JSET | BPF_K
+_AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
 _RETURN = 0x06  # BPF_RET | BPF_K
 
 _ALLOW = 0x7FFF0000
 _ERRNO = 0x00050000
 _KILL_PROCESS = 0x80000000
 
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
-"""Offsets in struct seccomp_data; the argument's low half, on little-endian machines."""
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
+"""Offsets in struct seccomp_data; the arguments' low halves, on little-endian machines."""
+_SOCKET_TYPE = 0xF
+"""The bits of a socket's type; the others are its flags."""
 _X32 = 0x40000000
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -92,16 +96,22 @@ _SHARED_MEMORY = {
     "msgget": (68, 186),
     "mq_open": (240, 180),
 }
+_CONNECT = (42, 203)
 _SOCKET, _CLONE, _CLONE3, _PRLIMIT = (41, 198), (56, 220), (435, 435), (302, 261)
 
 
-def install(*, unix_sockets: bool, shared_memory: bool) -> None:
-    """Filter this process from now on. Socket pairs stay; sockets only of the Unix family, and if `unix_sockets`.
+Sockets = Literal["pairs", "unconnected", "unix"]
+"""What may be made: pairs; also Unix sockets of streams, which connect to nothing (CUDA makes one as it starts); or all
+Unix sockets."""
+
+
+def install(*, sockets: Sockets, shared_memory: bool) -> None:
+    """Filter this process from now on.
 
     shared_memory: System V's and POSIX message queues, where they are the process' own. Raises OSError where the
     kernel or the architecture has no such filter.
     """
-    program = _program(unix_sockets=unix_sockets, shared_memory=shared_memory)
+    program = _program(sockets=sockets, shared_memory=shared_memory)
     count = len(program) // 8
     held = ctypes.create_string_buffer(program, len(program))
     described = ctypes.create_string_buffer(struct.pack("@HP", count, ctypes.addressof(held)))
@@ -109,7 +119,7 @@ def install(*, unix_sockets: bool, shared_memory: bool) -> None:
     linux.prctl(_PR_SET_SECCOMP, _MODE_FILTER, described)
 
 
-def _program(*, unix_sockets: bool, shared_memory: bool) -> bytes:
+def _program(*, sockets: Sockets, shared_memory: bool) -> bytes:
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no filter for {machine}: {os.strerror(errno.ENOSYS)}")
@@ -142,10 +152,19 @@ def _program(*, unix_sockets: bool, shared_memory: bool) -> bytes:
         *(_one(_EQUAL, _PRLIMIT[column], 0, 4), _one(_LOAD, _FIRST_ARGUMENT)),
         *(_one(_EQUAL, 0, 1, 0), _one(_RETURN, refused), _one(_RETURN, _ALLOW)),
     ]
-    if unix_sockets:
+    if sockets == "unix":
         code += [
             *(_one(_EQUAL, _SOCKET[column], 0, 4), _one(_LOAD, _FIRST_ARGUMENT)),
             *(_one(_EQUAL, socket.AF_UNIX, 1, 0), _one(_RETURN, refused), _one(_RETURN, _ALLOW)),
+        ]
+    elif sockets == "unconnected":
+        # a datagram needs no connection to reach another process
+        code += [
+            *(_one(_EQUAL, _CONNECT[column], 0, 1), _one(_RETURN, refused)),
+            *(_one(_EQUAL, _SOCKET[column], 0, 8), _one(_LOAD, _FIRST_ARGUMENT)),
+            *(_one(_EQUAL, socket.AF_UNIX, 0, 5), _one(_LOAD, _SECOND_ARGUMENT), _one(_AND, _SOCKET_TYPE)),
+            *(_one(_EQUAL, socket.SOCK_STREAM, 1, 0), _one(_EQUAL, socket.SOCK_SEQPACKET, 0, 1)),
+            *(_one(_RETURN, _ALLOW), _one(_RETURN, refused)),
         ]
     else:
         code += [_one(_EQUAL, _SOCKET[column], 0, 1), _one(_RETURN, refused)]

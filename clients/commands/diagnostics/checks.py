@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from ....compiler import decoding
+from ....compiler import VERSION, decoding
 from ....compiler.api import compiles
 from ....compiler.artifact.signing import key_text
 from ....compiler.errors import (
@@ -38,7 +38,7 @@ from ....compiler.request.operator_table.table import VERSIONS as TESTED
 from ...artifacts.trust_store import FILE, TrustStore
 from ...gateway.compile_client import GatewayClient
 from ...jobfiles import tuning_lock
-from ...settings import VERSION, ClientSettings, child_environment, credentials_path, load_settings
+from ...settings import ClientSettings, child_environment, credentials_path, load_settings
 
 _TOLERANCE = 1e-5
 """The round trip's outputs are of order 1; compiled float32 may differ from eager by rounding."""

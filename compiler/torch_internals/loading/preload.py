@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -27,7 +28,7 @@ def preload_loader() -> None:
 def preload_training() -> None:
     """Import what the first step of a script imports that trains a compiled model on several ranks, as far as it is the
     same for nearly all of them; without creating Inductor's process pool or initialising CUDA."""
-    with patched_environment(TORCH_WARM_POOL="0"), _availability_by_nvml():
+    with patched_environment(TORCH_WARM_POOL="0"), counting_gpus_in_a_fork():
         preload_loader()
         import torch._dynamo.backends.registry
         import torch._dynamo.convert_frame
@@ -44,19 +45,31 @@ def preload_training() -> None:
         torch._dynamo.backends.registry.list_backends()
 
 
-def _availability_by_nvml() -> contextlib.AbstractContextManager[None]:
-    """Whether there is a GPU NVML says: torch 2.11 asks as it imports torch._inductor.runtime.benchmarking, and CUDA's
-    own answer would keep forks from CUDA. NVML is asked in a fork, for it starts a thread that goes on."""
-    return patched(torch.cuda, "is_available", _nvml_sees_a_gpu)
+@contextlib.contextmanager
+def counting_gpus_in_a_fork() -> Iterator[None]:
+    """Whether there are GPUs, and how many, NVML says, asked in a fork.
+
+    torch 2.11 asks as it imports torch._inductor.runtime.benchmarking, others elsewhere. CUDA's own answer would keep
+    forks of this process from CUDA. NVML's would give them its open files, which they close, and a thread which they do
+    not have; they would then see no GPU.
+    """
+    with (
+        patched_environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"),
+        patched(
+            torch.cuda, "_device_count_nvml", functools.partial(_in_a_fork, torch.cuda._device_count_nvml)
+        ),
+    ):
+        yield
 
 
 @functools.cache
-def _nvml_sees_a_gpu() -> bool:
+def _in_a_fork(ask: Callable[[], int]) -> int:
+    """0 where NVML does not answer: a negative number would have torch ask CUDA."""
     child = os.fork()
     if child == 0:
-        seen = False
+        count = 0
         try:
-            seen = torch.cuda._device_count_nvml() > 0
+            count = max(0, ask())
         finally:
-            os._exit(0 if seen else 1)
-    return os.waitpid(child, 0)[1] == 0
+            os._exit(min(count, 255))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

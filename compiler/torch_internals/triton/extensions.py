@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -18,11 +19,6 @@ Build = Callable[[], ModuleType]
 
 _BUILDERS = ("compile_module_from_src", "compile_module_from_file")
 """Functions of triton.runtime.build that give a module for C source; the driver uses the second since Triton 3.9."""
-
-
-def _source(builder: str, given: str) -> str:
-    """The C source that one of _BUILDERS is given."""
-    return Path(given).read_text(encoding="utf-8") if builder == "compile_module_from_file" else given
 
 
 @contextlib.contextmanager
@@ -59,11 +55,14 @@ def _around(
 ) -> Callable[..., ModuleType]:
     """The builder, with `step` around it, which is given the extension's key, its name, and what builds it."""
     original = getattr(owner, builder)
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def build(given: str, name: str, *args: Any, **kwargs: Any) -> ModuleType:
-        key = extension_key(_source(builder, given), name)
-        return step(key, name, lambda: original(given, name, *args, **kwargs))
+    def build(*args: Any, **kwargs: Any) -> ModuleType:
+        given = signature.bind(*args, **kwargs).arguments
+        source = given["src"] if "src" in given else Path(given["src_path"]).read_text(encoding="utf-8")
+        key = extension_key(source, given["name"])
+        return step(key, given["name"], lambda: original(*args, **kwargs))
 
     return build
 

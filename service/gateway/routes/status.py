@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
+from ....compiler import VERSION
 from ....compiler.api.compiles import WorkerInfo
 from ....compiler.artifact.signing import key_id, key_text
 from ....compiler.errors import BY_CODE, MalformedRequest
@@ -59,7 +59,7 @@ async def workers(gateway: Gateway, _: Reader) -> list[WorkerInfo]:
 @router.json("GET", "/v1/info", "Version, schema and signing keys")
 async def info(gateway: Gateway, grant: Reader) -> InfoReply:
     return InfoReply(
-        version=version("torchrelay"),
+        version=VERSION,
         schema=request_schema.SCHEMA,
         namespace=grant.namespace,
         key_ids=[key_id(key) for key in gateway.keyring.public],

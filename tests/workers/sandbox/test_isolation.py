@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import os
 import socket
 import sysconfig
+import threading
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import intruder
@@ -23,7 +26,7 @@ from torchrelay.compiler import decoding
 from torchrelay.compiler.errors import CompileFailed, IsolationUnavailable
 from torchrelay.workers.messages import JobDone, JobFailed, decode_answer
 from torchrelay.workers.process import private_folders
-from torchrelay.workers.sandbox import landlock
+from torchrelay.workers.sandbox import isolation, landlock, visible_paths
 from torchrelay.workers.settings import JobLimits, SlotSettings
 
 NO_SOCKETS = {
@@ -249,3 +252,96 @@ def test_what_a_crash_left_is_removed_by_the_next_slot_and_what_is_in_use_stays(
     assert other.exists()
     os.close(lock)
     os.close(other_lock)
+
+
+# --- what CUDA needs, and no more --------------------------------------------------------------------------
+
+
+def _in_a_gpu_sandbox(form: str, folder: Path, attempts: dict[str, Callable[[], object]]) -> dict[str, str]:
+    """What came of each attempt in a job of a slot with a GPU ('' if nothing was refused)."""
+    view = msgspec.structs.replace(visible_paths.visible_paths_of("cpu", os.environ), gpu=True)
+    (folder / "tmp").mkdir()
+    sandbox = isolation.Sandbox(form, view, folder, [])
+    reading, writing = os.pipe()
+
+    def job() -> None:
+        found = {}
+        for name, attempt in attempts.items():
+            try:
+                attempt()
+                found[name] = ""
+            except OSError as error:
+                found[name] = os.strerror(error.errno or 0)
+        os.write(writing, msgspec.json.encode(found))
+
+    child = os.fork()
+    if child == 0:
+        try:
+            sandbox.run(job, inherited=[writing], pid_pipe=os.open(os.devnull, os.O_WRONLY))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading, "rb") as stream:
+        return decoding.from_json(stream.read(), type=dict[str, str])
+
+
+def _in_a_thread_of_a_fork() -> None:
+    """As CUDA names the threads of a process that was forked in the job."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("cuda")
+            status = 0
+        finally:
+            os._exit(status)
+    if os.waitpid(child, 0)[1]:
+        raise PermissionError(errno.EACCES, "the fork may not name its threads")
+
+
+def _stream() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as made:
+        made.bind("\0" + uuid.uuid4().hex)
+        made.listen()
+
+
+def _connected(address: str) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.connect(address)
+
+
+def _written(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY))
+
+
+@pytest.mark.parametrize("form", ["namespaces", "seccomp"])
+def test_a_gpus_job_may_do_what_cuda_does_as_it_starts_and_no_more(form: str, tmp_path: Path) -> None:
+    require(form)
+    with socket.socket(socket.AF_UNIX) as listener:
+        name = "\0" + uuid.uuid4().hex
+        listener.bind(name)
+        listener.listen()
+        found = _in_a_gpu_sandbox(
+            form,
+            tmp_path,
+            {
+                "names a thread": _in_a_thread_of_a_fork,
+                "makes a Unix socket": _stream,
+                "connects to an abstract socket": lambda: _connected(name),
+                "makes a TCP socket": lambda: socket.socket().close(),
+                "makes a Unix datagram socket": lambda: socket.socket(
+                    socket.AF_UNIX, socket.SOCK_DGRAM
+                ).close(),
+                "opens the kernel's settings": lambda: _written("/proc/sys/kernel/core_pattern"),
+                "opens the kernel's trigger": lambda: _written("/proc/sysrq-trigger"),
+                "opens a setting of all processors": lambda: _written("/proc/irq/default_smp_affinity"),
+            },
+        )
+    allowed = {name for name, why in found.items() if not why}
+    wanted = {"names a thread", "makes a Unix socket"}
+    if form == "namespaces":  # a datagram reaches no process outside
+        wanted.add("makes a Unix datagram socket")
+    else:  # the filter alone: files are not its business
+        allowed = {name for name in allowed if not name.startswith("opens")}
+    assert allowed == wanted, found
