@@ -47,6 +47,10 @@ def _short(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def test_the_code_and_the_package_have_one_version() -> None:
+    assert torchrelay.__version__ == PROJECT["version"]
+
+
 def test_no_folder_has_more_than_twelve_entries() -> None:
     crowded = {}
     for folder in FOLDERS:
