@@ -34,8 +34,8 @@ test: $(VENV)/.ready  ## under five minutes: each part of the system once, and a
 test-all: $(VENV)/.ready  ## everything that needs no GPU, but for what is marked slow
 	$(PYTEST) -m "$(ONLY)"
 
-test-slow: $(VENV)/.ready  ## what takes over 20 s each: faults at length
-	$(PYTEST) -m slow --share $(SHARE)
+test-slow: $(VENV)/.ready  ## what takes over 20 s each: faults at length, whose processes fill a processor each
+	$(PYTEST) -n 2 -m slow --share $(SHARE)
 
 test-gpu:  ## on a host with an NVIDIA GPU; uses the Python that runs make
 	$(PYTHON) -m pytest tests/gpu

@@ -58,6 +58,8 @@ last three share one service, and compile, tune and train on it."""
 NOT_QUICK = ("tests/unit/project/test_docs.py", "tests/unit/project/test_two_processes.py")
 """Files in these folders that `make test` leaves out: `make check` runs the first, and the second runs pytest itself.
 Tests with Hypothesis are left out too, since each of them runs hundreds of examples."""
+SLOW_SECONDS = 1500
+"""After which a slow test is stopped; others after `timeout` of pyproject.toml."""
 SHARE = re.compile(r"\d+/[1-9]\d*")
 
 ONE_SERVICE = ("tests/compile/", "tests/e2e/", "tests/train_parallel/")
@@ -109,6 +111,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         drawn = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
         if item.nodeid.startswith(QUICK) and not item.nodeid.startswith(NOT_QUICK) and not drawn:
             item.add_marker("quick")
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
 
     def turn(item: pytest.Item) -> tuple[bool, bool, bool]:
         name = item.nodeid

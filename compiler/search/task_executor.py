@@ -119,9 +119,9 @@ class TaskExecutor:
         try:
             with self._watchdog(BUILD_SECONDS):
                 failures = dict(builds.wait())
-            for candidate, text in enumerate(selection.candidates):
-                if text in task.avoid:
-                    failures[candidate] = "ended the process that ran it"
+            avoided = [n for n, text in enumerate(selection.candidates) if text in task.avoid]
+            if len(avoided) < len(selection.candidates):  # else the last ones are tried again
+                failures |= dict.fromkeys(avoided, "ended the process that ran it")
             with lower_problem.in_force(task):
                 return compare_candidates.compare_candidates(
                     selection,

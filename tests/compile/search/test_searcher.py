@@ -126,6 +126,16 @@ def test_what_ended_a_process_is_not_tried_again(told: Told, tmp_path: Path) -> 
     assert max(timing.samples for timing in found.timings) <= 12
 
 
+def test_an_only_candidate_is_tried_again_though_its_process_was_killed(told: Told, tmp_path: Path) -> None:
+    """It was hardly its fault, and there is no other."""
+    copy = next(task for task in SEARCHED if task.id == "copy")
+    (only,) = told.tried("copy")
+    killed = TuningTask(id="copy", problem=copy.problem, exact=False, avoid=(only,))
+    again = search([killed], local_target("cpu"), local_toolchain(), tmp_path)
+    assert again.tried("copy") == [only], again.unfit()
+    assert again.found()["copy"].entry.winner.candidate == only
+
+
 def test_a_compiles_problem_is_rebuilt_exactly_and_its_winner_taken(tmp_path: Path) -> None:
     """What a searcher finds for the problem of a compile is what that compile would have measured."""
     with Worker(tmp_path / "store") as worker:

@@ -86,7 +86,7 @@ def test_a_job_goes_on(victim: Callable[[Family], psutil.Process], tmp_path: Pat
         try:
             with tunes_of(service) as tunes:
                 name = tunes.begin(job()).id
-                until(tunes, name, lambda reply: found(reply) >= 3, seconds=200)
+                until(tunes, name, lambda reply: found(reply) >= 3, seconds=600)
                 before = list(tunes.results(name))
                 target = victim(family)
                 print("killed:", " ".join(target.cmdline())[:100])
@@ -101,7 +101,7 @@ def test_a_job_goes_on(victim: Callable[[Family], psutil.Process], tmp_path: Pat
 
 
 def _ended(tunes: TuningJobsClient, name: str, before: list[TuneResult]) -> None:
-    reply = until(tunes, name, lambda reply: reply.job.state == "done", seconds=300)
+    reply = until(tunes, name, lambda reply: reply.job.state == "done", seconds=600)
     assert found(reply) == len(reply.progress), reply.progress
     after = list(tunes.results(name))
     assert all(result in after for result in before)

@@ -19,6 +19,9 @@ from torchrelay.compiler.api.training.jobs import TRAIN_ENDED, TrainSpec
 from torchrelay.compiler.api.training.node_messages import TrainOrder
 from torchrelay.workers.pool import PoolSettings, WorkerPool
 
+HANG_SECONDS = 600.0
+"""What takes longer hangs: each start of a rank takes up to 50 s on a machine with two loaded processors."""
+
 MEET = """
     import os, sys, time
     import torch, torch.distributed as dist

@@ -25,7 +25,7 @@ from torchrelay.compiler.api.training.events import (
 from torchrelay.compiler.api.training.jobs import TRAIN_ENDED, TrainSpec
 from torchrelay.compiler.errors import CompileTimeout, Unavailable
 from torchrelay.workers.pool import WorkerLost
-from train_engine_parts import FIRST_WAITS, MEET, Site, captures, drivers, gone
+from train_engine_parts import FIRST_WAITS, HANG_SECONDS, MEET, Site, captures, drivers, gone
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_what_another_start_may_mend_is_tried_as_often_as_the_job_says(site):
         workers=1,
         retries=6,
     )
-    assert job.end(300).state == "done", job.news
+    assert job.end(HANG_SECONDS).state == "done", job.news
     assert job.lines() == ["went through"]
     job.forget()
 
@@ -220,7 +220,7 @@ def test_the_same_error_after_a_step_is_tried_as_often_as_the_job_says(site):
         workers=1,
         retries=3,
     )
-    assert job.end(200).state == "done", job.news
+    assert job.end(HANG_SECONDS).state == "done", job.news
     assert job.lines() == ["went through"]
     job.forget()
 
@@ -313,7 +313,7 @@ def test_jobs_that_each_need_all_cores_are_begun_together_and_all_get_them(site)
     jobs = [site.begin(script, workers=2, cpus=half) for _ in range(3)]
     jobs.append(site.begin(script, workers=2, min_workers=1, cpus=half))
     for job in jobs:
-        assert job.end(400).state == "done", job.news
+        assert job.end(HANG_SECONDS).state == "done", job.news
         assert set(job.lines()) == {"ran"}
         job.forget()
 
@@ -321,7 +321,7 @@ def test_jobs_that_each_need_all_cores_are_begun_together_and_all_get_them(site)
 @pytest.mark.slow
 def test_requirements_that_cannot_be_installed_fail_the_job_and_it_says_so(site):
     job = site.begin("print('ran')", workers=1, requirements=["/there/is/no/such-1.0-py3-none-any.whl"])
-    ended = job.end(600)  # Ray copies this Python's environment first
+    ended = job.end(HANG_SECONDS)  # Ray copies this Python's environment first
     assert ended.state == "failed"
     assert ended.detail.startswith("its requirements cannot be installed: ")
     assert not job.of(RankStarted)
@@ -345,7 +345,7 @@ def test_requirements_are_there_for_ranks_and_for_nobody_else(site, tmp_path):
         packed.writestr("of_this_test-1.0.dist-info/RECORD", "")
     script = "import of_this_test; print('value', of_this_test.VALUE, flush=True)"
     job = site.begin(script, workers=1, requirements=[str(wheel)], retries=0)
-    assert job.end(400).state == "done", job.news
+    assert job.end(HANG_SECONDS).state == "done", job.news
     assert job.lines() == ["value 41"]
     job.forget()
     without = site.begin(script, workers=1, retries=0)
@@ -407,7 +407,7 @@ def test_a_killed_driver_goes_on_where_it_was(site):
     job.until(lambda job: len(job.lines()) == 2)
     (driver,) = drivers()
     driver.kill()
-    end = time.monotonic() + 120
+    end = time.monotonic() + HANG_SECONDS
     while "done" not in job.states():
         assert time.monotonic() < end, job.news
         try:
@@ -421,7 +421,7 @@ def test_a_killed_driver_goes_on_where_it_was(site):
     job.forget()
 
 
-def news_after(job, condition, seconds=120):
+def news_after(job, condition, seconds=HANG_SECONDS):
     """As Job.until, with a driver that is away for a moment."""
     end = time.monotonic() + seconds
     while not (found := condition(job)):
@@ -491,7 +491,7 @@ TRAINS = """
 @pytest.mark.slow
 def test_a_job_whose_ranks_were_killed_ends_with_the_very_loss_of_one_undisturbed(site):
     def losses(job):
-        assert job.end(240).state == "done", job.news
+        assert job.end(HANG_SECONDS).state == "done", job.news
         ends = [line for line in job.lines() if "ended with" in line]
         return sorted(line.partition(", ")[2] for line in ends), {line.split(",")[0] for line in ends}
 

@@ -18,7 +18,7 @@ from test_pool import RAY_TOKEN
 from torchrelay.compiler.api.training.events import LogLines, RankEnded, RankStarted
 from torchrelay.compiler.errors import Unavailable
 from torchrelay.workers.pool import PoolSettings, WorkerPool, node_resources, ray_environment, short_directory
-from train_engine_parts import FIRST_WAITS, MEET, Site, gone
+from train_engine_parts import FIRST_WAITS, HANG_SECONDS, MEET, Site, gone
 
 STAYS = """
     import signal
@@ -63,7 +63,7 @@ class Nodes:
 
     def head(self) -> None:
         self.start("--head", f"--port={self.port}", "--num-cpus=0", "--include-dashboard=false")
-        end = time.monotonic() + 120
+        end = time.monotonic() + HANG_SECONDS
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
@@ -100,7 +100,7 @@ def nodes() -> Iterator[Nodes]:
         made.close()
 
 
-def ended_well(job, condition, seconds=240):
+def ended_well(job, condition, seconds=HANG_SECONDS):
     """As Job.until, with a driver that may be away for a while."""
     end = time.monotonic() + seconds
     while not (found := condition(job)):
@@ -133,7 +133,7 @@ def test_an_elastic_job_goes_on_with_fewer_ranks_and_takes_more_when_a_node_come
     finish = tmp_path / "finish"
     try:
         site.call(site.pool.start())
-        end = time.monotonic() + 120
+        end = time.monotonic() + HANG_SECONDS
         while site.call(site.pool.train_room(site.order("", workers=2, cpus=1.0).spec)):
             assert time.monotonic() < end, "the nodes do not come"
             time.sleep(0.5)
@@ -167,7 +167,7 @@ def test_who_tells_elastic_jobs_what_is_free_outlives_the_node_of_the_first_job(
     )
     try:
         site.call(site.pool.start())
-        end = time.monotonic() + 120
+        end = time.monotonic() + HANG_SECONDS
         while site.call(site.pool.train_room(site.order("", workers=1).spec)):
             assert time.monotonic() < end, "the node does not come"
             time.sleep(0.5)
@@ -180,7 +180,7 @@ def test_who_tells_elastic_jobs_what_is_free_outlives_the_node_of_the_first_job(
         nodes.add()
         (raylet,) = [p for p in first.children(recursive=True) if p.name() == "raylet"]
         raylet.kill()
-        end = time.monotonic() + 120
+        end = time.monotonic() + HANG_SECONDS
         while all(node["Alive"] for node in ray.nodes()):
             assert time.monotonic() < end, "the node is not missed"
             time.sleep(0.2)
