@@ -343,7 +343,7 @@ class CompileSearch:
                 part = same[begin : begin + _MAX_PROBLEMS]
                 requests.append(queries.SearchRequest(self.environment(device), part, hold_seconds))
         if len(requests) > 1:  # a reply that is held back would delay the others
-            requests = [msgspec.structs.replace(request, patience=0.0) for request in requests]
+            requests = [msgspec.structs.replace(request, wait_seconds=0.0) for request in requests]
         found: dict[Problem, TuningEntry] = {}
         given_up: set[Problem] = set()
         searching = False

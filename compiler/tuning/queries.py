@@ -64,12 +64,12 @@ class SearchResult(Struct, frozen=True, forbid_unknown_fields=True, tag="found")
 
 class SearchRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="wanted"):
     """A compile needs these problems: search those without a winner. The reply is KnownEntries; the compile repeats the
-    query until nothing is open. patience: how long the reply may be held back until any of them is known or given
+    query until nothing is open. wait_seconds: how long the reply may be held back until any of them is known or given
     up."""
 
     place: DeviceEnvironment
     problems: Annotated[list[Problem], Meta(max_length=256)]
-    patience: Annotated[float, Meta(ge=0, le=5)] = 0.0
+    wait_seconds: Annotated[float, Meta(ge=0, le=5)] = 0.0
 
 
 class TaskRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="next"):

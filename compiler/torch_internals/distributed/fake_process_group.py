@@ -42,7 +42,7 @@ def fake_device_meshes(
     """A DeviceMesh for each (shape, where this process stands in it), whose process groups are named
     `group_name(mesh, dimension)` (torch.distributed.distributed_c10d._process_group_name gives names by counting).
 
-    Makes this process one rank of a pretended world, larger than any of them: a mesh of all ranks would have the
+    Makes this process one rank of a simulated world, larger than any of them: a mesh of all ranks would have the
     world's own group. Raises Unsupported where it already is a rank of something else.
     """
     import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""The capture run: what one process finds in a pretended world is what two real ranks ask for; it trains nothing."""
+"""The capture run: what one process finds in a simulated world is what two real ranks ask for; it trains nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pretended world: one process builds what each of N ranks builds, and nothing of it is left behind."""
+"""A simulated world: one process builds what each of N ranks builds, and nothing of it is left behind."""
 
 from __future__ import annotations
 
