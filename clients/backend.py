@@ -7,7 +7,10 @@ this process; only TORCHRELAY_MODE=require raises, and then the typed error itse
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +30,12 @@ from .capture.configuration import Mode
 from .capture.locked_tunings import LockedTunings
 from .capture.prepare import prepare
 from .gateway.compile_client import GatewayClient
-from .reports.run_report import RunReport, process_report
+from .reports.run_report import FallbackWarning, RunReport, process_report
 from .settings import ClientSettings, load_launcher_info, load_settings
 
 M = TypeVar("M")
+
+_log = logging.getLogger(__name__)
 
 
 def torchrelay(
@@ -48,22 +53,62 @@ def torchrelay(
     mode, options = mode or "default", dict(options or {})
     config.check_options(mode, options)
     try:
+        compiled = _from_service(gm, example_inputs, cast(Mode, mode), options)
+    except Exception as error:
+        if _is_meant_for_the_caller(error):
+            raise
+        _warn(error)
+        compiled = None
+    return compiled or _compile_locally(gm, example_inputs, mode, options)
+
+
+def _from_service(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], mode: Mode, options: Mapping[str, Any]
+) -> Callable[..., Any] | None:
+    """The service's artifact; None after a failure that was reported, and in mode `off`. In mode `require` raises the
+    failure."""
+    try:
         relay = process_backend()
     except RelayError as error:  # settings that cannot be read
-        process_report().fallback(error)
-        return _compile_locally(gm, example_inputs, mode, options)
+        if os.environ.get("TORCHRELAY_MODE") == "require":
+            raise backend_interface.user_error(error) from None
+        raise
     if relay.settings.mode == "off":
-        return _compile_locally(gm, example_inputs, mode, options)
+        return None
     start = time.perf_counter()
     try:
-        return relay.compile(gm, example_inputs, cast(Mode, mode), options)
+        return relay.compile(gm, example_inputs, mode, options)
     except RelayError as error:
         seconds, nodes = time.perf_counter() - start, len(gm.graph.nodes)
         if relay.settings.mode == "require":
             relay.report.raised(error, seconds=seconds, nodes=nodes)
             raise backend_interface.user_error(error) from None
         relay.fell_back(error, seconds=seconds, nodes=nodes)
-    return _compile_locally(gm, example_inputs, mode, options)
+        return None
+
+
+def _is_meant_for_the_caller(error: Exception) -> bool:
+    return (
+        isinstance(error, FallbackWarning)  # the user's filter makes it an error
+        or backend_interface.is_user_error(error)
+        or backend_interface.symbols_to_specialize(error) is not None
+    )
+
+
+def _warn(error: Exception) -> None:
+    """Report a graph that is compiled locally. Raises FallbackWarning if the user's filter makes it an error."""
+    try:
+        process_report().fallback(error if isinstance(error, RelayError) else _unexpected(error))
+    except FallbackWarning:
+        raise
+    except Exception:
+        _log.exception("torchrelay: compiled locally: %s: %s", type(error).__name__, error)
+
+
+def _unexpected(error: Exception) -> ClientError:
+    return ClientError(
+        f"unexpected {type(error).__name__}: {error}", hint="Please report this with its traceback"
+    )
 
 
 def _compile_locally(
@@ -118,9 +163,7 @@ class RelayBackend:
         except Exception as error:  # a defect here, or a PyTorch it was not made for: training must go on
             if backend_interface.symbols_to_specialize(error) is not None:
                 raise
-            raise ClientError(
-                f"unexpected {type(error).__name__}: {error}", hint="Please report this with its traceback"
-            ) from error
+            raise _unexpected(error) from error
         self.report.record(
             found.outcome, key=key, seconds=time.perf_counter() - start, nodes=len(gm.graph.nodes)
         )
@@ -131,7 +174,8 @@ class RelayBackend:
         self.report.fallback(error, key=error.key, seconds=seconds, nodes=nodes)
         if isinstance(error, GatewayUnreachable) or not self.settings.url:
             return
-        threading.Thread(target=self._report_fallback, args=(error.code,), daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # no thread can start: only a count is lost
+            threading.Thread(target=self._report_fallback, args=(error.code,), daemon=True).start()
 
     def _report_fallback(self, code: str) -> None:
         try:

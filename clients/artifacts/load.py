@@ -16,7 +16,7 @@ from typing import Any
 
 from ...compiler.artifact import container, member_names
 from ...compiler.artifact.signing import Trust
-from ...compiler.errors import ArtifactError, ToolchainMismatch
+from ...compiler.errors import ArtifactError, RelayError, ToolchainMismatch
 from ...compiler.request import schema, size_expr
 from ...compiler.torch_internals.loading import bundle
 from ...compiler.torch_internals.loading import preload as loading_preload
@@ -93,13 +93,18 @@ def load(
             raise ArtifactError(f"the artifact assumes {guard}, which does not hold here")
     libraries = cpp_libraries(opened, cache_dir / "lib")
     modules = triton_modules(opened, cache_dir / "lib")
-    with collector.paused():
-        return bundle.deserialize(
-            opened.members[member_names.BUNDLE],
-            libraries,
-            modules,
-            inputs,
-            cudagraphs=captured.cudagraphs,
-            device_index=captured.device_index or 0,
-            groups=captured.groups,
-        )
+    try:
+        with collector.paused():
+            return bundle.deserialize(
+                opened.members[member_names.BUNDLE],
+                libraries,
+                modules,
+                inputs,
+                cudagraphs=captured.cudagraphs,
+                device_index=captured.device_index or 0,
+                groups=captured.groups,
+            )
+    except RelayError:
+        raise
+    except Exception as error:  # a library that the loader of this system refuses, say
+        raise ArtifactError(f"the artifact cannot be loaded here: {type(error).__name__}: {error}") from error

@@ -163,15 +163,21 @@ class RunReport:
             self._prefetch_failures += 1
 
     def warn_once(self, error: RelayError) -> None:
-        """Warns once for each error code in a process; later ones are logged at level info."""
+        """Warns once for each error code in a process; later ones are logged at level info. Raises FallbackWarning only
+        if a filter names it."""
         with self._lock:
             first = error.code not in self._warned
             self._warned.add(error.code)
         text = f"torchrelay: compiled locally: {error}"
-        if first:
-            warnings.warn(text, FallbackWarning, stacklevel=3)
-        else:
+        if not first:
             _log.info("%s", text)
+            return
+        try:
+            warnings.warn(text, FallbackWarning, stacklevel=3)
+        except FallbackWarning:
+            if FallbackWarning in (category for _, _, category, _, _ in warnings.filters):
+                raise
+            _log.warning("%s", text)  # -W error is for other warnings: training goes on
 
     def snapshot(self) -> Report:
         with self._lock:

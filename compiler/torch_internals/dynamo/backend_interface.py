@@ -48,6 +48,13 @@ def uncompiled(module: Any) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
+def is_user_error(error: BaseException) -> bool:
+    """Whether `user_error` made it."""
+    from torch._dynamo.exc import ShortenTraceback
+
+    return isinstance(error, ShortenTraceback)
+
+
 def user_error(error: Exception) -> Exception:
     """The same error, made so that Dynamo hands it to the user as it is (torch._dynamo.exc.ShortenTraceback).
 

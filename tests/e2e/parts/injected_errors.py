@@ -1,0 +1,141 @@
+"""Trains a small graph once for each call that the back end makes, and raises an error in that call.
+
+Arguments: PART PARTS. Tries one call in PARTS, and prints a JSON line for each. A call is a function of torchrelay, or
+one that torchrelay calls, and the line that calls it. Not tried is what compiles locally, since nothing can replace it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+import torchrelay
+from torchrelay.clients import backend
+from torchrelay.clients.reports.run_report import process_report
+
+ROOT = str(Path(torchrelay.__file__).parent)
+FOLDERS = tuple(f"{ROOT}/{name}/" for name in ("clients", "compiler"))
+SPARED = ("_compile_locally", "check_options")
+Site = tuple[str, str, int]
+
+
+class Injected(Exception):
+    """An error that no code expects."""
+
+
+def ours(code: CodeType) -> bool:
+    return code.co_filename.startswith(FOLDERS)
+
+
+def site(frame: FrameType, event: str, argument: Any) -> Site | None:
+    """The call, if it is one of those to be tried."""
+    if event == "c_call":
+        caller: FrameType | None = frame
+        name = getattr(argument, "__qualname__", repr(argument))
+    elif event == "call":
+        caller, name = frame.f_back, frame.f_code.co_qualname
+    else:
+        return None
+    if caller is None or name == backend.torchrelay.__qualname__:
+        return None
+    if not ours(caller.f_code) and not (event == "call" and ours(frame.f_code)):
+        return None
+    return name, caller.f_code.co_filename.removeprefix(ROOT), caller.f_lineno
+
+
+def spared(frame: FrameType | None) -> bool:
+    while frame is not None:
+        name = frame.f_code.co_name
+        if name in SPARED or (name == "<module>" and ours(frame.f_code)):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def step(factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.linspace(-1, 1, 8).requires_grad_()
+    loss = torch.compile(lambda x: (x.sin() * factor).square().sum(), backend="torchrelay")(x)
+    loss.backward()
+    assert x.grad is not None
+    return loss.detach(), x.grad
+
+
+def expected(factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.linspace(-1, 1, 8).requires_grad_()
+    loss = (x.sin() * factor).square().sum()
+    loss.backward()
+    assert x.grad is not None
+    return loss.detach(), x.grad
+
+
+class Injection:
+    """A profile function that raises at the first call of a site."""
+
+    def __init__(self, wanted: Site) -> None:
+        self.wanted = wanted
+        self.raised = False
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        if not self.raised and site(frame, event, argument) == self.wanted and not spared(frame):
+            self.raised = True
+            raise Injected(f"at {self.wanted[0]}")
+
+
+def attempt(profile: Any) -> dict[str, Any]:
+    """What came of one step with `profile` in force."""
+    begun = time.monotonic()
+    backend.process_backend.cache_clear()
+    process_report.cache_clear()
+    torch._dynamo.reset()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        threading.setprofile(profile)
+        sys.setprofile(profile)
+        try:
+            found, error = step(0.625), ""
+        except BaseException as raised:
+            found, error = None, f"{type(raised).__name__}: {raised}"[:300]
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+    right = found is not None and all(map(torch.allclose, found, expected(0.625)))
+    told = [str(w.message) for w in caught if w.category is torchrelay.FallbackWarning]
+    report = torchrelay.report()
+    return {
+        "error": error,
+        "right": right,
+        "told": len(told),
+        "hits": report.hits + report.disk_hits,
+        "fallbacks": report.fallbacks,
+        "raised": getattr(profile, "raised", False),
+        "seconds": round(time.monotonic() - begun, 2),
+    }
+
+
+def main() -> None:
+    first, every = map(int, sys.argv[1:])
+    step(0.625)
+    sites: dict[Site, None] = {}
+
+    def record(frame: FrameType, event: str, argument: Any) -> None:
+        found = site(frame, event, argument)
+        if found is not None and found not in sites and not spared(frame):
+            sites[found] = None
+
+    attempt(record)
+    attempt(record)
+    chosen = list(sites)[first::every]
+    print(json.dumps({"sites": len(sites), "chosen": len(chosen)}), flush=True)
+    for wanted in chosen:
+        print(json.dumps({"site": wanted, **attempt(Injection(wanted))}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
