@@ -16,6 +16,11 @@ import msgspec
 
 T = TypeVar("T")
 
+
+class NestedTooDeep(msgspec.DecodeError):
+    """Values in values, deeper than Python's limit of recursion."""
+
+
 _preparing = threading.RLock()
 _json: dict[tuple[Any, bool], msgspec.json.Decoder[Any]] = {}
 _msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
@@ -30,8 +35,8 @@ def from_json(data: bytes | bytearray | memoryview | str, *, type: type[T], stri
 @overload
 def from_json(data: bytes | bytearray | memoryview | str, *, type: Any = Any, strict: bool = True) -> Any: ...
 def from_json(data: bytes | bytearray | memoryview | str, *, type: Any = Any, strict: bool = True) -> Any:
-    """`data` as a `type`. Raises as msgspec.json.decode does: DecodeError, ValidationError, RecursionError."""
-    return _json_decoder(type, strict).decode(data)
+    """`data` as a `type`. Raises msgspec.DecodeError, as ValidationError or NestedTooDeep if it is one of these."""
+    return _decode(_json_decoder(type, strict), data)
 
 
 @overload
@@ -39,12 +44,21 @@ def from_msgpack(data: bytes | bytearray | memoryview, *, type: type[T]) -> T: .
 @overload
 def from_msgpack(data: bytes | bytearray | memoryview, *, type: Any = Any) -> Any: ...
 def from_msgpack(data: bytes | bytearray | memoryview, *, type: Any = Any) -> Any:
-    """`data` as a `type`. Raises as msgspec.msgpack.decode does: DecodeError, ValidationError, RecursionError."""
+    """`data` as a `type`. Raises as `from_json` does."""
     decoder = _msgpack.get(type)
     if decoder is None:
         with _preparing:
             decoder = _msgpack[type] = msgspec.msgpack.Decoder(type)
-    return decoder.decode(data)
+    return _decode(decoder, data)
+
+
+def _decode(decoder: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T], data: Any) -> T:
+    try:
+        return decoder.decode(data)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(f"text that is not UTF-8: {error.reason}") from None
+    except RecursionError:
+        raise NestedTooDeep("nested too deep") from None
 
 
 @overload

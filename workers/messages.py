@@ -151,7 +151,7 @@ def decode_reply(body: bytes) -> QueryReply:
 def _decode(body, union):
     try:
         return decoding.from_msgpack(body, type=union)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except msgspec.MsgspecError as error:
         raise BadFrame(str(error)) from None
 
 

@@ -266,5 +266,5 @@ def _chunk(key: str, generation: int, index: int) -> str:
 def _read(data: bytes) -> Decision:
     try:
         return decoding.from_json(data, type=Decision)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except msgspec.MsgspecError as error:
         raise JobUnreachable(f"the job's store holds no decision of this version: {error}") from None

@@ -115,7 +115,7 @@ class TrustStore:
             return decoding.from_json(path.read_bytes(), type=list[KnownKeys])
         except FileNotFoundError:
             return []
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (OSError, msgspec.MsgspecError) as error:
             _log.warning("%s cannot be read: %s; revocations learned before are not known", path, error)
             return []
 

@@ -49,7 +49,6 @@ _BLACKHOLE_SECONDS = 15.0
 _STALE = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError, httpx2.CloseError)
 """Raised if the server has closed a connection between two requests."""
 _SERIAL_DIGITS = 15
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _BY_STATUS: Mapping[int, type[RelayError]] = {
     401: Unauthenticated,
     403: Forbidden,
@@ -240,7 +239,7 @@ def error_of(status: int, body: bytes) -> RelayError:
     """The typed error of a response that is not 2xx; by its status, if the body is not the gateway's."""
     try:
         return rebuild(decoding.from_json(body, type=_ErrorResponse).error)
-    except _UNREADABLE:
+    except msgspec.MsgspecError:
         kind = _BY_STATUS.get(status, ServiceError)
         return kind(f"the gateway answered HTTP {status}")
 
@@ -268,7 +267,7 @@ def read_body(response: httpx2.Response, limit: int, clock: Deadline) -> bytes:
 def decode(body: bytes, type: type[T]) -> T:
     try:
         return decoding.from_json(body, type=type)
-    except _UNREADABLE as error:
+    except msgspec.MsgspecError as error:
         raise SchemaMismatch(f"the gateway's answer cannot be read: {error}") from None
 
 

@@ -46,7 +46,7 @@ def read_graphs(path: Path) -> list[bytes]:
         ) from None
     try:
         return decoding.from_msgpack(data, type=_File).graphs
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except msgspec.MsgspecError:
         raise SettingsError(
             f"{path} is no file of captured graphs", hint="`torchrelay capture train.py` writes one"
         ) from None

@@ -175,7 +175,8 @@ class RunReport:
         try:
             warnings.warn(text, FallbackWarning, stacklevel=3)
         except FallbackWarning:
-            if FallbackWarning in (category for _, _, category, _, _ in warnings.filters):
+            matching = (f[2] for f in warnings.filters if issubclass(FallbackWarning, f[2]))
+            if next(matching, None) is FallbackWarning:
                 raise
             _log.warning("%s", text)  # -W error is for other warnings: training goes on
 

@@ -35,7 +35,6 @@ MAX_MEMBER_BYTES = 4 << 30
 _LENGTH = struct.Struct("<I")
 _MEMBER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+\-]*(/[A-Za-z0-9_][A-Za-z0-9_.+\-]*)*", re.ASCII)
 """Relative, and no part of it is hidden or leads upwards: whoever writes a member to a folder stays inside."""
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Signature(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -160,7 +159,7 @@ def _split(data: bytes) -> tuple[Envelope, bytes]:
         raise ArtifactError("the artifact is cut short")
     try:
         envelope = decoding.from_msgpack(data[start : start + length], type=Envelope)
-    except _UNREADABLE as error:
+    except msgspec.MsgspecError as error:
         raise ArtifactError(f"the artifact's envelope cannot be read: {error}") from None
     body = data[start + length :]
     if any(size < 0 for size in envelope.frames) or sum(envelope.frames) != len(body):
@@ -171,7 +170,7 @@ def _split(data: bytes) -> tuple[Envelope, bytes]:
 def _manifest(envelope: Envelope) -> artifact_manifest.Manifest:
     try:
         return decoding.from_msgpack(envelope.manifest, type=artifact_manifest.Manifest)
-    except _UNREADABLE as error:
+    except msgspec.MsgspecError as error:
         raise ArtifactError(f"the artifact's manifest cannot be read: {error}") from None
 
 

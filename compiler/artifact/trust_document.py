@@ -21,7 +21,6 @@ from .signing import Count, KeyId, Trust, key_id, read_key
 
 DOMAIN = b"torchrelay trust v1\0"
 _LOGIN = "Run `torchrelay login`, or ask an administrator for the gateway's public keys"
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
 
 
 class ListedKey(Struct, frozen=True, kw_only=True):
@@ -93,7 +92,7 @@ def learn(known: KnownKeys, signed: SignedDocument) -> KnownKeys:
         for listed in document.keys:
             if key_id(read_key(listed.public)) != listed.id:
                 raise ValueError(f"key {listed.id} has another id")
-    except _UNREADABLE as error:
+    except ValueError as error:
         raise SignatureError(f"the gateway's list of keys cannot be read: {error}") from None
     revoked = {*known.revoked, *document.revoked}
     grown = msgspec.structs.replace(known, revoked=sorted(revoked), epoch=max(known.epoch, document.epoch))

@@ -111,15 +111,13 @@ def unpack_request(body: bytes, limits: Limits = Limits()) -> GraphRequest:  # n
     data = decompress(body, limits.request_bytes)
     try:
         request = decoding.from_msgpack(data, type=GraphRequest)
-    except RecursionError:
+    except decoding.NestedTooDeep:
         raise LimitExceeded("arguments are nested too deep") from None
-    except UnicodeDecodeError as error:
-        raise MalformedRequest(f"request holds text that is not UTF-8: {error}") from None
     except msgspec.ValidationError as error:
         _raise_if_other_schema(data)
         raise MalformedRequest(f"request does not match schema {SCHEMA}: {error}") from None
     except msgspec.DecodeError as error:
-        raise MalformedRequest(f"request is not MessagePack: {error}") from None
+        raise MalformedRequest(f"request cannot be read: {error}") from None
     if request.schema != SCHEMA:
         raise SchemaMismatch(f"request has schema {request.schema}, this side speaks {SCHEMA}")
     return request
@@ -133,7 +131,7 @@ def holds_source(canonical: bytes) -> bool:
     """Whether a request's canonical bytes hold source of user-written kernels."""
     try:
         return bool(decoding.from_msgpack(canonical, type=_KernelsOnly).kernels)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except msgspec.MsgspecError:
         return False  # not a request: nothing of it will be run
 
 
@@ -144,9 +142,9 @@ class _SchemaOnly(Struct):
 def _raise_if_other_schema(data: bytes) -> None:
     try:
         found = decoding.from_msgpack(data, type=_SchemaOnly).schema
-    except RecursionError:  # in what is skipped on the way to the schema
+    except decoding.NestedTooDeep:  # in what is skipped on the way to the schema
         raise LimitExceeded("the request is nested too deep") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except msgspec.MsgspecError:
         return
     if found != SCHEMA:
         raise SchemaMismatch(f"request has schema {found}, this side speaks {SCHEMA}")

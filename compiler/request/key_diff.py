@@ -222,7 +222,7 @@ def _read(text: str | None, type: type[list[T]]) -> list[T]:
     """A list that is a component; empty if there is none of that type."""
     try:
         return decoding.from_json(text or "[]", type=type)
-    except (msgspec.MsgspecError, RecursionError):
+    except msgspec.MsgspecError:
         return []
 
 
@@ -230,7 +230,7 @@ def _decoded(text: str | None) -> Any:
     """The JSON value of a component; the text itself if it is no JSON."""
     try:
         return decoding.from_json(text or "null")
-    except (msgspec.MsgspecError, RecursionError):
+    except msgspec.MsgspecError:
         return text
 
 

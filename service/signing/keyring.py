@@ -201,7 +201,7 @@ class Keyring:
         path = self.folder / _RING
         try:
             return decoding.from_json(path.read_bytes(), type=Ring)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except msgspec.MsgspecError as error:
             raise SettingsError(f"{path} cannot be read: {error}", hint="Restore it from a backup") from None
 
     @contextlib.contextmanager

@@ -116,7 +116,7 @@ def _decoded(data: bytes | None) -> TuningEntry | None:
         return None
     try:
         return decoding.from_msgpack(data, type=TuningEntry)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except msgspec.MsgspecError as error:
         # another version's, or damaged: it will be measured again
         log.warning("tuning_unreadable", error=str(error))
         return None

@@ -27,5 +27,5 @@ def decode_query(question: bytes) -> queries.TuningQuery:
         raise LimitExceeded(f"a question of {len(question)} bytes, limit {queries.QUESTION_LIMIT}")
     try:
         return decoding.from_msgpack(question, type=queries.TuningQuery)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except msgspec.MsgspecError as error:
         raise MalformedRequest(f"the question cannot be decoded: {error}") from None

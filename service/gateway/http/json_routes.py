@@ -108,5 +108,5 @@ async def _decoded(request: Request, type: Any, limit: int) -> Any:
     body = await admission.read(request, limit)
     try:
         return decoding.from_json(body, type=type)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except msgspec.MsgspecError as error:
         raise MalformedRequest(f"not a {type.__name__}: {error}", hint="See /docs") from None

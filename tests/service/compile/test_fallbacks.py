@@ -72,6 +72,50 @@ def test_training_goes_on_with_one_warning(
     assert torchrelay.report().fallbacks == {kind.code: 2}
 
 
+def test_w_error_makes_no_fallback_an_error(
+    gateway: Running, client: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is for the warnings of the user's own code; who names FallbackWarning gets it."""
+    client("remote")
+    gateway.pool.errors += [errors.CompileFailed("g++ ended with 1")] * 20
+    x = torch.linspace(-1, 1, 8).requires_grad_()
+    compiled = torch.compile(loss, backend="torchrelay")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        compiled(x).backward()
+    torch.testing.assert_close(x.grad, torch.sin(2 * x.detach()))
+    assert torchrelay.report().fallbacks == {"compile_failed": 2}
+    assert "compiled locally: g++ ended with 1" in caplog.text
+    client("remote")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torchrelay.FallbackWarning)
+        with pytest.raises(Exception, match="compiled locally: g") as caught:
+            compiled(x)
+    told = caught.value, caught.value.__cause__
+    assert any(isinstance(each, torchrelay.FallbackWarning) for each in told)
+
+
+@pytest.mark.parametrize("content", [b'{"url": "\xff"}', b'{"url"', b"\x00"])
+def test_a_settings_file_that_cannot_be_read_warns_once(
+    gateway: Running,
+    client: Callable[[str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes,
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "torchrelay").mkdir()
+    (tmp_path / "torchrelay" / "config.json").write_bytes(content)
+    client("remote")
+    with pytest.warns(torchrelay.FallbackWarning, match=r"config\.json") as told:
+        assert torch.compile(loss, backend="torchrelay")(torch.zeros(8)) == 0
+    assert len(told) == 1
+    assert torchrelay.report().fallbacks == {"bad_setting": 2}
+    client("require")
+    with pytest.raises(errors.SettingsError):
+        torch.compile(loss, backend="torchrelay")(torch.zeros(8))
+
+
 @pytest.mark.parametrize(("failure", "kind"), FAILURES, ids=IDS)
 def test_require_raises_the_error_that_the_service_told(
     gateway: Running, client: Callable[[str], None], failure: Exception, kind: type[errors.RelayError]

@@ -244,7 +244,7 @@ class RankProcess:
             return
         try:
             message = decoding.from_json(line, type=RankMessage)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except msgspec.MsgspecError as error:
             if not self._noted:
                 self._noted = True
                 text = f"rank {self._rank} sent an invalid message: {error}"
