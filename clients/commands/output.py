@@ -1,4 +1,4 @@
-"""How commands print the service's answers: tables, JSON, times and sizes; and options that several commands have."""
+"""What several commands use: options, the connection to the gateway, and output as tables, JSON, times and sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 import typer
@@ -14,7 +15,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ...compiler.api.training.jobs import TrainJob
+from ...compiler.api.tuning.jobs import TuneJob
 from ...compiler.errors import SettingsError
+from ..atomic_file import write_atomically
+from ..gateway.http_api import HttpApi
+from ..settings import load_settings
+
+Client = TypeVar("Client", bound=HttpApi)
 
 Namespace = Annotated[
     str,
@@ -77,13 +85,34 @@ def lifetime(option: str, text: str) -> int | None:
 
 
 def checked_namespace(text: str, *, every: bool = False) -> str:
-    """`text` if it can be a namespace's name, or '', or on request `*`. Raises SettingsError."""
+    """Returns `text` if it can be a namespace's name or is ''; with `every` also `*`. Raises SettingsError."""
     if re.fullmatch("([a-z0-9][a-z0-9-]{0,62})?", text) or (every and text == "*"):
         return text
     raise SettingsError(
         "this is no namespace",
         hint="Allowed: a to z, 0 to 9 and -, at most 63 of them, no - at the beginning",
     )
+
+
+def connect(client: type[Client], namespace: str) -> Client:
+    """A client of the gateway in the user's settings. Raises SettingsError if `namespace` cannot be one's name."""
+    return client(load_settings(), namespace=checked_namespace(namespace))
+
+
+def write_file(path: Path, data: bytes, *, hint: str) -> None:
+    """Replaces an existing file. Raises SettingsError with the hint."""
+    try:
+        write_atomically(path, data, mode=0o644)
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be written: {error.strerror}", hint=hint) from None
+
+
+def print_begun(job: TrainJob | TuneJob, *, json: bool) -> None:
+    """Prints a job that was started with --detach: as JSON, or only its id."""
+    if json:
+        print_json(job)
+    else:
+        print(job.id)
 
 
 def moment(seconds: float) -> str:
