@@ -89,10 +89,7 @@ def export(
             job = service_job.begin(trains, options, directory, cpus=cpus, requirements=listed)
             print(f"job {job.id}", file=sys.stderr)
             exported = _fetch_when_done(trains, job, folder, say)
-    if json:
-        output.print_json(exported)
-    else:
-        print(f"{plural(len(exported.files), 'file')} in {folder}")
+    output.print_answer(exported, f"{plural(len(exported.files), 'file')} in {folder}", json=json)
 
 
 def _fetch_when_done(

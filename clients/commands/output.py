@@ -15,8 +15,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...compiler.api.training.jobs import TrainJob
-from ...compiler.api.tuning.jobs import TuneJob
 from ...compiler.errors import SettingsError
 from ..atomic_file import write_atomically
 from ..gateway.http_api import HttpApi
@@ -48,8 +46,8 @@ def print_json(value: object) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = 0) -> None:
-    """Text from others cannot style, link or hide anything. The last `right` columns are numbers. A row is one line,
-    unless a terminal is narrower."""
+    """Markup and control characters in the cells have no effect. The last `right` columns are aligned to the right. A
+    row is one line, unless a terminal is narrower."""
     table = Table(box=None, pad_edge=False)
     for position, heading in enumerate(headings):
         justify: Literal["right", "left"] = "right" if position >= len(headings) - right else "left"
@@ -67,6 +65,14 @@ def print_found(
         print_json(found)
     else:
         print_table(headings, rows, right=right)
+
+
+def print_answer(answer: object, text: str, *, json: bool) -> None:
+    """`answer` as JSON, or else `text`."""
+    if json:
+        print_json(answer)
+    else:
+        print(text)
 
 
 def shown(text: str) -> str:
@@ -105,14 +111,6 @@ def write_file(path: Path, data: bytes, *, hint: str) -> None:
         write_atomically(path, data, mode=0o644)
     except OSError as error:
         raise SettingsError(f"{path} cannot be written: {error.strerror}", hint=hint) from None
-
-
-def print_begun(job: TrainJob | TuneJob, *, json: bool) -> None:
-    """Prints a job that was started with --detach: as JSON, or only its id."""
-    if json:
-        print_json(job)
-    else:
-        print(job.id)
 
 
 def moment(seconds: float) -> str:

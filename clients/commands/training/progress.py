@@ -29,7 +29,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 
 class ProgressDisplay:
-    """Takes a job's events in their order. Of the ranks' logs, that of rank 0 is shown."""
+    """Takes a job's events in their order. Of the logs only rank 0's are shown."""
 
     def __init__(self, *, state: str = "waiting") -> None:
         self.state = state

@@ -109,7 +109,7 @@ def run(
     with output.connect(TrainingJobsClient, namespace) as trains:
         begun = trains.begin(train_request(job, folder, trains))
         if detach:
-            output.print_begun(begun, json=json)
+            output.print_answer(begun, begun.id, json=json)
         else:
             watch(trains, begun, json=json)
 
@@ -179,10 +179,7 @@ def watch(trains: TrainingJobsClient, job: TrainJob, *, after: int = 0, json: bo
                 screen.line(line)
             screen.state(display.line())
     ended = trains.job(job.id)
-    if json:
-        output.print_json(ended)
-    else:
-        print(output.shown(_summary(ended)))
+    output.print_answer(ended, output.shown(_summary(ended)), json=json)
     if ended.state != "done":
         raise typer.Exit(1)
 

@@ -37,7 +37,7 @@ def run(
     with output.connect(TuningJobsClient, namespace) as tunes:
         job = tunes.begin(tune_request(spec, file, tunes, threads=_threads(spec)))
         if detach:
-            output.print_begun(job, json=json)
+            output.print_answer(job, job.id, json=json)
         else:
             _follow(tunes, job, json=json)
 
@@ -136,10 +136,7 @@ def _follow(
             elif isinstance(event, TuningJobStateChange) and event.state == "cancelled" and not earlier:
                 screen.line("cancelled")
     reply = tunes.job(job.id)
-    if json:
-        output.print_json(reply)
-    else:
-        print(_summary(reply.job))
+    output.print_answer(reply, _summary(reply.job), json=json)
     # a ceiling that cannot be measured is no failure: the report shows one line less
     if reply.job.state != "done" or any(
         item.state == "failed" and item.kind != "ceiling" for item in reply.progress

@@ -23,6 +23,13 @@ _COLUMNS = 40
 _SEPARATE = 6
 """Up to this many ranks have a line each; more are drawn as their range and their mean."""
 MEMORY_NAMES = {name: name for name in CATEGORIES} | {"optimizer": "optimizer state", "before": "from before"}
+TIME_NAMES = {
+    "computation": "computation",
+    "exposed": "communication that nothing hides",
+    "loader": "waiting for data",
+    "idle": "nothing of these",
+}
+"""Parts of a step's time: fields of ProfiledStep, in the order in which they are drawn."""
 
 Format = Callable[[float], str]
 
@@ -92,7 +99,7 @@ def steps(summary: ProfileSummary) -> Picture:
     shapes = _levels(x, y, format_of_unit("ms"))
     for place, step in enumerate(shown):
         middle, low = x(place + 0.5), 0.0
-        for kind in ("computation", "exposed", "loader", "idle"):
+        for kind in TIME_NAMES:
             took = getattr(step, kind) / 1e3
             if took > 0:
                 height = max(y(low) - y(low + took), 0.5)

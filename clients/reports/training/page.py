@@ -16,12 +16,6 @@ from .summary import TITLES, MetricSeries, TrainingReport
 _SHOWN = 12
 """Kernels or operators of a rank; the rest can be unfolded."""
 _LISTED = 100
-_TIME_NAMES = {
-    "computation": "computation",
-    "exposed": "communication that nothing hides",
-    "loader": "waiting for data",
-    "idle": "nothing of these",
-}
 _PHASE_COLORS = {
     "capturing": "kind3",
     "compiling": "kind0",
@@ -52,7 +46,7 @@ def page(report: TrainingReport) -> str:
         ranks_drawn=charts.ranks_drawn,
         series_last=_series_last,
         series_title=_series_title,
-        time_names=_TIME_NAMES,
+        time_names=charts.TIME_NAMES,
         time_shares=_time_shares,
         phase_shares=[(color, f"{name}: {seconds(took)}", took / total) for color, name, took in phases],
         phase_names=_phase_names(phases),
@@ -133,7 +127,7 @@ def _series_last(series: MetricSeries) -> str:
 def _time_shares(summary: ProfileSummary) -> list[tuple[str, str, float]]:
     return [
         (kind, f"{name}: {share:.1%}", min(share, 1.0))
-        for kind, name in _TIME_NAMES.items()
+        for kind, name in charts.TIME_NAMES.items()
         if (share := summary.share(kind)) > 0.0005
     ]
 
