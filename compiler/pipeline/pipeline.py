@@ -137,7 +137,7 @@ def compile_request(
         modules = {
             f"{member_names.TRITON}{name}": path.read_bytes() for name, path in sorted(triton.modules.items())
         }
-        index, binaries = inductor.encode_libraries(inductor.libraries(compiled))
+        index, binaries = inductor.encode_libraries(compiled)
         clock.move(compiled.building.waited - waited, "publish", "inductor")
     files = {member_names.BUNDLE: bundle, member_names.LIBRARIES: index, **binaries, **modules}
     manifest = artifact_manifest.Manifest(
@@ -205,7 +205,7 @@ def _compiled(
                     progress=clock.enter,
                     choose=winners.choose,
                     guide=winners,
-                    keep_halves=verify.draws_random_numbers(program.gm),
+                    keep_halves=bool(verify.random_node(program.gm)),
                 )
         except dry_run.DryRunFinished:
             winners.finish_dry_run()
