@@ -1,4 +1,4 @@
-"""Stages 1 and 7: process state that changes what a graph compiles to; read on the client, applied on the worker."""
+"""Stages 1 and 7: ambient state is read on the client and applied on the worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read_ambient(kind: str, values: Sequence[Any]) -> schema.Ambient:
         for device in ("cpu", "cuda")
         if torch.is_autocast_enabled(device)
     ]
-    # CPU kernels fix their thread count when they are compiled; a graph whose tensors all live on a GPU has none.
+    # A CPU kernel's thread count is fixed when it is compiled. A graph with all tensors on a GPU has no such kernel.
     on_cpu = any(isinstance(v, torch.Tensor) and v.device.type == "cpu" and v.dim() > 0 for v in values)
     return schema.Ambient(
         grad=torch.is_grad_enabled(),
