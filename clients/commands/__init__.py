@@ -1,4 +1,4 @@
-"""One module for each command; here they become one application."""
+"""The application of all commands; each command has a module."""
 
 from __future__ import annotations
 

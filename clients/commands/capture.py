@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..jobfiles.captured_graphs import write_graphs
+from ..reports.html_page import plural
 
 
 def capture(
@@ -34,5 +35,4 @@ def capture(
     for skipped in found.skipped:
         print(f"left out: {skipped}", file=sys.stderr)
     write_graphs(output, found.bodies)
-    count = f"{len(found.bodies)} graph{'' if len(found.bodies) == 1 else 's'}"
-    print(f"captured {count} into {output} ({found.ended})")
+    print(f"captured {plural(len(found.bodies), 'graph')} into {output} ({found.ended})")

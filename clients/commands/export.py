@@ -16,7 +16,7 @@ from ...compiler.errors import ExportFailed, SettingsError
 from ..exporting import service_job
 from ..exporting.options import FORMATS, TARGETS, ExportManifest, ExportOptions, read_dynamic
 from ..gateway.training_jobs import TrainingJobsClient
-from ..settings import load_settings
+from ..reports.html_page import plural
 from . import output
 from .output import Namespace
 from .training.run import read_requirements
@@ -85,14 +85,11 @@ def export(
         exported = export_here(options, folder, say=say)
     else:
         listed = read_requirements(requirements) if requirements is not None else []
-        with TrainingJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as trains:
+        with output.connect(TrainingJobsClient, namespace) as trains:
             job = service_job.begin(trains, options, directory, cpus=cpus, requirements=listed)
             print(f"job {job.id}", file=sys.stderr)
             exported = _fetch_when_done(trains, job, folder, say)
-    if json:
-        output.print_json(exported)
-    else:
-        print(f"{len(exported.files)} file{'s' * (len(exported.files) != 1)} in {folder}")
+    output.print_answer(exported, f"{plural(len(exported.files), 'file')} in {folder}", json=json)
 
 
 def _fetch_when_done(

@@ -1,4 +1,4 @@
-"""How `train` and `tune` show a job that they follow: its events as lines, on a terminal also its state."""
+"""Shows a job that `train` or `tune` follows: its events as lines, on a terminal also its state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .output import shown
 
 
 class JobScreen:
-    """Lines go to standard output; on a terminal, above one line with the job's state, which is replaced."""
+    """Prints lines to standard output. With `live` they go to its terminal, above a line with the job's state."""
 
     def __init__(self, live: Live | None, *, quiet: bool) -> None:
         self._live = live
@@ -43,8 +43,8 @@ class JobScreen:
 
 @contextmanager
 def job_screen(command: str, job: str, *, json: bool, plain: bool = False) -> Iterator[JobScreen]:
-    """While a job is followed. plain: lines only. Ctrl-C exits with 130; after it and after errors the job continues,
-    and the user sees how to follow or cancel it."""
+    """For the time that a job is followed. plain: without the state. Ctrl-C exits with 130. After it and after errors
+    the job continues, and a message says how to follow or cancel it."""
     try:
         if json or plain or not sys.stderr.isatty():
             yield JobScreen(None, quiet=json)

@@ -1,4 +1,4 @@
-"""How commands print the service's answers: tables, JSON, times and sizes; and options that several commands have."""
+"""What several commands use: options, the connection to the gateway, and output as tables, JSON, times and sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 import typer
@@ -15,6 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ...compiler.errors import SettingsError
+from ..atomic_file import write_atomically
+from ..gateway.http_api import HttpApi
+from ..settings import load_settings
+
+Client = TypeVar("Client", bound=HttpApi)
 
 Namespace = Annotated[
     str,
@@ -40,8 +46,8 @@ def print_json(value: object) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = 0) -> None:
-    """Text from others cannot style, link or hide anything. The last `right` columns are numbers. A row is one line,
-    unless a terminal is narrower."""
+    """Markup and control characters in the cells have no effect. The last `right` columns are aligned to the right. A
+    row is one line, unless a terminal is narrower."""
     table = Table(box=None, pad_edge=False)
     for position, heading in enumerate(headings):
         justify: Literal["right", "left"] = "right" if position >= len(headings) - right else "left"
@@ -61,6 +67,14 @@ def print_found(
         print_table(headings, rows, right=right)
 
 
+def print_answer(answer: object, text: str, *, json: bool) -> None:
+    """`answer` as JSON, or else `text`."""
+    if json:
+        print_json(answer)
+    else:
+        print(text)
+
+
 def shown(text: str) -> str:
     """The text on one line; characters that are not printable become `?`."""
     return "".join(c if c.isprintable() else "?" for c in text)
@@ -77,13 +91,26 @@ def lifetime(option: str, text: str) -> int | None:
 
 
 def checked_namespace(text: str, *, every: bool = False) -> str:
-    """`text` if it can be a namespace's name, or '', or on request `*`. Raises SettingsError."""
+    """Returns `text` if it can be a namespace's name or is ''; with `every` also `*`. Raises SettingsError."""
     if re.fullmatch("([a-z0-9][a-z0-9-]{0,62})?", text) or (every and text == "*"):
         return text
     raise SettingsError(
         "this is no namespace",
         hint="Allowed: a to z, 0 to 9 and -, at most 63 of them, no - at the beginning",
     )
+
+
+def connect(client: type[Client], namespace: str) -> Client:
+    """A client of the gateway in the user's settings. Raises SettingsError if `namespace` cannot be one's name."""
+    return client(load_settings(), namespace=checked_namespace(namespace))
+
+
+def write_file(path: Path, data: bytes, *, hint: str) -> None:
+    """Replaces an existing file. Raises SettingsError with the hint."""
+    try:
+        write_atomically(path, data, mode=0o644)
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be written: {error.strerror}", hint=hint) from None
 
 
 def moment(seconds: float) -> str:

@@ -1,7 +1,6 @@
-"""`torchrelay up` and `torchrelay demo`: this process becomes the service, or the demo, arguments and all.
+"""`torchrelay up` and `torchrelay demo`: replace this process by the service or the demo, with the same arguments.
 
-Becoming it, rather than starting it, leaves one process: Ctrl-C and SIGTERM reach it directly, and its exit
-status is the command's.
+There is only one process: Ctrl-C and SIGTERM reach it directly, and its exit status is the command's.
 """
 
 from __future__ import annotations
@@ -20,15 +19,17 @@ _EXAMPLES = ("numpy", "sklearn", "matplotlib")
 
 def up(context: typer.Context) -> None:
     """Start the service on this machine. `torchrelay up --help` lists its options."""
-    _become("torchrelay.service", "up", *context.args, needs=_SERVER, extra="server")
+    _replace_process("torchrelay.service", "up", *context.args, needs=_SERVER, extra="server")
 
 
 def demo(context: typer.Context) -> None:
     """Train two small models locally, through the service, and as a teammate without a compiler."""
-    _become("torchrelay.examples.demo", *context.args, needs=_SERVER + _EXAMPLES, extra="server,cli,examples")
+    _replace_process(
+        "torchrelay.examples.demo", *context.args, needs=_SERVER + _EXAMPLES, extra="server,cli,examples"
+    )
 
 
-def _become(module: str, *arguments: str, needs: tuple[str, ...], extra: str) -> None:
+def _replace_process(module: str, *arguments: str, needs: tuple[str, ...], extra: str) -> None:
     missing = [name for name in needs if importlib.util.find_spec(name) is None]
     if missing:
         raise ClientError(

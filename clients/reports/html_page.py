@@ -58,8 +58,8 @@ def _environment() -> jinja2.Environment:
 
 
 def _printable(value: object) -> object:
-    """Control and direction characters, which a screen would not show as they are, become a mark. Values that a
-    template wrote itself (jinja2's Markup, a subclass of str) stay."""
+    """Characters that are not printable (control, direction) become U+FFFD. HTML that a template wrote itself (jinja2's
+    Markup, a subclass of str) stays as it is."""
     if type(value) is not str:
         return value
     return "".join(c if c.isprintable() else "\ufffd" for c in value)
@@ -76,7 +76,7 @@ def seconds(value: float) -> str:
 
 
 def digits(value: float) -> str:
-    """Three of them."""
+    """With three significant digits, and at most three after the point."""
     size = math.floor(math.log10(abs(value))) if value else 0
     return f"{value:.{min(max(2 - size, 0), 3)}f}"
 
@@ -90,7 +90,7 @@ def bytes_of(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """A metric, whatever its size."""
+    """A metric; very small and very large ones with an exponent."""
     if not math.isfinite(value):
         return str(value)
     if value and (abs(value) < 1e-3 or abs(value) >= 1e7):

@@ -1,7 +1,7 @@
 """How close a kernel comes to its device's ceilings. Needs no torch.
 
-The least work of a kernel: each operand is read once, the result is written once, and the flops are those that define
-the operator. The ceilings are measured: of the memory by a copy, of each dtype by a large matrix product.
+A kernel's work is the minimum: each operand is read once, the result is written once, and the flops are those of the
+operator's definition. The ceilings are measured: the memory's by a copy, each dtype's by a large matrix product.
 Williams, Waterman, Patterson: Roofline (CACM 52, 2009).
 """
 
@@ -26,8 +26,8 @@ _MULTIPLIED = {
 
 
 class KernelWork(Struct, frozen=True):
-    """flops: multiplications and additions. bytes: the least that must be moved. None: not known from shapes alone.
-    kind: see `kind`."""
+    """flops: multiplications and additions. bytes: the minimum that must be moved. None: shapes do not tell. kind: see
+    the function `kind`."""
 
     flops: int | None
     bytes: int | None
@@ -42,7 +42,7 @@ class DeviceCeilings(Struct, frozen=True):
 
 
 class RooflineShare(Struct, frozen=True):
-    """share: the shortest time that the ceilings allow, of the time it took; above 1 where a cache helped."""
+    """share: the shortest time that the ceilings allow, divided by the measured time; above 1 if a cache helped."""
 
     share: float
     bound: Bound
@@ -88,8 +88,8 @@ def ceilings(measured: Iterable[TuningEntry], others: Iterable[TuningEntry] = ()
 
 
 def share(entry: TuningEntry, device: DeviceCeilings) -> RooflineShare | None:
-    """The winner's share; None if no ceiling that limits the problem was measured. A user's kernel is compared with the
-    memory alone."""
+    """The winner's share; None if no ceiling that limits the problem was measured. A user's kernel is compared only
+    with the memory's ceiling."""
     work = kernel_work(entry)
     times: dict[Bound, float] = {}
     if work.flops is not None and device.flops.get(work.kind):

@@ -62,9 +62,10 @@ class Report(Struct, frozen=True, kw_only=True):
 
     hits: the service had the artifact. disk_hits: this machine had it. misses: compiled for this request. coalesced:
     waited for a compile that another request had started. shared: another process of the job fetched it. prefetched:
-    hits without waiting, because the artifact was fetched before the graph was needed. prefetch_failures: fetches ahead
-    of need that failed. fallbacks: compiled locally, by error code. alone: graphs on which this process decided without
-    the other processes of its job, by error code. seconds: by stage, all graphs together. graphs: the latest 1000.
+    hits without waiting, because the artifact was fetched before the graph was needed. prefetch_failures:
+    prefetches that failed. fallbacks: compiled locally, by error code. alone: graphs on which this process decided
+    without the other processes of its job, by error code. seconds: by stage, all graphs together. graphs: the latest
+    1000.
     """
 
     hits: int
@@ -202,8 +203,8 @@ class RunReport:
         self._at_exit(path, lambda: self._write(Path(str(path).replace("{pid}", str(os.getpid())))))
 
     def leave_at_exit(self, folder: Path, launch: LauncherInfo | None = None) -> None:
-        """Writes this process's RunRecord to `folder` when it ends, unless it compiled nothing; each rank of a job has
-        its own. A folder that cannot be written is logged at level info."""
+        """Writes this process's RunRecord to `folder` when it ends, unless it compiled nothing; each rank of a job
+        writes its own file. An error is logged at level info."""
         path, run, rank = folder / RUN_FILE, "", None
         if launch is not None:
             path, rank = path.with_suffix(f".{launch.rank}.json"), launch.rank

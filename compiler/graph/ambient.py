@@ -1,8 +1,9 @@
-"""Stages 1 and 7: process state that changes what a graph compiles to; read on the client, applied on the worker."""
+"""Stages 1 and 7: ambient state is read on the client and applied on the worker."""
 
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ def read_ambient(kind: str, values: Sequence[Any]) -> schema.Ambient:
         for device in ("cpu", "cuda")
         if torch.is_autocast_enabled(device)
     ]
-    # CPU kernels fix their thread count when they are compiled; a graph whose tensors all live on a GPU has none.
+    # A CPU kernel's thread count is fixed when it is compiled. A graph with all tensors on a GPU has no such kernel.
     on_cpu = any(isinstance(v, torch.Tensor) and v.device.type == "cpu" and v.dim() > 0 for v in values)
     return schema.Ambient(
         grad=torch.is_grad_enabled(),
@@ -40,37 +41,33 @@ def read_ambient(kind: str, values: Sequence[Any]) -> schema.Ambient:
     )
 
 
-_FLAG_OWNERS: dict[str, tuple[Any, str]] = {
-    "cuda.matmul.allow_fp16_reduced_precision_reduction": (
-        torch.backends.cuda.matmul,
-        "allow_fp16_reduced_precision_reduction",
-    ),
-    "cuda.matmul.allow_bf16_reduced_precision_reduction": (
-        torch.backends.cuda.matmul,
-        "allow_bf16_reduced_precision_reduction",
-    ),
-    "cudnn.benchmark": (torch.backends.cudnn, "benchmark"),
-    "cudnn.deterministic": (torch.backends.cudnn, "deterministic"),
-    "cudnn.enabled": (torch.backends.cudnn, "enabled"),
-    "mkldnn.enabled": (torch.backends.mkldnn, "enabled"),
+_BACKEND_FLAGS: dict[str, tuple[Any, str]] = {
+    f"{module}.{attribute}": (operator.attrgetter(module)(torch.backends), attribute)
+    for module, attribute in (
+        ("cuda.matmul", "allow_fp16_reduced_precision_reduction"),
+        ("cuda.matmul", "allow_bf16_reduced_precision_reduction"),
+        ("cudnn", "benchmark"),
+        ("cudnn", "deterministic"),
+        ("cudnn", "enabled"),
+        ("mkldnn", "enabled"),
+    )
 }
-
+"""A flag's name -> the object that has it, and its attribute there."""
 
 _SDP_FLAGS: dict[str, tuple[Any, Any]] = {
-    "sdp.cudnn": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
-    "sdp.flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
-    "sdp.math": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
-    "sdp.mem_efficient": (
-        torch.backends.cuda.mem_efficient_sdp_enabled,
-        torch.backends.cuda.enable_mem_efficient_sdp,
-    ),
+    f"sdp.{kind}": (
+        getattr(torch.backends.cuda, f"{kind}_sdp_enabled"),
+        getattr(torch.backends.cuda, f"enable_{kind}_sdp"),
+    )
+    for kind in ("cudnn", "flash", "math", "mem_efficient")
 }
+"""A flag's name -> the functions that read and set it: the kernels of scaled dot product attention."""
 
 
 def current_flags() -> list[tuple[str, bool | int | str]]:
-    """This process' values of the flags that reach a graph's kernels, sorted by name."""
+    """This process' flags that change a graph's kernels, with their values, sorted by name."""
     values: dict[str, bool | int | str] = {
-        name: _plain(getattr(owner, attribute)) for name, (owner, attribute) in _FLAG_OWNERS.items()
+        name: _plain(getattr(owner, attribute)) for name, (owner, attribute) in _BACKEND_FLAGS.items()
     }
     values |= {name: bool(read()) for name, (read, _) in _SDP_FLAGS.items()}
     values |= precision.read_precisions()
@@ -83,16 +80,16 @@ def _plain(value: Any) -> bool | int | str:
 
 @contextlib.contextmanager
 def apply_ambient(state: schema.Ambient) -> Iterator[None]:
-    """Run a block in the client's ambient state. The process is the job's own: nothing is put back but modes."""
+    """Run a block in the client's ambient state. Only modes are restored afterwards: the process serves one job."""
     precision.apply_precisions(state.matmul_precision, dict(state.flags))
     torch.set_default_dtype(getattr(torch, state.default_dtype))
     torch.use_deterministic_algorithms(state.deterministic, warn_only=state.deterministic_warn_only)
     torch.utils.deterministic.fill_uninitialized_memory = state.fill_uninitialized  # type: ignore[attr-defined]
-    if torch.get_num_threads() != state.threads:  # to set it starts a thread, which a fork server must not
+    if torch.get_num_threads() != state.threads:  # setting it starts a thread; a fork server must have none
         torch.set_num_threads(state.threads)
     for name, value in state.flags:
-        if name in _FLAG_OWNERS:
-            owner, attribute = _FLAG_OWNERS[name]
+        if name in _BACKEND_FLAGS:
+            owner, attribute = _BACKEND_FLAGS[name]
             if _plain(getattr(owner, attribute)) != value:
                 setattr(owner, attribute, value)
         elif name in _SDP_FLAGS:

@@ -1,13 +1,15 @@
-"""Stage 2: what PyTorch hangs on a graph besides nodes and arguments; what may change its code is refused.
+"""Stage 2: refuses graphs with annotations that could change their code.
 
-A request carries nodes, arguments and inputs. Annotations (`node.meta`, `gm.meta`) and submodules that no node names
-stay behind. Those listed here say where code came from or what the worker computes again; any other may steer lowering
-(an activation memory budget, a region's own options, hooks for saved tensors), so the graph is not sent.
+A request has a graph's nodes, arguments and inputs, but not its annotations (`node.meta`, `gm.meta`) and not the
+submodules that no node names. The annotations listed here only say where code came from, or the worker computes them
+again. Any other could change the lowering (an activation memory budget, a region's own options, hooks for saved
+tensors), so a graph that has one is not sent.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -30,7 +32,7 @@ INERT_NODE_META = frozenset(
         "source_fn_stack",
         "stack_trace",
         "torch_fn",
-        # read by the encoder of inputs, or computed again on the worker from the inputs' specifications
+        # read when inputs are encoded, or computed again on the worker from the inputs' specifications
         "example_value",
         "fake_result",
         "tensor_dict",
@@ -40,7 +42,7 @@ INERT_NODE_META = frozenset(
         "val",
     }
 )
-"""Keys of `node.meta` that do not reach code."""
+"""Keys of `node.meta` that do not change code."""
 
 INERT_GRAPH_META = frozenset(
     {
@@ -50,11 +52,11 @@ INERT_GRAPH_META = frozenset(
         "locals_to_steal",
     }
 )
-"""Keys of `gm.meta` that do not reach code."""
+"""Keys of `gm.meta` that do not change code."""
 
 EAGER = {"fallback_to_eager": True}
-"""The one annotation of a user's (`node.meta["custom"]`) that is sent: Inductor lowers such a node to a call of the
-operator itself. flex_attention's create_block_mask sets it."""
+"""The only user annotation (`node.meta["custom"]`) that is sent: Inductor lowers such a node to a call of the eager
+operator. flex_attention's create_block_mask sets it."""
 
 _REASONS = {
     "_checkpoint_context_fn": "selective activation checkpointing (context_fn) runs Python code while compiling",
@@ -62,7 +64,7 @@ _REASONS = {
 
 
 def refuse_annotations(gm: torch.fx.GraphModule) -> None:
-    """Raises Unsupported with the name of what `gm`, or a graph inside it, has and a request cannot carry."""
+    """Raises Unsupported, with a name, if `gm` or a graph inside it has what a request cannot carry."""
     for name, module in gm.named_modules():
         if isinstance(module, torch.fx.GraphModule):
             _refuse(name or "the graph", module)
@@ -87,7 +89,10 @@ def _refuse(name: str, gm: torch.fx.GraphModule) -> None:
 
 
 def eager_nodes(gm: torch.fx.GraphModule) -> list[list[int]]:
-    """The nodes with EAGER, sorted: positions of the subgraphs that lead to one, then its own (as encode.py counts)."""
+    """The paths of the nodes that have EAGER, sorted: the positions of the enclosing subgraphs, then the node's own.
+
+    Positions are those in the encoded graph (encode.py).
+    """
     found: list[list[int]] = []
     subgraphs: dict[int, int] = {}
     position = 0
@@ -97,7 +102,7 @@ def eager_nodes(gm: torch.fx.GraphModule) -> list[list[int]]:
         if node.meta.get("custom") == EAGER:
             found.append([position])
         if node.op == "get_attr":
-            inner = functools.reduce(getattr, str(node.target).split("."), gm)
+            inner = operator.attrgetter(str(node.target))(gm)
             if isinstance(inner, torch.fx.GraphModule) and id(inner) not in subgraphs:
                 subgraphs[id(inner)] = len(subgraphs)
                 found += [[subgraphs[id(inner)], *path] for path in eager_nodes(inner)]
@@ -106,7 +111,7 @@ def eager_nodes(gm: torch.fx.GraphModule) -> list[list[int]]:
 
 
 def mark_eager(gm: torch.fx.GraphModule, paths: Sequence[Sequence[int]]) -> None:
-    """Annotate the nodes of a decoded graph that `eager_nodes` named."""
+    """Set EAGER on the nodes of a decoded graph; `paths` as `eager_nodes` gives them."""
     for *subgraphs, position in paths:
         module = functools.reduce(lambda outer, index: getattr(outer, f"subgraph_{index}"), subgraphs, gm)
         list(module.graph.nodes)[position].meta["custom"] = dict(EAGER)

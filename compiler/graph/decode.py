@@ -1,6 +1,6 @@
-"""Stage 7: a checked schema.Graph and its constants -> the FX graph.
+"""Stage 7: decodes a checked schema.Graph and its constants into an FX graph.
 
-Names of nodes are made from the targets, so that encode(decode(g)) is g."""
+FX makes the nodes' names from their targets. Encoding the result gives the same schema.Graph."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from msgspec import Struct
 
 from ..errors import ForbiddenTarget, MalformedRequest, Unsupported
 from ..request import allowed_names, schema, size_expr
@@ -27,11 +28,12 @@ def decode_graph(
     kernels: Sequence[schema.KernelSource] = (),
     spread: dtensor_calls.RequestMeshes | None = None,
 ) -> torch.fx.GraphModule:
-    """The GraphModule of a checked graph. `device_index`: device kind -> index, for kinds that have one.
+    """The GraphModule of a checked graph.
 
-    `symbols`: name -> value (int or SymInt) for Sym arguments. RUNS the source of `kernels`, so only a compile child
-    gives any. spread: the request's meshes; a graph with any makes this process one of a pretended world's. Raises
-    ForbiddenTarget, Unsupported or MalformedRequest.
+    device_index: device kind -> index, for kinds that have one. symbols: name -> value (int or SymInt) for Sym
+    arguments. kernels: only a compile child passes any, because their source is RUN here. spread: the request's meshes;
+    if it has any, this process becomes a rank of a fake process group. Raises ForbiddenTarget, Unsupported or
+    MalformedRequest.
     """
     tensors = [decode_constant(item, device_index) for item in constants]
     known = [kernel_side_table.register_user_kernel(triton_kernels.build(kernel)) for kernel in kernels]
@@ -51,22 +53,14 @@ def decode_constant(constant: schema.Constant, device_index: Mapping[str, int]) 
     return tensor.requires_grad_(constant.requires_grad)
 
 
-class _Decoder:
-    """One request's way back: the tensors and values that its graphs share."""
+class _Decoder(Struct):
+    """Decodes one request's graphs; has what they share."""
 
-    def __init__(
-        self,
-        tensors: list[torch.Tensor],
-        device_index: Mapping[str, int],
-        symbols: Mapping[str, Any],
-        kernels: list[int],
-        spread: dtensor_calls.RequestMeshes,
-    ) -> None:
-        self._spread = spread
-        self._tensors = tensors
-        self._device_index = device_index
-        self._symbols = symbols
-        self._kernels = kernels
+    tensors: list[torch.Tensor]
+    device_index: Mapping[str, int]
+    symbols: Mapping[str, Any]
+    kernels: list[int]
+    spread: dtensor_calls.RequestMeshes
 
     def graph(self, encoded: schema.Graph) -> torch.fx.GraphModule:
         held: dict[str, Any] = {
@@ -89,7 +83,7 @@ class _Decoder:
                         graph.create_node("call_function", import_name(node.target), (), _kernel_call(kwargs))
                     )
                 case "call_function" if node.target in allowed_names.DTENSOR_CALLS:
-                    made.append(graph.create_node("call_function", *self._spread.call(node.target, args)))
+                    made.append(graph.create_node("call_function", *self.spread.call(node.target, args)))
                 case "call_function":
                     made.append(graph.create_node("call_function", resolve_target(node.target), args, kwargs))
                 case "call_method":
@@ -101,16 +95,16 @@ class _Decoder:
         try:
             return torch.fx.GraphModule(held, graph)
         except (AssertionError, IndexError, SyntaxError, RecursionError) as error:
-            # FX writes the graph down as Python, and an operator may have too few operands for its sign.
+            # FX generates Python code of the graph, which fails if an operator has too few operands.
             raise MalformedRequest(f"the graph cannot be written as code: {error}") from error
 
     def _held(self, value: schema.Arg, held: dict[str, Any]) -> str:
-        """The attribute a get_attr node reads; a tensor becomes one where it is first read."""
+        """The name of the attribute that a get_attr node reads. A tensor becomes an attribute here."""
         if isinstance(value, schema.Subgraph):
             return f"subgraph_{value.index}"
         if isinstance(value, schema.Const):
             name = f"constant_{value.index}"
-            held[name] = self._tensors[value.index]
+            held[name] = self.tensors[value.index]
             return name
         raise Unsupported(f"get_attr of {type(value).__name__}")
 
@@ -136,7 +130,7 @@ class _Decoder:
             case schema.DTypeArg(name):
                 return torch_value(name, allowed_names.DTYPE_BYTES)
             case schema.DeviceArg(kind):
-                return torch_device(kind, self._device_index)
+                return torch_device(kind, self.device_index)
             case schema.MemoryFormatArg(name):
                 return torch_value(name, allowed_names.MEMORY_FORMATS)
             case schema.LayoutArg(name):
@@ -146,15 +140,15 @@ class _Decoder:
             case schema.BigInt(text):
                 return int(text)
             case schema.Sym(text):
-                return size_expr.evaluate(text, self._symbols)
+                return size_expr.evaluate(text, self.symbols)
             case schema.Callee(target):
                 return resolve_target(target)
             case schema.UserKernel(index):
-                return self._kernels[index]
+                return self.kernels[index]
             case schema.TritonDType():
                 return triton_kernels.value_of(value)
             case schema.Const() | schema.Subgraph():
-                return None  # read by _held; get_attr nodes take no arguments
+                return None  # _held reads it; get_attr nodes take no arguments
 
 
 def _kernel_call(given: Mapping[str, Any]) -> dict[str, Any]:

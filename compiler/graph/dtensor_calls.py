@@ -1,8 +1,8 @@
-"""Stages 1 and 7: DTensor's methods in a graph as calls that can be sent, and those calls as DTensor's methods again.
+"""Stages 1 and 7: DTensor's methods become calls that can be sent, and these become DTensor's methods again.
 
-The worker's process is made one rank of a world whose other ranks are pretended, at the place in each mesh where the
-client stands; its process groups have names of ours (`group_name`), which the client replaces by its own in the
-generated code. What DTensor does is then traced as it would be on the client, collectives and all.
+The worker's process becomes one rank of a fake process group, at the client's position in each mesh. DTensor's work is
+then traced as on the client, collectives included. Process groups get names that `group_name` makes; the client
+replaces them by its own in the generated code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..torch_internals.distributed import fake_process_group
 
 
 class DTensorCall:
-    """A node's target: one of names.DTENSOR_CALLS. `run` is None where the graph is only to be sent."""
+    """A node's target: one of allowed_names.DTENSOR_CALLS. Without `run`, the graph can only be sent."""
 
     def __init__(self, target: str, run: Callable[..., Any] | None = None) -> None:
         self.target = target
@@ -36,7 +36,7 @@ class DTensorCall:
 
 
 def placement_text(placement: Any) -> str:
-    """Raises Unsupported for a placement that is none of the three kinds."""
+    """A placement's name on the wire. Raises Unsupported if it is not of the three kinds."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     if type(placement) is Replicate:
@@ -61,19 +61,19 @@ def _placement(text: str) -> Any:
 
 
 def group_name(mesh: int, dimension: int) -> str:
-    """What generated code calls the process group of a mesh's dimension."""
+    """The name, in generated code, of the process group of a mesh's dimension."""
     return f"torchrelay_mesh_{mesh}_{dimension}"
 
 
 class RequestMeshes:
-    """A request's meshes, in this process."""
+    """Makes DTensor calls over a request's meshes."""
 
     def __init__(self, meshes: Sequence[schema.Mesh], device: str) -> None:
         self._described = tuple((tuple(mesh.shape), tuple(mesh.coordinate)) for mesh in meshes)
         self._device = device
 
     def call(self, target: str, args: tuple[Any, ...]) -> tuple[DTensorCall, tuple[Any, ...]]:
-        """A node's target and arguments, of those on the wire."""
+        """A node's target and arguments for those on the wire. Raises ForbiddenTarget."""
         match target, args:
             case "torchrelay.from_local", (part, mesh, placements, shape, stride):
                 return self._from_local(mesh, placements, shape is not None), (

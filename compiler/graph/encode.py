@@ -1,11 +1,12 @@
-"""Stage 2: the FX graph that Dynamo hands over -> schema.Graph and its constants; never pickle.
+"""Stage 2: encodes Dynamo's FX graph as a schema.Graph and its constants, without pickle.
 
-A node is its op, its target's name in the closed table, and its arguments; it refers to earlier nodes by
-position. Names of nodes, files and devices' indices are left behind. What the wire cannot carry raises Unsupported,
-naming the node at fault."""
+An encoded node has its op, its target's name in the operator table, and its arguments; it refers to earlier nodes by
+position. Names of nodes and files and indices of devices are left out. What the wire format lacks raises Unsupported
+with the node's name."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -24,20 +25,17 @@ from .torch_names import DTYPES, LAYOUTS, MEMORY_FORMATS
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
-_NO_SYMBOLS: Mapping[Any, str] = {}
-
-
 def encode_graph(
     gm: torch.fx.GraphModule,
     *,
-    symbols: Mapping[Any, str] = _NO_SYMBOLS,
+    symbols: Mapping[Any, str] = {},
     limits: codec.Limits | None = None,
     kernels: Callable[[Any], int] | None = None,
 ) -> tuple[schema.Graph, list[schema.Constant]]:
-    """A graph and the tensors it holds. `symbols`: sympy symbol -> its wire name, for SymInt arguments.
+    """Encode a graph and the tensors that it holds.
 
-    kernels: a user-written Triton kernel -> its position in the request. Raises Unsupported with the node and the
-    reason; LimitExceeded past `limits`.
+    symbols: sympy symbol -> its name on the wire, for SymInt arguments. kernels: gives a user-written Triton kernel's
+    position in the request. Raises Unsupported with the node and the reason; LimitExceeded beyond `limits`.
     """
     refuse_annotations(gm)
     encoder = _Encoder(symbols, limits or codec.Limits(), kernels)
@@ -45,7 +43,7 @@ def encode_graph(
 
 
 def encode_constant(tensor: torch.Tensor) -> schema.Constant:
-    """A plain dense tensor's dtype, shape and bytes. Raises Unsupported for anything else."""
+    """Encode a plain dense tensor. Raises Unsupported for any other."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise Unsupported(f"a constant of type {type(tensor).__name__} cannot travel")
     dtype = DTYPES.get(tensor.dtype)
@@ -67,7 +65,7 @@ def encode_constant(tensor: torch.Tensor) -> schema.Constant:
 
 
 class _Encoder:
-    """One request's walk: what the graphs share (constants, devices seen, node count) is kept here."""
+    """Encodes one request's graphs; has what they share: constants, the devices they use, the number of nodes."""
 
     def __init__(
         self, symbols: Mapping[Any, str], limits: codec.Limits, kernels: Callable[[Any], int] | None
@@ -97,7 +95,7 @@ class _Encoder:
                 continue
             try:
                 if node.op == "get_attr":
-                    value = _attribute(gm, str(node.target))
+                    value = operator.attrgetter(str(node.target))(gm)
                     if isinstance(value, torch.fx.GraphModule):
                         if id(value) not in subgraph_position:
                             subgraph_position[id(value)] = len(subgraphs)
@@ -143,7 +141,7 @@ class _Encoder:
             args[1] = torch.device("cuda", args[1])
         if type(kwargs.get("device")) is int:
             kwargs["device"] = torch.device("cuda", int(str(kwargs["device"])))
-        # The order of keyword arguments means nothing to the callee.
+        # Sorted, because the order of keyword arguments has no meaning to the callee.
         return schema.Node(
             op=node.op,
             target=target,
@@ -257,10 +255,3 @@ class _Encoder:
             return schema.Sym(size_expr.render(symbolic_shapes.sym_expr(value), self._symbols))
         except BadExpression as error:
             raise Unsupported(f"symbolic argument {value}: {error.message}") from None
-
-
-def _attribute(gm: torch.fx.GraphModule, path: str) -> Any:
-    value: Any = gm
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value

@@ -1,4 +1,4 @@
-"""Inductor's configuration for a request, or for searches apart from any request."""
+"""Inductor's configuration for a request, and for a search that has no request."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..torch_internals.inductor import config, config_modules
 
 
 def options_of(request: schema.GraphRequest, threads: int) -> dict[str, Any]:
-    """Inductor's configuration for a request: its mode, its options, and what the target fixes."""
+    """Inductor's configuration for a request. threads: parallel g++ and Triton compilers."""
     options = {**config.mode_options(request.mode), **dict(request.options)}
     return _options(request.toolchain.torch, options, request.ambient.threads, threads)
 
 
 def search_options(torch_version: str, kernel_threads: int, threads: int) -> dict[str, Any]:
-    """Inductor's configuration where problems are searched apart from any request."""
+    """Inductor's configuration for a search. kernel_threads: of a CPU's kernels. threads: as for `options_of`."""
     options = config.mode_options("max-autotune-no-cudagraphs")
     return _options(torch_version, options, kernel_threads, threads)
 

@@ -1,4 +1,4 @@
-"""Numerical comparison: tolerances by dtype, random values, and how far two results differ."""
+"""Compares numerical results: tolerances by dtype, random inputs, and the difference of two values."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ TOLERANCE: dict[torch.dtype, float] = {
     torch.float16: 3e-2,
     torch.bfloat16: 6e-2,
 }
-"""Largest relative difference allowed when this is the lowest precision in the graph."""
+"""The largest relative difference allowed in a graph whose lowest precision is this dtype's."""
 
 
 def fill(value: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
-    """Floats around zero with spread 0.5 (positive where a scale or variance may be); integers 0 or 1."""
+    """Floats have mean 0 and standard deviation 0.5; those of scalars and vectors are made
+    positive, because they may be variances. Integers are 0 or 1."""
     if value.dtype.is_floating_point or value.dtype.is_complex:
         wide = torch.float32 if not value.dtype.is_complex else torch.complex64
         noise = torch.randn(value.shape, generator=draw, device=value.device, dtype=wide)
@@ -34,8 +35,11 @@ def fill(value: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
 def difference(
     name: str, want: Any, have: Any, floor: float = 1e-3, tolerance: float = 0.0
 ) -> tuple[float, float]:
-    """(largest difference relative to the largest magnitude, largest difference). Of integers and booleans, a part may
-    differ, by the tolerance: a comparison falls out either way where a value is within rounding of its threshold."""
+    """The largest difference relative to the largest magnitude (at least `floor`), and the largest difference itself.
+
+    Some integers and booleans may differ, a share that follows from `tolerance`: they may be results of comparisons of
+    values that are within rounding of a threshold. Raises VerifyFailed if shapes or dtypes differ.
+    """
     if not isinstance(want, torch.Tensor) or not isinstance(have, torch.Tensor):
         if want is None or have is None or isinstance(want, torch.Tensor) != isinstance(have, torch.Tensor):
             same = want is have or (want is None and _is_zero(have)) or (have is None and _is_zero(want))
@@ -54,7 +58,7 @@ def difference(
     wide = torch.complex128 if want.dtype.is_complex else torch.float64
     a, b = want.to(wide), have.to(wide)
     gap, magnitude = float((a - b).abs().max()), float(a.abs().max())
-    if math.isfinite(gap) and math.isfinite(magnitude):  # every value is, on both sides
+    if math.isfinite(gap) and math.isfinite(magnitude):  # so all values are finite
         return gap / max(magnitude, floor), gap
     finite = torch.isfinite(a.abs()) & torch.isfinite(b.abs())
     if not _same_non_finite(a, b, half=want.dtype in (torch.float16, torch.bfloat16)):
@@ -66,8 +70,8 @@ def difference(
 
 
 def _same_non_finite(want: torch.Tensor, have: torch.Tensor, *, half: bool) -> bool:
-    """Whether NaN and infinities stand at the same places. A half-precision value may overflow in eager alone,
-    because compiled code keeps more digits on the way; never in the compiled code alone."""
+    """Whether NaN and infinities are at the same positions. half: values may also overflow in eager alone, because
+    compiled code has more precision between operators."""
     outside = ~torch.isfinite(want.abs())
     if half:
         return not bool((~torch.isfinite(have.abs()) & ~outside).any())

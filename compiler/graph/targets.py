@@ -1,4 +1,4 @@
-"""Operators by their names in the closed table, and the names of operators."""
+"""Operators and their names in the operator table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from . import dtensor_calls
 
 
 def target_name(fn: Any) -> str:
-    """A callable's name in the closed table for this torch. Raises Unsupported when it has none."""
+    """A callable's name in the operator table for this torch. Raises Unsupported if it has none."""
     if isinstance(fn, dtensor_calls.DTensorCall):
         return fn.target
     ops = table.load(torch.__version__)
@@ -34,7 +34,7 @@ def target_name(fn: Any) -> str:
         try:
             found = _function_names().get(fn)
         except TypeError:
-            found = None  # unhashable callables are nobody's operators
+            found = None  # not hashable, so it is no operator
         if found is not None:
             return found
         name = f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
@@ -42,9 +42,9 @@ def target_name(fn: Any) -> str:
 
 
 def resolve_target(name: str) -> Any:
-    """The callable that a name of the closed table stands for.
+    """The callable of a name in the operator table.
 
-    Raises ForbiddenTarget outside the table, and Unsupported where this torch, newer than the table, has none.
+    Raises ForbiddenTarget if the name is not in the table, Unsupported if this torch is newer and no longer has it.
     """
     ops = table.load(torch.__version__)
     if name not in ops.functions and name not in ops.hops:
@@ -69,10 +69,10 @@ def import_name(name: str) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _function_names() -> dict[Any, str]:
-    # Higher-order operators and overloads name themselves; the rest is found by identity.
+    # Higher-order operators and overloads know their own names; other callables are looked up here.
     found = {}
     for name in sorted(table.load(torch.__version__).functions):
         if not name.startswith("torch.ops."):
-            with contextlib.suppress(AttributeError, ImportError):  # gone from a torch newer than the table
+            with contextlib.suppress(AttributeError, ImportError):  # this torch is newer and no longer has it
                 found[import_name(name)] = name
     return found

@@ -1,7 +1,8 @@
-"""What this process builds with and for: nothing in; wire.Toolchain and wire.Target out. Imports torch."""
+"""This process' toolchain and target, as a request has them. Imports torch."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
 import sys
@@ -14,7 +15,7 @@ from ..request import cpu_isa, schema
 
 
 def local_toolchain() -> schema.Toolchain:
-    """The toolchain of this process; an artifact loads only where all of it is equal."""
+    """The toolchain of this process. An artifact loads only in a process with the same one."""
     try:
         triton = importlib.metadata.version("triton") if torch.version.cuda else ""
     except importlib.metadata.PackageNotFoundError:
@@ -30,7 +31,7 @@ def local_toolchain() -> schema.Toolchain:
 
 def local_target(kind: Literal["cpu", "cuda"], index: int | None = None) -> schema.Target:
     """This process' target: its CPU's instruction sets and, for `cuda`, the GPU `index` (default: current)."""
-    cpu = cpu_isa.instruction_sets(_cpuinfo_flags())
+    cpu = cpu_isa.instruction_sets(cpuinfo("flags").split())
     if kind == "cpu":
         return schema.Target(kind="cpu", name="", capability="", units=0, cpu=cpu)
     properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
@@ -43,12 +44,11 @@ def local_target(kind: Literal["cpu", "cuda"], index: int | None = None) -> sche
     )
 
 
-def _cpuinfo_flags(path: Path = Path("/proc/cpuinfo")) -> list[str]:
-    try:
-        text = path.read_text()
-    except OSError:
-        return []
-    for line in text.splitlines():
-        if line.startswith("flags"):
-            return line.partition(":")[2].split()
-    return []
+def cpuinfo(field: str, path: Path = Path("/proc/cpuinfo")) -> str:
+    """What Linux says of the first processor under `field`; '' if it says nothing."""
+    with contextlib.suppress(OSError):
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == field and value.strip():
+                return value.strip()
+    return ""

@@ -1,4 +1,4 @@
-"""torch's dtypes, layouts, memory formats and devices by the names that the wire has for them."""
+"""The names on the wire of torch's dtypes, layouts, memory formats and devices."""
 
 from __future__ import annotations
 

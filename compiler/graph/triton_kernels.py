@@ -1,4 +1,4 @@
-"""User-written Triton kernels: a checked source in, a Triton kernel out; and constants between Triton and the wire.
+"""Builds user-written Triton kernels from checked sources, and converts their constants to the wire and back.
 
 `build` RUNS the source: only a compile child calls it."""
 
@@ -21,7 +21,7 @@ from ..request.triton_source import _INT64, BadKernelSource, check
 def build(kernel: schema.KernelSource) -> Any:
     """The Triton kernel of a checked source: a JITFunction, or an Autotuner of one. RUNS the source.
 
-    Only a compile child calls it. The same kernel is the same object within one process. Raises MalformedRequest.
+    Calls with equal kernels return the same object. Raises MalformedRequest.
     """
     return _built(msgspec.msgpack.encode(kernel))
 
@@ -37,7 +37,7 @@ def _built(encoded: bytes) -> Any:
 
     module = f"torchrelay_kernel_{hashlib.sha256(kernel.source.encode()).hexdigest()[:16]}"
     file = f"<{module}>"
-    # Triton and Inductor read a function's source by its file's name; without a time, linecache keeps it.
+    # Triton and Inductor read a function's source by its file's name. linecache keeps an entry that has no mtime.
     lines = kernel.source.splitlines(keepends=True)
     linecache.cache[file] = (len(kernel.source), None, lines, file)
     namespace: dict[str, Any] = {"__name__": module}
@@ -60,8 +60,11 @@ def _built(encoded: bytes) -> Any:
 
 
 class _FirstThatRuns:
-    """Stands for measuring where a kernel runs uncompiled, as the reference of a compile: any configuration will do
-    that the GPU has room for. Each of `configs` is asked in turn; median and quantiles are the answer."""
+    """Takes the place of triton.autotune's benchmark where the kernel is only a reference for verification.
+
+    The first configuration that the GPU has room for is good enough: it gets time 0, those after it get time 1 and do
+    not run. Autotune calls it for each of `configs` in turn.
+    """
 
     def __init__(self, configs: int) -> None:
         self._configs = configs
@@ -74,7 +77,7 @@ class _FirstThatRuns:
         self._asked += 1
         if self._found:
             return 1.0, 1.0, 1.0
-        run()  # raises what triton.autotune takes for a configuration that does not fit
+        run()  # raises what triton.autotune catches if the configuration does not fit
         self._found = True
         return 0.0, 0.0, 0.0
 
@@ -92,7 +95,7 @@ def _config(config: schema.KernelConfig) -> Any:
 
 
 def constant_of(name: str, value: Any) -> schema.KernelConstant:
-    """A parameter's constant as the wire has it. Raises BadKernelSource."""
+    """The wire format of a parameter's constant. Raises BadKernelSource."""
     if not allowed_names.IDENTIFIER.fullmatch(name):
         raise BadKernelSource(f"the name {name[:80]!r} is too long")
     if isinstance(value, str) and not allowed_names.OPTION_TEXT.fullmatch(value):
@@ -101,7 +104,7 @@ def constant_of(name: str, value: Any) -> schema.KernelConstant:
 
 
 def plain_of(name: str, value: Any) -> schema.KernelConstant:
-    """A constant of a module, which may be any text. Raises BadKernelSource."""
+    """The wire format of a module's constant, which may be any text. Raises BadKernelSource."""
     dtype = dtype_of(value)
     if dtype is not None:
         return dtype
@@ -112,7 +115,7 @@ def plain_of(name: str, value: Any) -> schema.KernelConstant:
 
 
 def value_of(value: Any) -> Any:
-    """A constant as Triton takes it."""
+    """The value that Triton takes for a constant on the wire."""
     if not isinstance(value, schema.TritonDType):
         return value
     import triton.language
@@ -123,7 +126,7 @@ def value_of(value: Any) -> Any:
 
 
 def dtype_of(value: object) -> schema.TritonDType | None:
-    """triton.language's dtype as the wire has it; None for anything else."""
+    """The wire format of a triton.language dtype; None for any other value."""
     if type(value).__module__ != "triton.language.core" or type(value).__name__ != "dtype":
         return None
     import triton.language

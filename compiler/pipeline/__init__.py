@@ -1,4 +1,4 @@
-"""The compile itself: rebuild, AOTAutograd and Inductor, kernel search, verification, packing.
-A checked GraphRequest goes in; an unsigned artifact comes out. Runs in a process of its own.
+"""Compiles a checked GraphRequest into an unsigned artifact, in a process of its own.
+The steps: rebuild, AOTAutograd and Inductor, kernel search, verification, packing.
 Imports search, graph, torch_internals, artifact, api, kernel_store, request and tuning.
 """

@@ -1,9 +1,9 @@
-"""Stage 8: a rebuilt program in; a serialized callable, its libraries and the guards it rests on out."""
+"""Stage 8: Inductor compiles a rebuilt program into a serialized callable, C++ libraries and guards."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import msgspec
@@ -29,35 +29,27 @@ from .program import Program
 class CompileGuide(
     selector_cache.CandidatePolicy, dry_run.DryRunControl, forked_backward.ForkableSearch, Protocol
 ):
-    """What a lowering asks before it makes candidates, and whether it stops before code is generated."""
+    """Says for a lowering which candidates to make, and whether to stop before code is generated."""
 
     @property
     def can_fork(self) -> bool:
-        """Whether a copy of this process chooses as this one does, and measures nothing."""
+        """Whether a fork of this process would choose the same candidates, and measure nothing."""
 
 
 Choose = Callable[[Candidates, Callable[[], None]], int]
-"""Given an operator's candidates, and what waits until nothing is being built here: the one to take."""
-
-
-class BuiltLibrary(Struct, frozen=True):
-    """A built C++ kernel: how generated code asks for it, and its bytes."""
-
-    argtypes: list[str]
-    source: str
-    binary: bytes
+"""Takes an operator's candidates and a function that waits until no C++ is being built; returns the winner's index."""
 
 
 class CompiledProgram(Struct, frozen=True):
-    """What one compile gives. `run` is the live callable (for verification); the rest goes into the artifact."""
+    """The result of one compile. `run` is the live callable, for verification."""
 
     run: Callable[..., Any]
     bundle: bytes
     building: kernel_libraries.CppLibraries
-    """The C++ kernels, some of which may still be at the C++ compiler: see `libraries`."""
+    """The C++ kernels. The C++ compiler may still be working on some: `encode_libraries` waits for them."""
     guards: list[str]
     halves: dict[int, torch.fx.GraphModule]
-    """The graphs that AOTAutograd gave to Inductor, by the id of their compiled form; kept when asked for."""
+    """The graphs that AOTAutograd gave to Inductor, by the id of their compiled form; empty without `keep_halves`."""
 
 
 def compile_program(
@@ -70,12 +62,11 @@ def compile_program(
     guide: CompileGuide | None = None,
     keep_halves: bool = False,
 ) -> CompiledProgram:
-    """Compile forward and backward and collect everything built.
+    """Compile forward and backward.
 
-    threads: parallel g++ and Triton compilers. choose: says which of an operator's candidates implements it; None
-    leaves that to Inductor. Raises CompileFailed with the compiler's own message, CompileKilled where the C++ compiler
-    could not do its work, what `choose` raises, and torch_internals.Scouted where `guide` only wants to know what must
-    be searched.
+    threads: parallel g++ and Triton compilers. choose: chooses among an operator's candidates; without it Inductor
+    does. Raises CompileFailed with the compiler's own message, CompileKilled if the C++ compiler could not work,
+    what `choose` raises, and dry_run.DryRunFinished if `guide` asks for a dry run.
     """
     cpu = request.target.cpu
     halves: dict[int, torch.fx.GraphModule] = {}
@@ -91,15 +82,12 @@ def compile_program(
         stack.enter_context(lowering_speed.faster_lowering())
         building = stack.enter_context(kernel_libraries.recording_cpp_libraries())
         if choose is not None:
-            chosen = choose
-            stack.enter_context(
-                selector_cache.choosing_algorithms(
-                    lambda selection: chosen(selection, building.settle), guide=guide
-                )
-            )
-            stack.enter_context(
-                padding_candidates.choosing_padding(lambda padding: chosen(padding, building.settle))
-            )
+
+            def chosen(candidates: Candidates) -> int:
+                return choose(candidates, building.settle)
+
+            stack.enter_context(selector_cache.choosing_algorithms(chosen, guide=guide))
+            stack.enter_context(padding_candidates.choosing_padding(chosen))
         stack.enter_context(tracing.tracing_context(program.fake_mode))
         stack.enter_context(apply_ambient(request.ambient))
         options = options_of(request, threads)
@@ -129,8 +117,12 @@ def compile_program(
 
 
 def _failure(error: Exception) -> RelayError:
-    """What a request is told of it: what we raised ourselves, else whose fault it was."""
-    for cause in _causes(error):
+    """The error to report for one that Inductor raised: a RelayError among its causes, or else a new one.
+
+    Follows __context__ as well, because Inductor raises some errors `from None`.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
         if isinstance(cause, RelayError):
             return cause
         output = kernel_libraries.cpp_compiler_output(cause)
@@ -139,20 +131,16 @@ def _failure(error: Exception) -> RelayError:
                 f"the worker's C++ compiler could not do its work: {gcc_output.complaint(output)}",
                 hint="It was tried twice. Compile any file with g++ on the worker: is it whole, and is there room?",
             )
+        cause = cause.__cause__ or cause.__context__
     return CompileFailed(f"{type(error).__name__}: {error}")
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and what it was raised for, though Inductor says `from None`."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__ or found.__context__
-
-
 def _may_go_ahead(program: Program, request: schema.GraphRequest, guide: CompileGuide | None) -> bool:
-    """Whether lowering the backward depends on nothing that lowering the forward leaves behind: no sizes that either
-    could make assumptions about, no kernels that either measures, no GPU (it cannot be used in two processes)."""
+    """Whether another process may lower the backward while this one lowers the forward.
+
+    It may not if one lowering could affect the other: through assumptions about symbolic sizes, or through measured
+    kernels. Nor for a GPU, which two processes cannot use.
+    """
     symbolic = program.symbols or program.numbers or symbolic_shapes.has_symbols(program.fake_mode)
     measured = request.mode not in _COPIED or (
         request.mode != "default" and (guide is None or not guide.can_fork)
@@ -163,21 +151,10 @@ def _may_go_ahead(program: Program, request: schema.GraphRequest, guide: Compile
 _COPIED = frozenset({"default", "max-autotune", "max-autotune-no-cudagraphs"})
 
 
-def libraries(compiled: CompiledProgram) -> list[BuiltLibrary]:
-    """What was built, once all of it is. Raises CompileFailed with the C++ compiler's message; CompileKilled."""
-    try:
-        return [
-            BuiltLibrary(argtypes, source, path.read_bytes())
-            for argtypes, source, path in compiled.building.files()
-        ]
-    except Exception as error:
-        raise _failure(error) from error
-
-
 def guards_of(program: Program, known: Collection[str]) -> list[str]:
-    """The assumptions on symbolic sizes beyond those `known`, as expressions over the request's symbols.
+    """The compile's assumptions on symbolic sizes that are not in `known`, as expressions over the request's symbols.
 
-    A guard over a symbol that the compile itself made (data-dependent) concerns no input and is left out.
+    Guards over data-dependent symbols, which the compile itself made, are left out: they concern no input.
     """
     env = symbolic_shapes.shape_env_of(program.fake_mode)
     if env is None or not (program.symbols or program.numbers):
@@ -199,12 +176,18 @@ def guards_of(program: Program, known: Collection[str]) -> list[str]:
     return found
 
 
-def encode_libraries(libraries: list[BuiltLibrary]) -> tuple[bytes, dict[str, bytes]]:
-    """The libraries' index member, and one member for each distinct binary."""
+def encode_libraries(compiled: CompiledProgram) -> tuple[bytes, dict[str, bytes]]:
+    """The libraries' index member, and one member for each library. Waits until all are built.
+
+    Raises CompileFailed with the C++ compiler's message, or CompileKilled if the compiler could not work.
+    """
     members: dict[str, bytes] = {}
     index: list[tuple[list[str], str, str]] = []
-    for library in libraries:
-        name = f"cpp/{len(members)}.so"
-        members[name] = library.binary
-        index.append((library.argtypes, library.source, name))
+    try:
+        for argtypes, source, path in compiled.building.files():
+            name = f"cpp/{len(members)}.so"
+            members[name] = path.read_bytes()
+            index.append((argtypes, source, name))
+    except Exception as error:
+        raise _failure(error) from error
     return msgspec.msgpack.encode(index), members

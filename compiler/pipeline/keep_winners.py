@@ -1,8 +1,8 @@
-"""Stage 9: a compiled bundle and the kernels that ran in; the bundle with each kernel's winner alone out.
+"""Stage 9: removes from a compiled bundle the Triton kernels' candidates that lost.
 
-Inductor measures a Triton kernel's candidates when it first runs, so a client that loads all candidates would
-measure them again, and near-ties would flip. The worker has run the graph (verify.py): its winners go into the
-artifact with their binaries and their measurements, and losers stay behind.
+Inductor measures a Triton kernel's candidates when the kernel first runs. A client that loaded all candidates would
+measure them again, and could choose another one of nearly equal speed. The worker has already run the graph
+(verify.py), so the artifact gets only its winners, with their binaries and measurements.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..torch_internals.triton import winners
 def fix_winners(
     bundle: bytes, kernels: triton_kernels.TritonKernels
 ) -> tuple[bytes, list[manifest.Measurement]]:
-    """Keep winners in `bundle` (made by this process); measurements of the kernels that had several candidates."""
+    """`bundle` (made by this process) with winners only, and the measurements of kernels with several candidates."""
     if not kernels.live:
         return bundle, []
     kept = winners.keep_winners(bundle, kernels)

@@ -1,7 +1,7 @@
-"""Stages 7 to 9, as one function that reads like the list: a checked request in; an unsigned artifact out.
+"""Stages 7 to 9: compiles a checked request into an unsigned artifact.
 
-Runs in a fresh process of its own (workers/fork_server/compile_engine.py): it changes the process' ambient state and
-Inductor's configuration and leaves them so.
+Runs in a new process for each compile (workers/fork_server/compile_engine.py), because it changes the process' ambient
+state and Inductor's configuration and does not restore them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import os
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 
 class PipelineSettings(Struct, frozen=True, kw_only=True):
     threads: int = 0
-    """Parallel C++ and Triton compilers; 0: as many as the process may use cores."""
+    """Parallel C++ and Triton compilers; 0: one for each core that the process may use."""
     verify: verify.VerifySettings = verify.VerifySettings()
     search: ranking.RankingSettings = ranking.DEFAULTS
 
@@ -55,11 +56,11 @@ DEFAULTS = PipelineSettings()
 
 
 def preload() -> None:
-    """Import all that a compile needs, and compile once; never touches a GPU. A fork server does it before it forks."""
+    """Import all that a compile needs, and compile once, without using a GPU. Called before a fork server forks."""
     inductor_preload.preload_compiler()
     try:
         warm_up.warm_up()
-    except Exception:  # jobs do without: each works it out for itself, and says what is wrong
+    except Exception:  # a job that has the same problem reports it itself
         traceback.print_exc()
 
 
@@ -74,11 +75,11 @@ def compile_request(
     ask: queries.SendQuery | None = None,
     settings: PipelineSettings = DEFAULTS,
 ) -> bytes:
-    """Compile a request that validate.check_request has passed; returns an unsigned artifact file (artifact.pack).
+    """Compile a request that validate.check_request accepted, into an unsigned artifact file (container.pack).
 
-    workdir: a folder of this job alone. progress: told each stage as it begins, with a detail. kernels: where
-    what earlier compiles built and measured is found, and what is new laid. ask: the team's tuning database.
-    Raises CompileFailed, Unsupported, VerifyFailed.
+    workdir: a folder for this job alone. progress: called with each stage as it begins, and a detail. kernels: the
+    store of kernels and measurements of earlier compiles; new ones are added. ask: queries the namespace's tuning
+    database. Raises CompileFailed, Unsupported, VerifyFailed.
     """
     compatibility.check("load", "capture", "compile")
     clock = _StageClock(progress)
@@ -91,8 +92,10 @@ def compile_request(
     with (
         patching.patched_environment(**caches),
         triton_cache.sharing_binaries(kernels),
-        triton_caches.without_autotune_cache(),  # before there are Triton's compilers
-        user_kernels.fork_server_for(request) as fork_server,  # before there are threads, and a GPU in use
+        triton_caches.without_autotune_cache(),  # before Triton's compilers start
+        user_kernels.fork_server_for(
+            request
+        ) as fork_server,  # before there are threads, and before the GPU is used
         _kernel_processes(request, threads),
         kernel_libraries.sharing_cpp_libraries(kernels) as builds,
         triton_kernels.recording_triton_kernels(kernels) as triton,
@@ -115,7 +118,7 @@ def compile_request(
         )
         compiled = _compiled(request, own_kernels, winners, threads, clock)
         if any(kernel.configs for kernel in request.kernels):
-            # Measuring runs a kernel many times on the memory that it may change: not while results are compared.
+            # Not during verification: measuring runs a kernel many times, and the kernel may change its inputs.
             clock.enter("autotune", "")
             verify.exercise(request, compiled.run, settings.verify)
         clock.enter("verify", "")
@@ -127,7 +130,7 @@ def compile_request(
             if descents is not None and descended:
                 clock.enter("autotune", "coordinate descents")
                 descents.settle(lambda: verify.exercise(request, compiled.run, settings.verify))
-        if descended:  # other code than was verified
+        if descended:  # the kernels are not the ones that were verified
             clock.enter("verify", "")
             verification = _verified(request, compiled, settings.verify, clock)
         clock.enter("autotune", "")
@@ -137,7 +140,7 @@ def compile_request(
         modules = {
             f"{member_names.TRITON}{name}": path.read_bytes() for name, path in sorted(triton.modules.items())
         }
-        index, binaries = inductor.encode_libraries(inductor.libraries(compiled))
+        index, binaries = inductor.encode_libraries(compiled)
         clock.move(compiled.building.waited - waited, "publish", "inductor")
     files = {member_names.BUNDLE: bundle, member_names.LIBRARIES: index, **binaries, **modules}
     manifest = artifact_manifest.Manifest(
@@ -168,7 +171,7 @@ def _verified(
     settings: verify.VerifySettings,
     clock: _StageClock,
 ) -> artifact_manifest.Verification:
-    """The C++ compiler's time is the inductor stage's, whoever had to wait for it."""
+    """Verify. Time spent waiting for the C++ compiler counts for the inductor stage."""
     before = compiled.building.waited
     found = verify.verify(
         request,
@@ -189,8 +192,11 @@ def _compiled(
     threads: int,
     clock: _StageClock,
 ) -> inductor.CompiledProgram:
-    """Compile; once more when all is known that the first time had others search; where Inductor cannot generate a
-    template that won, once more with PyTorch's own kernels."""
+    """Compile, again where the first try does not give the result.
+
+    A dry run is followed by a lowering that has the winners of the problems it found. If Inductor cannot generate a
+    template that won, the graph is lowered once more with PyTorch's own kernels.
+    """
     while True:
         program = pipeline_program.rebuild(request)
         own_kernels.choose(program.gm)
@@ -205,7 +211,7 @@ def _compiled(
                     progress=clock.enter,
                     choose=winners.choose,
                     guide=winners,
-                    keep_halves=verify.draws_random_numbers(program.gm),
+                    keep_halves=bool(verify.random_node(program.gm)),
                 )
         except dry_run.DryRunFinished:
             winners.finish_dry_run()
@@ -223,7 +229,7 @@ def _compiled(
 
 @contextmanager
 def _kernel_processes(request: schema.GraphRequest, threads: int) -> Iterator[None]:
-    """For GPU targets, Triton's compilers: forked before the GPU is touched, gone with the job."""
+    """Inside the block, Triton's compiler processes run, if the target is a GPU. Enter before the GPU is used."""
     if request.target.kind != "cuda" or threads <= 1:
         yield
         return
@@ -235,14 +241,14 @@ def _kernel_processes(request: schema.GraphRequest, threads: int) -> Iterator[No
 
 
 def _why_not_runnable(request: schema.GraphRequest) -> str:
-    """'' if this host can run code for the request's CPU, else what it lacks."""
+    """Why this machine cannot run code for the request's CPU; '' if it can."""
     missing = sorted(set(request.target.cpu) - set(local_target("cpu").cpu))
     vectors = targets.vector_sets(request.target.cpu)
     return f"this worker's CPU lacks {', '.join(missing)} ({vectors})" if missing else ""
 
 
 def _why_not_pretended(request: schema.GraphRequest, bundle: bytes) -> str:
-    """'' if what other ranks would bring can be pretended, so that two runs can be compared."""
+    """Why a fake process group cannot stand in for the other ranks in verification; '' if it can."""
     if not request.meshes:
         return ""
     name = fake_process_group.unfilled_collective(bundle)
@@ -250,11 +256,11 @@ def _why_not_pretended(request: schema.GraphRequest, bundle: bytes) -> str:
 
 
 class _StageClock:
-    """Tells progress and keeps each stage's seconds; a stage entered again adds up."""
+    """Reports progress and adds up each stage's seconds."""
 
     def __init__(self, progress: Callable[[compiles.Stage, str], None]) -> None:
         self._progress = progress
-        self._seconds: dict[str, float] = {}
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._stage: compiles.Stage | None = None
         self._detail = ""
         self._since = 0.0
@@ -266,7 +272,7 @@ class _StageClock:
 
     @contextmanager
     def during(self, stage: compiles.Stage, detail: str) -> Iterator[None]:
-        """A stage inside another one, which goes on afterwards."""
+        """Inside the block another stage runs; the current one continues afterwards."""
         around = self._stage, self._detail
         self.enter(stage, detail)
         try:
@@ -277,8 +283,8 @@ class _StageClock:
 
     def move(self, seconds: float, source: compiles.Stage, target: compiles.Stage) -> None:
         """Count seconds of one stage as another's."""
-        self._seconds[source] = self._seconds.get(source, 0.0) - seconds
-        self._seconds[target] = self._seconds.get(target, 0.0) + seconds
+        self._seconds[source] -= seconds
+        self._seconds[target] += seconds
 
     def seconds(self) -> list[tuple[str, float]]:
         self._leave()
@@ -286,6 +292,5 @@ class _StageClock:
 
     def _leave(self) -> None:
         if self._stage:
-            spent = time.perf_counter() - self._since
-            self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + spent
+            self._seconds[self._stage] += time.perf_counter() - self._since
             self._stage = None

@@ -1,8 +1,8 @@
-"""Inductor's precompiled C++ headers: a request's target in; headers that every job of a machine reads out.
+"""Makes Inductor's precompiled C++ headers, one for each target; all jobs on a machine read them.
 
-One costs g++ ten seconds and 150 MB. Who makes a header decides what is compiled into all that include it, so they are
-made by the worker itself, from PyTorch's sources and the target alone, and a job only reads them. A job whose own
-options want another header makes it in its own folder, for itself.
+Making one takes g++ ten seconds and 150 MB. A header's code gets into every kernel that includes it, so only the worker
+makes shared headers, from PyTorch's sources and the target alone. A job whose options need another header makes it in
+its own folder, for itself.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ..request import schema
 from ..torch_internals.cpp import instruction_set, precompiled_header
 
 KEPT = 8
-"""Headers of so many targets stay on a machine."""
+"""How many targets' headers stay on a machine: those used last."""
 
 
 def name_for(target: schema.Target) -> str:
-    """What distinguishes the header that jobs for `target` share; '' if they need none."""
+    """The name of the header that jobs for `target` share; '' if they need none."""
     return " ".join(target.cpu) or "any" if target.kind == "cpu" else ""
 
 
 def build(request: schema.GraphRequest, folder: Path) -> None:
-    """Have the header for the request's target in `folder`. Raises what g++'s failure is to Inductor."""
+    """Make the header for the request's target in `folder`. Raises Inductor's CppCompileError."""
     plain = msgspec.structs.replace(request, mode="default", options=[])
     _build(request.target, inductor_options.options_of(plain, threads=1), folder)
 
 
 def build_for_searches(order: SearchJobSpec, folder: Path) -> None:
-    """The same for what is searched as `order` says."""
+    """The same, for the kernels that a search builds."""
     options = inductor_options.search_options(order.toolchain.torch, order.threads, threads=1)
     _build(order.target, options, folder)
 
@@ -56,7 +56,7 @@ def _build(target: schema.Target, options: Mapping[str, Any], folder: Path) -> N
 
 @contextlib.contextmanager
 def borrowed(shared: Path | None, own: Path) -> Iterator[None]:
-    """Inside the block, Inductor looks for headers in `own`, where those of `shared` are linked."""
+    """Inside the block, Inductor looks for headers in `own`, which has links to those in `shared`."""
     own.mkdir()
     for path in [] if shared is None else sorted(shared.glob("c*.h*")):
         (own / path.name).symlink_to(path)

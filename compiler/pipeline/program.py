@@ -1,9 +1,8 @@
-"""Stage 7: a decoded request in; the same graph with the same (fake) inputs as the client's out.
+"""Stage 7: rebuilds the client's graph from a decoded request, with fake inputs like the client's.
 
-AOTAutograd traces whatever it is given, so this stage's task is to give it what Dynamo would have: placeholders
-with sources and static-address marks, fake tensors whose sizes, strides, storages and leaf-ness are the
-client's, and one ShapeEnv with the client's symbols. The joint graph, the partition and both halves are then
-AOTAutograd's own work, inside compile_fx (inductor.py)."""
+AOTAutograd must get what Dynamo would have given it: placeholders with sources and static-address marks; fake tensors
+with the client's sizes, strides, storages and leaves; and one ShapeEnv with the client's symbols. The joint graph and
+the partition are then made by AOTAutograd itself, inside compile_fx (inductor.py)."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ class Program(Struct, frozen=True):
 
 
 def rebuild(request: schema.GraphRequest) -> Program:
-    """Rebuild the client's program on fake tensors. Raises MalformedRequest where inputs contradict themselves."""
+    """Rebuild the client's program on fake tensors. Raises MalformedRequest if the inputs contradict each other."""
     env = symbolic_shapes.new_shape_env()
     fake_mode = fake_tensors.new_fake_mode(env)
     symbols: dict[str, Any] = {
@@ -43,14 +42,7 @@ def rebuild(request: schema.GraphRequest) -> Program:
     for relation in request.relations:
         if not bool(size_expr.evaluate(relation, symbols)):
             raise MalformedRequest(f"relation {relation} does not hold for the symbols' own hints")
-    gm = decode.decode_graph(
-        request.graph,
-        request.constants,
-        device_index={"cuda": 0},
-        symbols=symbols,
-        kernels=request.kernels,
-        spread=dtensor_calls.RequestMeshes(request.meshes, request.target.kind),
-    )
+    gm = decode_request(request, symbols)
     mark_eager(gm, request.eager)
     numbers = {
         position: symbolic_shapes.new_symfloat(env, f"input_{position}", spec.number)
@@ -64,13 +56,25 @@ def rebuild(request: schema.GraphRequest) -> Program:
     return Program(gm, inputs, fake_mode, symbols, numbers)
 
 
+def decode_request(request: schema.GraphRequest, symbols: Mapping[str, Any]) -> torch.fx.GraphModule:
+    """The request's graph, for this process' first GPU or its CPU."""
+    return decode.decode_graph(
+        request.graph,
+        request.constants,
+        device_index={"cuda": 0},
+        symbols=symbols,
+        kernels=request.kernels,
+        spread=dtensor_calls.RequestMeshes(request.meshes, request.target.kind),
+    )
+
+
 def fake_inputs(
     request: schema.GraphRequest,
     fake_mode: FakeTensorMode,
     symbols: Mapping[str, Any],
     numbers: Mapping[int, Any],
 ) -> list[Any]:
-    """Fresh fake inputs; inputs that shared memory on the client share it here."""
+    """New fake inputs. Inputs that shared memory on the client share it here."""
     with fake_mode:
         inputs = make_inputs(request, symbols, _empty)
     for position, number in numbers.items():
@@ -79,13 +83,13 @@ def fake_inputs(
 
 
 def make_inputs(request: schema.GraphRequest, symbols: Mapping[str, Any], make: Any) -> list[Any]:
-    """One value for each input; `make(spec, shape, stride)` gives the memory of a tensor that stands alone."""
+    """One value for each input. `make(spec, shape, stride)` makes a tensor that shares no memory with another."""
     storages: dict[int, torch.Tensor] = {}
     return [_input(spec, symbols, storages, make) for spec in request.inputs]
 
 
 def size_value(value: schema.Size, symbols: Mapping[str, Any]) -> Any:
-    """An integer, or the value of a size expression."""
+    """A size as a number: an integer itself, or the value of a size expression."""
     return value if isinstance(value, int) else size_expr.evaluate(value, symbols)
 
 
@@ -127,22 +131,22 @@ def _with_autograd(spec: schema.TensorInput, value: torch.Tensor) -> torch.Tenso
         return value
     if spec.is_leaf:
         return value.requires_grad_()
-    # An activation: in-place arithmetic with a leaf keeps strides and storage and gives it a grad_fn.
+    # An activation has a grad_fn. In-place arithmetic with a leaf adds one and keeps strides and storage.
     with torch.enable_grad():
         return value.mul_(torch.ones((), dtype=value.dtype, device=value.device, requires_grad=True))
 
 
 def _describe(gm: torch.fx.GraphModule, request: schema.GraphRequest, inputs: list[Any]) -> None:
-    """What Dynamo attaches to a graph and its placeholders."""
-    nodes = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    """Attach what Dynamo attaches to a graph and its placeholders."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
     marks = [getattr(spec, "static_address", "") for spec in request.inputs]
-    tracing.attach_dynamo_metadata(gm, list(zip(nodes, inputs, marks, strict=True)))
+    tracing.attach_dynamo_metadata(gm, list(zip(placeholders, inputs, marks, strict=True)))
 
 
 def _propagate(gm: torch.fx.GraphModule, inputs: list[Any], fake_mode: FakeTensorMode, env: ShapeEnv) -> None:
     """Set `example_value` on every node, as Dynamo does: Inductor's pre-grad passes read it.
 
-    Runs on inputs of its own, because graphs may change theirs in place.
+    The inputs must not be used afterwards: the graph may have changed them in place.
     """
 
     class Recorder(torch.fx.Interpreter):

@@ -1,11 +1,9 @@
-"""Verification of graphs that draw random numbers: Inductor's own graphs in; agreement with ATen out.
+"""Verifies graphs that draw random numbers: compares each graph that Inductor compiled with ATen.
 
-Eager draws its random numbers in another order than compiled code, so their outputs cannot be compared. What can
-be: each graph that AOTAutograd hands to Inductor (forward, backward) against the same graph run node by node with
-ATen, on the very inputs of the compiled run and from the same generator state. Random values come from the same
-counter-based generator that the kernels use, Philox-4x32-10 at (seed, position), worked out here with tensors
-(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011; ATen/core/PhiloxRNGEngine.h,
-triton/language/random.py). Attention with dropout draws inside ATen's own kernel, the same on both sides.
+Eager draws its random numbers in another order than compiled code, so their outputs cannot be compared. Instead, each
+graph that AOTAutograd gives to Inductor (forward, backward) is run node by node with ATen, on the same inputs and from
+the same generator state as the compiled graph. Random values come from the kernels' own generator (philox.py).
+Attention with dropout draws inside ATen's kernel, which compiled code calls too.
 """
 
 from __future__ import annotations
@@ -26,17 +24,17 @@ from .philox import CannotReplay, RngVariant, normal, uniform
 
 
 class AtenReference(NamedTuple):
-    """What else ATen says of a value that compiled code disagrees about; worked out when asked."""
+    """How exact ATen's value is. Computed on demand, because it takes further runs."""
 
     noise: Callable[[], float]
-    """How far ATen's own value moves when the inputs change by a few units in the last place."""
+    """How far the value changes when the inputs change by a few units in the last place."""
     exact: Callable[[], Any]
-    """The value in float64; None where ATen cannot work it out."""
+    """The value in float64; None if ATen cannot compute it."""
 
 
 Compare = Callable[[str, Any, Any, float, AtenReference], None]
-"""(name, what ATen gives, what compiled code gives, the largest magnitude among the graph's outputs, what else ATen
-says); raises VerifyFailed where they differ."""
+"""Takes a value's name, ATen's value, the compiled graph's, the largest magnitude among the graph's outputs, and how
+exact ATen's value is. Raises VerifyFailed if the values differ."""
 
 
 class _Generators(NamedTuple):
@@ -57,29 +55,29 @@ class _Generators(NamedTuple):
 
 
 class Replay:
-    """Runs a graph beside its compiled form. `compare` judges each pair of values; `graphs` counts the runs."""
+    """Runs graphs with ATen and compares their values with the compiled graphs'. `graphs`: how many it has run."""
 
     def __init__(self, compare: Compare) -> None:
         self._compare = compare
         self.graphs = 0
 
     def __call__(self, gm: torch.fx.GraphModule, inputs: list[Any], run: Callable[[list[Any]], Any]) -> Any:
-        """`run(inputs)`, after which its outputs and changed inputs have been compared with `gm`'s."""
+        """Return `run(inputs)`, and compare its outputs and changed inputs with those of `gm`."""
         self.graphs += 1
         given = list(inputs)  # compiled code empties the list it is given
         before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         state = _Generators.now()
-        first, *others = [_Reference(gm, before, state, way) for way in _ways(gm)]
+        references = [_Reference(gm, before, state, way) for way in _ways(gm)]
         try:
-            first.run()
+            references[0].run()
         except CannotReplay:
             raise
-        except Exception as error:  # indices out of range and the like: the inputs are random
+        except Exception as error:  # random inputs may be invalid, such as an index out of range
             raise CannotReplay(f"{type(error).__name__}: {str(error)[:200]}") from error
         state.put_back()
         outputs = _listed(run(inputs))
         after = _Generators.now()
-        self._judge_by_any([first, *others], outputs, given)
+        self._judge_by_any(references, outputs, given)
         after.put_back()
         return outputs
 
@@ -114,31 +112,34 @@ class _Reference:
         self._gm, self._inputs, self._state, self._way = gm, inputs, state, way
         self.changed = _changed_inputs(gm)
         self.values: list[Any] = []
-        self._moved: list[float] | None = None
-        self._exact: list[Any] | None = None
 
     def run(self) -> None:
         self.values = self._run(self._inputs)
 
     def noise_of(self, position: int) -> float:
-        """How far a value moves when the inputs change by four units in the last place."""
-        if self._moved is None:
-            self._moved = [0.0] * len(self.values)
-            for sign in (4.0, -4.0):
-                nudged = self._run([_nudged(x, sign) for x in self._inputs])
-                for index, (a, b) in enumerate(zip(self.values, nudged, strict=True)):
-                    if isinstance(a, torch.Tensor) and a.dtype.is_floating_point and a.numel():
-                        self._moved[index] = max(self._moved[index], float((a - b).abs().max()))
-        return self._moved[position]
+        """How far a value changes when the inputs change by four units in the last place."""
+        return self._noise[position]
 
     def exact(self, position: int) -> Any:
-        """A value in float64; None where an operator takes float32 alone."""
-        if self._exact is None:
-            try:
-                self._exact = self._run(list(map(_doubled, self._inputs)), exact=True)
-            except (RuntimeError, TypeError):
-                self._exact = [None] * len(self.values)
+        """A value in float64; None if an operator of the graph does not take float64."""
         return self._exact[position]
+
+    @functools.cached_property
+    def _noise(self) -> list[float]:
+        noise = [0.0] * len(self.values)
+        for units in (4.0, -4.0):
+            nudged = self._run([_nudged(x, units) for x in self._inputs])
+            for index, (a, b) in enumerate(zip(self.values, nudged, strict=True)):
+                if isinstance(a, torch.Tensor) and a.dtype.is_floating_point and a.numel():
+                    noise[index] = max(noise[index], float((a - b).abs().max()))
+        return noise
+
+    @functools.cached_property
+    def _exact(self) -> list[Any]:
+        try:
+            return self._run(list(map(_doubled, self._inputs)), exact=True)
+        except (RuntimeError, TypeError):
+            return [None] * len(self.values)
 
     def _run(self, inputs: list[Any], *, exact: bool = False) -> list[Any]:
         self._state.put_back()
@@ -168,9 +169,9 @@ def _magnitude(value: Any) -> float:
 
 
 Masks = Literal["as written", "float32", "float32 below a rounded threshold"]
-"""How random numbers that decide something are compared. A graph in half precision rounds them first; a kernel may
-keep them in float32, and round the threshold or not: a mask then differs where a number is within rounding of it.
-Each way is right."""
+"""How a mask compares random numbers with a threshold. A graph in half precision rounds the numbers first. A kernel may
+keep them in float32, and may round the threshold or not. The masks then differ where a number is within rounding of the
+threshold; each of them is right."""
 
 
 def _ways(gm: torch.fx.GraphModule) -> list[Masks]:
@@ -178,8 +179,8 @@ def _ways(gm: torch.fx.GraphModule) -> list[Masks]:
 
 
 def _masks(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, torch.dtype]:
-    """The comparisons with a number that are all that becomes of a rounded random number, views of it between, and
-    what it was rounded to: dropout's masks. And the conversions that round, for the same."""
+    """Dropout's masks: the nodes that round a random number which is then only compared with a number, perhaps through
+    views, and those comparisons; each with the dtype that it is rounded to."""
     found: dict[torch.fx.Node, torch.dtype] = {}
     for node in gm.graph.nodes:
         if node.target is torch.ops.prims.convert_element_type.default:
@@ -190,7 +191,7 @@ def _masks(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, torch.dtype]:
 
 
 def _compared(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The comparisons that a value ends in; none if it ends in anything else too."""
+    """The comparisons that use a value, perhaps through views; none if anything else uses it too."""
     ends: list[torch.fx.Node] = []
     for user in node.users:
         if user.target in _COMPARISONS:
@@ -212,8 +213,8 @@ _VIEWS = frozenset(
 
 
 class _Drawing(torch.fx.Interpreter):
-    """Interprets a graph with ATen, but draws Inductor's random numbers. exact: nothing is rounded to less than
-    float64."""
+    """Interprets a graph with ATen, but draws the random numbers of Inductor's kernels. exact: casts to a floating
+    dtype give float64."""
 
     def __init__(self, gm: torch.fx.GraphModule, way: Masks, *, exact: bool = False) -> None:
         super().__init__(gm)
@@ -234,17 +235,15 @@ class _Drawing(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is torch.ops.prims.inductor_seeds.default:
-            limits = torch.iinfo(
-                torch.int64
-            )  # as generated code draws seeds; the operator's own range differs
+            # Generated code draws seeds from this range; the operator itself has another.
+            limits = torch.iinfo(torch.int64)
             return torch.randint(limits.min, limits.max, [args[0]], device=args[1])
         if target is torch.ops.prims.inductor_random.default:
             size, seed, mode = args[:3]
             spelled = "cpu" if seed.device.type == "cpu" else self._spelling
             return (uniform if mode == "rand" else normal)(size, seed, spelled)
-        if (
-            target is torch.ops.aten.view.default
-        ):  # ATen's results may be laid out otherwise than AOTAutograd's
+        # ATen's results may have other strides than AOTAutograd's, and then have no such view.
+        if target is torch.ops.aten.view.default:
             target = torch.ops.aten.reshape.default
         if self._exact and target is torch.ops.prims.convert_element_type.default:
             return super().call_function(target, (args[0], _widest(args[1])), kwargs)
@@ -258,14 +257,14 @@ def _widest(dtype: torch.dtype) -> torch.dtype:
 
 
 def _changed_inputs(gm: torch.fx.GraphModule) -> list[int]:
-    """Positions of the inputs that the graph itself changes. Compiled code may reuse others' memory (donated)."""
-    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    """Positions of the inputs that the graph changes. Not donated inputs, whose memory compiled code may reuse."""
     changed = {node.args[0] for node in gm.graph.nodes if operators.mutates_inputs(node.target) and node.args}
+    placeholders = gm.graph.find_nodes(op="placeholder")
     return [position for position, node in enumerate(placeholders) if node in changed]
 
 
 def rng_variant(gm: torch.fx.GraphModule) -> RngVariant:
-    """How the Triton kernels compiled from `gm` draw. Raises CannotReplay if they do it in more than one way."""
+    """How the Triton kernels compiled from `gm` draw. Raises CannotReplay if they draw in both ways."""
     code = compiled_graphs.generated_code(gm)
     four, one = (word in code for word in ("triton_helpers.rand", "tl.rand"))
     if four and one:
@@ -294,7 +293,7 @@ def cannot_draw(gm: torch.fx.GraphModule) -> str:
             drawing.setdefault(call, []).append(node)
             order.append(call)
     if len(order) > 1:
-        # Compiled code runs what is independent in any order, and then draws other numbers.
+        # Compiled code may run independent calls in any order, and then draws other numbers.
         calls = re.compile("|".join(rf"\b{re.escape(call)}\(" for call in drawing))
         if [found[:-1] for found in calls.findall(compiled_graphs.generated_code(gm))] != order:
             return f"{', '.join(order)} in another order"
@@ -312,9 +311,9 @@ _ATTENTION = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
 )
-"""What draws from the device's generator inside ATen's own kernel, which compiled code calls too; its backward takes
-the generator's state from it. Not cuDNN's: in a Transformer encoder
-layer, not in attention alone, compiled code drew other numbers from the same state."""
+"""Operators that draw from the device's generator inside ATen's kernel, which compiled code calls too; the backward
+gets the generator's state from the forward. Not cuDNN's: in a Transformer encoder layer, though not in attention alone,
+compiled code drew other numbers from the same state."""
 
 
 def _leads_to(first: torch.fx.Node, second: torch.fx.Node) -> bool:

@@ -1,12 +1,13 @@
 """Stage 8: the compiled graph is compared with eager on random inputs. Raises VerifyFailed where they disagree.
 
-Forward outputs, in-place changes of inputs, and gradients are compared, once, on inputs of the request's own
-shapes (symbols at their example values). The measure is the largest difference of a tensor relative to its
-largest magnitude; the tolerance follows the lowest precision at work, and a value that is rounding noise in eager too
-may differ by a multiple of that noise. Graphs that draw random numbers are compared half by half
-(random_replay.py). What
-cannot be compared is skipped, and the manifest says why: graphs past the memory limit, graphs that eager itself
-refuses on random inputs, and random numbers that cannot be drawn again.
+Forward outputs, in-place changes of inputs, and gradients are compared once, on inputs of the request's own shapes
+(symbols at their example values). The measure is a tensor's largest difference relative to its largest magnitude. The
+tolerance is that of the lowest precision in the graph; a value that is rounding noise in eager too may differ by a
+multiple of that noise. Where a graph draws random numbers, forward and backward are compared separately
+(random_replay.py).
+
+Some graphs cannot be compared: their inputs exceed the memory limit, eager fails on random inputs, or their random
+numbers cannot be drawn again. They are skipped, and the manifest says why.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from msgspec import Struct
 
 from ..artifact import manifest
 from ..errors import VerifyFailed
-from ..graph import ambient, decode, dtensor_calls, targets
+from ..graph import ambient, targets
 from ..graph.numerics import TOLERANCE, difference, fill
 from ..request import schema
 from ..torch_internals.inductor import compiled_graphs
@@ -32,12 +33,12 @@ from . import philox, program, random_replay
 
 class VerifySettings(Struct, frozen=True, kw_only=True):
     memory_bytes: int = 4 << 30
-    """Inputs larger than this, all together, are not verified."""
+    """A graph whose inputs are larger than this in total is not verified."""
     gpu_memory_fraction: float = 0.125
-    """On a GPU, inputs may also take this part of its memory: outputs, gradients and eager's own come on top."""
+    """On a GPU, inputs may also take this part of its memory: outputs, gradients and eager's results need the rest."""
 
     def limit(self, kind: str) -> int:
-        """Bytes of inputs up to which a graph for a `cpu` or `cuda` target is run."""
+        """The most bytes of inputs with which a graph for a `cpu` or `cuda` target is run."""
         if kind != "cuda":
             return self.memory_bytes
         total = torch.cuda.get_device_properties(0).total_memory
@@ -58,10 +59,10 @@ def verify(
     runnable: str = "",
     halves: Mapping[int, torch.fx.GraphModule] | None = None,
 ) -> manifest.Verification:
-    """Compare `compiled` with eager. `runnable`: why this worker cannot run the code at all, '' if it can.
+    """Compare `compiled` with eager. `runnable`: why this worker cannot run the code, '' if it can.
 
-    A graph that draws random numbers is compared half by half instead (random_replay.py), by `halves`: the graphs that
-    Inductor compiled, by the id of their compiled form. Raises VerifyFailed with the first value that differs.
+    halves: the graphs that Inductor compiled, by the id of their compiled form; a graph that draws random numbers is
+    compared by them. Raises VerifyFailed with the first value that differs.
     """
     start = time.perf_counter()
 
@@ -74,15 +75,8 @@ def verify(
         return skipped(runnable)
     if need > (limit := settings.limit(request.target.kind)):
         return skipped(f"inputs need {need} bytes, limit {limit}")
-    gm = decode.decode_graph(
-        request.graph,
-        request.constants,
-        device_index={"cuda": 0},
-        symbols=symbols,
-        kernels=request.kernels,
-        spread=dtensor_calls.RequestMeshes(request.meshes, request.target.kind),
-    )
-    if name := _random_node(gm):
+    gm = program.decode_request(request, symbols)
+    if name := random_node(gm):
         unknown = next(filter(None, map(random_replay.cannot_draw, (halves or {}).values())), "")
         if not halves or unknown:
             return skipped(f"the graph draws random numbers ({unknown or name})")
@@ -95,7 +89,7 @@ def verify(
         return manifest.Verification("passed", "", worst, time.perf_counter() - start)
     try:
         expected = _run(request, gm, symbols)
-    except Exception as error:  # eager's own refusal of random inputs: indices out of range and the like
+    except Exception as error:  # random inputs may be invalid, such as an index out of range
         return skipped(f"eager cannot run on random inputs: {type(error).__name__}: {str(error)[:200]}")
     try:
         worst = _compared(request, gm, compiled, symbols, expected)
@@ -115,25 +109,17 @@ def _compared(
     found = _run(request, compiled, symbols)
     tolerance = _tolerance(request, gm, expected.outputs)
     worst = 0.0
-    noise: _Noise | None = None
-    floor = _gradient_floor(expected)
+    eager = _Eager(request, gm, symbols, expected)
+    gradient_floor = _gradient_floor(expected)
     for name, want, have in _pairs(expected, found):
-        relative, absolute = difference(
-            name, want, have, floor if name.startswith("gradient") else 1e-3, tolerance
+        floor = gradient_floor if name.startswith("gradient") else 1e-3
+        doubt = random_replay.AtenReference(
+            functools.partial(eager.noise_of, name), functools.partial(eager.exact, name)
         )
-        worst = max(worst, absolute)
-        if not relative <= tolerance:
-            noise = noise or _Noise(request, gm, symbols, expected)
-            if not absolute <= NOISE_MULTIPLE * noise.of(name) and not _is_rounding(
-                want, have, noise.exact(name), 20.0 * tolerance * floor
-            ):
-                raise _disagreement(name, relative, tolerance)
+        worst = max(
+            worst, _judge(name, want, have, doubt, floor, tolerance, 20.0 * tolerance * gradient_floor)
+        )
     return worst
-
-
-def draws_random_numbers(gm: torch.fx.GraphModule) -> bool:
-    """Whether a graph, or a graph inside it, draws random numbers when it runs."""
-    return bool(_random_node(gm))
 
 
 def _replayed(
@@ -143,71 +129,78 @@ def _replayed(
     symbols: dict[str, int],
     halves: Mapping[int, torch.fx.GraphModule],
 ) -> float:
-    """The largest difference of any value of either half from ATen's."""
+    """The largest difference of any value of the forward or the backward from ATen's. Raises VerifyFailed."""
     tolerance = _tolerance(request, gm, [])
     worst = 0.0
 
     def compare(name: str, want: Any, have: Any, scale: float, doubt: random_replay.AtenReference) -> None:
         nonlocal worst
         floor = max(1e-3, 1e-3 * scale)
-        relative, absolute = difference(name, want, have, floor, tolerance)
-        if (
-            not relative <= tolerance
-            and not absolute <= NOISE_MULTIPLE * doubt.noise()
-            and not _is_rounding(want, have, doubt.exact(), 20.0 * tolerance * floor)
-        ):
-            raise _disagreement(name, relative, tolerance)
-        worst = max(worst, absolute)
+        worst = max(worst, _judge(name, want, have, doubt, floor, tolerance, 20.0 * tolerance * floor))
 
     with compiled_graphs.intercepting_calls(halves, random_replay.Replay(compare)):
         _run(request, compiled, symbols)
     return worst
 
 
-def _disagreement(name: str, relative: float, tolerance: float) -> VerifyFailed:
-    return VerifyFailed(
-        f"{name} differs from eager by {relative:.3g} of its magnitude, tolerance {tolerance:g}"
-    )
+def _judge(
+    name: str,
+    want: Any,
+    have: Any,
+    doubt: random_replay.AtenReference,
+    floor: float,
+    tolerance: float,
+    residue: float,
+) -> float:
+    """The largest difference of a value from eager's. Raises VerifyFailed if it is too large to be rounding."""
+    relative, absolute = difference(name, want, have, floor, tolerance)
+    if (
+        not relative <= tolerance
+        and not absolute <= NOISE_MULTIPLE * doubt.noise()
+        and not _is_rounding(want, have, doubt.exact(), residue)
+    ):
+        raise VerifyFailed(
+            f"{name} differs from eager by {relative:.3g} of its magnitude, tolerance {tolerance:g}"
+        )
+    return absolute
 
 
-def _is_rounding(want: Any, have: Any, exact: Any, left: float) -> bool:
-    """Whether compiled code is about as near to float64 as eager is. Where the value is nothing beside `left` in
-    float64, so much may be left over: how much is, depends on the order in which terms that cancel are added."""
+def _is_rounding(want: Any, have: Any, exact: Any, residue: float) -> bool:
+    """Whether compiled code is about as near to float64 as eager is. A value that is much smaller than `residue` in
+    float64 is a sum of terms that cancel: it may be off by `residue`, because the terms' order decides what remains."""
     if not isinstance(exact, torch.Tensor) or exact.dtype != torch.float64 or exact.shape != have.shape:
         return False
     own, theirs = (float((value.double() - exact).abs().max()) for value in (want, have))
-    if (
-        float(exact.abs().max()) <= 0.1 * left
-    ):  # what a backward is given has been rounded, so it is seldom 0.0
-        return theirs <= left
+    # A backward's inputs are rounded already, so the exact sum is seldom 0.0.
+    if float(exact.abs().max()) <= 0.1 * residue:
+        return theirs <= residue
     return theirs <= EXACT_MULTIPLE * own
 
 
 EXACT_MULTIPLE = 10.0
-"""Compiled code may be this many times as far from float64 as eager is: it adds in another order."""
+"""Compiled code may be this many times as far from float64 as eager is, because it adds in another order."""
 
 
 NOISE_MULTIPLE = 20.0
-"""A difference this many times eager's own answer to rounding-sized changes of its inputs is still rounding."""
+"""A value may differ by this many times what eager's value changes by when its inputs change by rounding errors."""
 
 
 def exercise(request: schema.GraphRequest, compiled: Callable[..., Any], settings: VerifySettings) -> None:
-    """Run the compiled graph once, so that its kernels measure their candidates; its results are not looked at."""
+    """Run the compiled graph once, so that its kernels measure their candidates. Its results are ignored."""
     symbols = {s.name: s.hint for s in request.symbols}
     if _input_bytes(request, symbols) > settings.limit(request.target.kind):
         return
-    with contextlib.suppress(
-        RuntimeError, IndexError
-    ):  # random inputs may be refused; kernels then stay undecided
+    # Random inputs may be invalid for the graph; its kernels then keep all candidates.
+    with contextlib.suppress(RuntimeError, IndexError):
         _run(request, compiled, symbols)
 
 
-class _Noise:
-    """How far eager itself moves when its inputs change by a few units in the last place.
+class _Eager:
+    """How exact eager's values are: how they change with their inputs, and what they are in float64.
 
-    Some values are rounding noise throughout (the gradient of a bias that a batch norm cancels): relative to
-    their magnitude any two correct programs disagree about them. How large such noise is depends on the order of
-    summation, which nudges do not change: float64 tells how far eager itself is off.
+    Some values are nothing but rounding noise, such as the gradient of a bias that a batch norm cancels. Any two
+    correct programs then disagree by more than the tolerance. The noise also depends on the order of summation, which
+    changed inputs do not change; float64 shows that part.
     """
 
     def __init__(
@@ -217,27 +210,31 @@ class _Noise:
         symbols: dict[str, int],
         expected: _Outcome,
     ) -> None:
-        self._moved: dict[str, float] = {}
-        self._exact: dict[str, Any] | None = None
-        self._in_float64 = functools.partial(_run, request, gm, symbols, exact=True)
-        for sign in (1.0, -1.0):
-            nudged = _run(request, gm, symbols, nudge=sign * 4.0)
-            for name, want, have in _pairs(expected, nudged):
-                moved = difference(name, want, have)[1]
-                self._moved[name] = max(self._moved.get(name, 0.0), moved)
+        self._expected = expected
+        self._run = functools.partial(_run, request, gm, symbols)
 
-    def of(self, name: str) -> float:
-        return self._moved[name]
+    def noise_of(self, name: str) -> float:
+        """How far a value changes when its inputs change by four units in the last place."""
+        return self._noise[name]
 
     def exact(self, name: str) -> Any:
-        """A value in float64; None where an operator takes float32 alone."""
-        if self._exact is None:
-            try:
-                outcome = self._in_float64()
-            except (RuntimeError, TypeError):
-                outcome = _Outcome([], [], [])
-            self._exact = dict(_named(outcome))
+        """A value in float64; None if an operator of the graph does not take float64."""
         return self._exact.get(name)
+
+    @functools.cached_property
+    def _noise(self) -> dict[str, float]:
+        noise: dict[str, float] = {}
+        for nudge in (4.0, -4.0):
+            for name, want, have in _pairs(self._expected, self._run(nudge=nudge)):
+                noise[name] = max(noise.get(name, 0.0), difference(name, want, have)[1])
+        return noise
+
+    @functools.cached_property
+    def _exact(self) -> dict[str, Any]:
+        try:
+            return dict(_named(self._run(exact=True)))
+        except (RuntimeError, TypeError):
+            return {}
 
 
 def _input_bytes(request: schema.GraphRequest, symbols: dict[str, int]) -> int:
@@ -249,14 +246,17 @@ def _input_bytes(request: schema.GraphRequest, symbols: dict[str, int]) -> int:
     )
 
 
-def _random_node(gm: torch.fx.GraphModule) -> str:
-    """The name of the first node that draws random numbers, '' if none does: told by running on fake tensors."""
+def random_node(gm: torch.fx.GraphModule) -> str:
+    """The name of the first node that draws random numbers, in the graph or a graph inside it; '' if there is none."""
+    calls = (node for node in _all_nodes(gm) if node.op in ("call_function", "call_method"))
+    return next((str(node) for node in calls if _draws(node)), "")
+
+
+def _all_nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """The nodes of a graph and of all graphs inside it."""
     for module in gm.modules():
         if isinstance(module, torch.fx.GraphModule):
-            for node in module.graph.nodes:
-                if node.op in ("call_function", "call_method") and _draws(node):
-                    return str(node)
-    return ""
+            yield from module.graph.nodes
 
 
 _RANDOM_WORDS = (
@@ -274,29 +274,21 @@ _RANDOM_WORDS = (
 def _draws(node: torch.fx.Node) -> bool:
     name = node.target if isinstance(node.target, str) else targets.target_name(node.target)
     name = name.rpartition("ops.")[2].lower()
-    if "scaled_dot_product" in name or "dropout" in name:
-        return not _dropout_off(node)
+    if "scaled_dot_product" in name:
+        return _argument(node, 4, "dropout_p", 0.0) != 0
+    if "dropout" in name:
+        return _argument(node, 1, "p", 0.5) != 0 and _argument(node, 2, "training", True) is not False
     return any(word in name for word in _RANDOM_WORDS)
 
 
-def _dropout_off(node: torch.fx.Node) -> bool:
-    """Whether a dropout or attention node's probability is zero or its training flag is False."""
-    name = node.target if isinstance(node.target, str) else targets.target_name(node.target)
-    attention = "scaled_dot_product" in name
-    position = 4 if attention else 1
-    default = 0.0 if attention else 0.5
-    keyword = "dropout_p" if attention else "p"
-    p = node.args[position] if len(node.args) > position else node.kwargs.get(keyword, default)
-    training = True
-    if not attention:
-        training = node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)  # type: ignore[assignment]
-    return bool(p == 0) or training is False
+def _argument(node: torch.fx.Node, position: int, name: str, default: object) -> object:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
 def _random_inputs(
     request: schema.GraphRequest, symbols: dict[str, int], nudge: float, exact: bool
 ) -> list[Any]:
-    """Seeded inputs; `nudge` scales floats by 1 + nudge units in the last place, its sign alternating. exact: the
+    """Seeded inputs. nudge: change each float by so many units in the last place, up or down at random. exact: the
     same floats as float64."""
     generator: dict[str, torch.Generator] = {}
 
@@ -331,8 +323,8 @@ def _run(
     gradients: list[torch.Tensor | None] = []
     differentiable = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
     if differentiable and sources:
-        # Random cotangents: constant ones vanish in any normalization and would compare nothing.
-        # Drawn on the device: a language model's logits take seconds to fill on a CPU.
+        # The gradients of the outputs are random: equal ones would vanish in any normalization.
+        # They are drawn on the device: a CPU takes seconds for a language model's logits.
         draws = {o.device: torch.Generator(o.device).manual_seed(1) for o in differentiable}
         seeds = [
             torch.randn(o.shape, generator=draws[o.device], device=o.device).to(o) for o in differentiable
@@ -343,7 +335,7 @@ def _run(
 
 
 def _gradient_source(value: torch.Tensor) -> Any:
-    """What autograd.grad differentiates by: an activation as it is before the graph may change it in place."""
+    """What autograd.grad differentiates by: for an activation its edge, as the graph may change it in place later."""
     return value if value.is_leaf else torch.autograd.graph.get_gradient_edge(value)
 
 
@@ -369,21 +361,19 @@ def _named(outcome: _Outcome) -> Iterable[tuple[str, Any]]:
 
 
 def _gradient_floor(outcome: _Outcome) -> float:
-    """The magnitude below which a gradient counts as zero beside the graph's others: a thousandth of the largest."""
+    """The magnitude below which a gradient counts as zero: a thousandth of the graph's largest gradient."""
     largest = [float(g.abs().max()) for g in outcome.gradients if g is not None and g.numel()]
     finite = [value for value in largest if math.isfinite(value)]
     return max(1e-3, 1e-3 * max(finite, default=0.0))
 
 
 def _tolerance(request: schema.GraphRequest, gm: torch.fx.GraphModule, outputs: Sequence[Any]) -> float:
-    """By the lowest precision of inputs, outputs, autocast and casts inside the graph."""
+    """The tolerance of the lowest precision among inputs, outputs, autocast and casts inside the graph."""
     dtypes = {getattr(torch, s.dtype) for s in request.inputs if isinstance(s, schema.TensorInput)}
     dtypes |= {o.dtype for o in outputs if isinstance(o, torch.Tensor)}
     dtypes |= {getattr(torch, cast.dtype) for cast in request.ambient.autocast}
-    for module in gm.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            for node in module.graph.nodes:
-                dtypes |= {a for a in (*node.args, *node.kwargs.values()) if isinstance(a, torch.dtype)}
-                if node.op == "call_method" and node.target in ("half", "bfloat16"):
-                    dtypes.add(torch.float16 if node.target == "half" else torch.bfloat16)
+    for node in _all_nodes(gm):
+        dtypes |= {a for a in (*node.args, *node.kwargs.values()) if isinstance(a, torch.dtype)}
+        if node.op == "call_method" and node.target in ("half", "bfloat16"):
+            dtypes.add(torch.float16 if node.target == "half" else torch.bfloat16)
     return max((TOLERANCE.get(dtype, 0.0) for dtype in dtypes), default=5e-3) or 5e-3

@@ -1,13 +1,12 @@
-"""One small compile in a server that will fork: nothing in; the process, with all that every compile works out, out.
+"""A small compile in a fork server before it forks, so that its children need not repeat what a first compile does.
 
-PyTorch works out much at its first compile: two hundred modules to import, pattern tables, dispatch tables, what sympy
-knows of small expressions. A fork server does it once, and its children inherit it. Nothing is built or run.
+A process' first compile imports two hundred modules and fills the tables of patterns, of dispatch, and sympy's caches.
+Nothing is built or run.
 """
 
 from __future__ import annotations
 
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,18 +22,15 @@ from . import inductor
 from . import program as pipeline_program
 
 
+@devices.without_fake_gpus()
 def warm_up() -> None:
-    """Compile a small training step for this machine's processor as far as its generated code.
+    """Generate the code of a small training step for this machine's processor.
 
-    Does nothing where a GPU is: autograd would start a thread for it, and neither may be there before a fork.
+    Does nothing on a machine with a GPU: autograd would start a thread for it, and a process with threads or with a
+    GPU in use cannot fork.
     """
     if torch.cuda.device_count():
         return
-    with devices.without_fake_gpus():
-        _compile()
-
-
-def _compile() -> None:
     fake_mode = fake_tensors.new_fake_mode(symbolic_shapes.new_shape_env())
     with fake_mode:
         inputs = [
@@ -45,16 +41,12 @@ def _compile() -> None:
             ),
         ]
     gm = torch.fx.symbolic_trace(_step)
-    tracing.attach_dynamo_metadata(
-        gm,
-        list(
-            zip((node for node in gm.graph.nodes if node.op == "placeholder"), inputs, [""] * 7, strict=True)
-        ),
-    )
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    tracing.attach_dynamo_metadata(gm, list(zip(placeholders, inputs, [""] * 7, strict=True)))
     program = pipeline_program.Program(gm, inputs, fake_mode, {}, {})
     with (
         tempfile.TemporaryDirectory(prefix="relay-") as folder,
-        patching.patched_environment(TORCHINDUCTOR_CACHE_DIR=str(Path(folder))),
+        patching.patched_environment(TORCHINDUCTOR_CACHE_DIR=folder),
         forked_backward.without_cpp_builds(),
         naming.restoring_graph_counters(),
         torch.random.fork_rng(devices=[]),
@@ -74,7 +66,7 @@ def _step(tokens: Any, table: Any, scale: Any, shift: Any, weight: Any, bias: An
 
 
 def _request() -> schema.GraphRequest:
-    """What compile_program asks of a request besides its graph: this machine, and every default."""
+    """What compile_program reads of a request besides its graph: this machine's target, and defaults."""
     return schema.GraphRequest(
         schema=schema.SCHEMA,
         graph=schema.Graph(nodes=[]),

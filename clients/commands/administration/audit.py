@@ -8,7 +8,6 @@ import typer
 
 from ....compiler.api.admin import AuditEntry
 from ...gateway.admin_client import AdminClient
-from ...settings import load_settings
 from .. import output
 from ..output import Json
 
@@ -19,7 +18,7 @@ def audit(
     json: Json = False,
 ) -> None:
     """Show who compiled, published, pinned and deleted what, and which tokens were issued and revoked."""
-    with AdminClient(load_settings(), namespace=output.checked_namespace(namespace)) as administration:
+    with output.connect(AdminClient, namespace) as administration:
         found = administration.audit(limit)
     output.print_found(
         found, ("when (UTC)", "namespace", "who", "did", "what"), [_row(entry) for entry in found], json=json

@@ -14,7 +14,6 @@ from ....compiler.api.admin import CacheEntry
 from ....compiler.errors import RequestError, SettingsError
 from ...artifacts import archive
 from ...gateway.admin_client import AdminClient
-from ...settings import load_settings
 from .. import output
 from ..output import Json, Namespace
 
@@ -28,7 +27,7 @@ _HEADINGS = ("key", "size", "place", "compile", "last used (UTC)", "pinned")
 @app.command("ls")
 def list_entries(namespace: Namespace = "", json: Json = False) -> None:
     """List all artifacts, the last used first."""
-    with _administration(namespace) as administration:
+    with output.connect(AdminClient, namespace) as administration:
         found = administration.cache_entries()
     if json:
         output.print_json(found)
@@ -40,7 +39,7 @@ def list_entries(namespace: Namespace = "", json: Json = False) -> None:
 @app.command()
 def show(key: Key, namespace: Namespace = "", json: Json = False) -> None:
     """Show one artifact: what is inside, who built and signed it, what its key covers."""
-    with _administration(namespace) as administration:
+    with output.connect(AdminClient, namespace) as administration:
         found = administration.cached(_full_key(administration, key))
     if json:
         output.print_json(found)
@@ -72,7 +71,7 @@ def show(key: Key, namespace: Namespace = "", json: Json = False) -> None:
 @app.command()
 def pin(key: Key, namespace: Namespace = "") -> None:
     """Never evict this artifact."""
-    with _administration(namespace) as administration:
+    with output.connect(AdminClient, namespace) as administration:
         entry = administration.pin(_full_key(administration, key), pinned=True)
     print(f"pinned {entry.key}")
 
@@ -80,7 +79,7 @@ def pin(key: Key, namespace: Namespace = "") -> None:
 @app.command()
 def unpin(key: Key, namespace: Namespace = "") -> None:
     """Let this artifact be evicted again."""
-    with _administration(namespace) as administration:
+    with output.connect(AdminClient, namespace) as administration:
         entry = administration.pin(_full_key(administration, key), pinned=False)
     print(f"unpinned {entry.key}")
 
@@ -88,7 +87,7 @@ def unpin(key: Key, namespace: Namespace = "") -> None:
 @app.command("rm")
 def remove(key: Key, namespace: Namespace = "") -> None:
     """Remove this artifact, pinned or not; the next request compiles it again."""
-    with _administration(namespace) as administration:
+    with output.connect(AdminClient, namespace) as administration:
         entry = administration.remove(_full_key(administration, key))
     print(f"removed {entry.key}")
 
@@ -96,7 +95,7 @@ def remove(key: Key, namespace: Namespace = "") -> None:
 @app.command("gc")
 def collect(namespace: Namespace = "") -> None:
     """Evict artifacts beyond the limit, and delete remains of crashes."""
-    with _administration(namespace) as administration:
+    with output.connect(AdminClient, namespace) as administration:
         done = administration.collect()
     print(f"{done.evicted} artifacts evicted, {done.swept} stray blobs deleted")
 
@@ -110,7 +109,7 @@ def export_entries(
     namespace: Namespace = "",
 ) -> None:
     """Write signed artifacts into one file that another site can import."""
-    with _administration(namespace) as administration:
+    with output.connect(AdminClient, namespace) as administration:
         chosen = [_full_key(administration, key) for key in keys or []]
         chosen = chosen or [entry.key for entry in administration.cache_entries()]
         count = archive.write_archive(file, ((key, administration.export(key)) for key in chosen))
@@ -123,7 +122,7 @@ def import_entries(
 ) -> None:
     """Send every artifact of a file to the service, which takes those that a key it trusts has signed."""
     outcomes: Counter[str] = Counter()
-    with _administration(namespace) as administration:
+    with output.connect(AdminClient, namespace) as administration:
         for name, data in archive.read_archive(file):
             try:
                 outcomes[administration.import_artifact(data).outcome] += 1
@@ -134,10 +133,6 @@ def import_entries(
     print(f"imported {outcomes['imported']} artifacts; {there} were there already, {refused} refused")
     if refused:
         raise typer.Exit(1)
-
-
-def _administration(namespace: str) -> AdminClient:
-    return AdminClient(load_settings(), namespace=output.checked_namespace(namespace))
 
 
 def _full_key(administration: AdminClient, text: str) -> str:

@@ -32,7 +32,7 @@ def stats(
 
 
 def _rows(columns: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """The counters in the gateway's order; a table of counters (fallbacks by reason) one row each."""
+    """The counters in the gateway's order. A counter with parts (fallbacks by reason) has a row for each part."""
     rows: list[tuple[str, ...]] = []
     for name, value in columns[0].items():
         label = name.replace("_", " ")

@@ -80,8 +80,12 @@ def run() -> Iterator[CheckResult]:
     failed: set[str] = set()
     with GatewayClient(settings) as gateway:
         for check in _CHECKS:
-            blocked = [name for name in check.needs if name in failed]
-            result = _skipped(check, blocked[0]) if blocked else _result(check, gateway, settings)
+            blocker = next((name for name in check.needs if name in failed), None)
+            if blocker is None:
+                result = _result(check, gateway, settings)
+            else:
+                advice = f"First see to {blocker!r}"
+                result = CheckResult(name=check.name, status="skip", found="not checked", advice=advice)
             if result.status != "pass":
                 failed.add(check.name)
             yield result
@@ -92,12 +96,6 @@ def _result(check: _Check, gateway: GatewayClient, settings: ClientSettings) -> 
         return CheckResult(name=check.name, status="pass", found=check.look(gateway, settings))
     except RelayError as error:
         return CheckResult(name=check.name, status="fail", found=error.message, advice=error.advice)
-
-
-def _skipped(check: _Check, blocker: str) -> CheckResult:
-    return CheckResult(
-        name=check.name, status="skip", found="not checked", advice=f"First see to {blocker!r}"
-    )
 
 
 # --- the checks, in the order in which a compile needs them ----------------------------------------------

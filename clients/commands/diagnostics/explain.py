@@ -33,7 +33,7 @@ _OUTCOMES = {
 
 
 class KeyExplanation(Struct, frozen=True, kw_only=True):
-    """The service's explanation of a key; `error`: why there is none."""
+    """The service's explanation of a key. error: why there is no explanation."""
 
     key: str
     explanation: MissExplanation | None = None

@@ -1,4 +1,4 @@
 """`torchrelay train`: training jobs, their progress, files and reports.
-In: a job file or a script. Out: a job at the service, its progress on the terminal, pages.
+Takes a job file or a script. Starts a job at the service, prints its progress, writes pages.
 Imports gateway, jobfiles, reports and commands.output.
 """

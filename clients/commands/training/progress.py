@@ -22,15 +22,14 @@ from ....compiler.api.training.events import (
 )
 from ....compiler.api.training.jobs import CompileCounts
 from ...reports.html_page import plural
+from ...reports.training.summary import COUNTED
 
-_UNITS = ("tokens", "samples")
-"""Units of throughput; the first that a job reports is used."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 """Control sequences of a terminal (ECMA-48): CSI, OSC, and escapes of one character."""
 
 
 class ProgressDisplay:
-    """Takes a job's events in their order. Of the ranks' logs, that of rank 0 is shown."""
+    """Takes a job's events in their order. Of the logs only rank 0's are shown."""
 
     def __init__(self, *, state: str = "waiting") -> None:
         self.state = state
@@ -88,7 +87,7 @@ class ProgressDisplay:
 
     def _throughput(self) -> list[str]:
         latest = [each.values for each in self._latest.values() if each.values.get("step_seconds", 0) > 0]
-        for unit in _UNITS:
+        for unit in COUNTED:
             rates = [values[unit] / values["step_seconds"] for values in latest if unit in values]
             if rates:
                 return [f"{short(sum(rates))} {unit}/s"]
@@ -129,7 +128,7 @@ def log_lines(event: LogLines, *, named: bool) -> Iterator[str]:
 
 
 def _as_a_terminal_shows(line: str) -> str:
-    """Of a progress bar the last state; tabs as spaces, and no colors."""
+    """The last state of a progress bar; tabs become spaces, colors are removed."""
     states = _ESCAPES.sub("", line).split("\r")
     return next((state for state in reversed(states) if state.strip()), "").expandtabs()
 

@@ -14,20 +14,14 @@ from ...reports.html_page import PAGE, write_files
 from ...reports.profiling.summary import ProfileSummary
 from ...reports.training import page
 from ...reports.training import summary as training_summary
-from ...settings import load_settings
 from .. import output
-from ..output import Namespace
+from ..output import JobName, Namespace
 
 _FOLDER = "profile/"
 
 
 def write_report(
-    job: Annotated[
-        str,
-        typer.Argument(
-            metavar="JOB", help="A job's id, its first digits, or a name (of the newest job with it)."
-        ),
-    ],
+    job: JobName,
     directory: Annotated[
         Path, typer.Option("--output", "-o", help="The folder to write to; made if it is not there.")
     ] = Path("train-report"),
@@ -37,7 +31,7 @@ def write_report(
     namespace: Namespace = "",
 ) -> None:
     """Write an HTML page about a job: curves, checkpoints, restarts, profile, advice."""
-    with TrainingJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as client:
+    with output.connect(TrainingJobsClient, namespace) as client:
         found = client.job(client.find(job).id)
         names = [file.name for file in client.files(found.id)]
         trace_names = [name for name in names if name.startswith(_FOLDER) and name.endswith(".trace.json.gz")]
@@ -61,7 +55,7 @@ def write_report(
 
 
 def _summary(data: bytes, name: str) -> list[ProfileSummary]:
-    """A file that is no summary, which a script can write, is left out with a message."""
+    """The summary in the file; none, and a message, if it is something else that a script wrote."""
     try:
         return [decoding.from_json(data, type=ProfileSummary)]
     except msgspec.MsgspecError as error:

@@ -14,7 +14,7 @@ from ...jobfiles.working_directory import IGNORE_FILE, pack_directory
 
 
 def train_request(job: TrainFileJob, folder: Path, trains: TrainingJobsClient) -> TrainRequest:
-    """The job's request; its working directory is sent before. folder: what `directory` is relative to. Raises
+    """Sends the working directory and returns the job's request. folder: `directory` is relative to it. Raises
     BadTrainJob, with the line; LimitExceeded for a directory that is too large."""
     where = folder / Path(job.directory).expanduser()
     if not where.is_dir():

@@ -14,7 +14,6 @@ from ....compiler.errors import SettingsError
 from ...gateway.training_jobs import TrainingJobsClient
 from ...jobfiles import train_file
 from ...reports.html_page import plural
-from ...settings import load_settings
 from .. import output
 from ..job_screen import job_screen
 from ..output import Detach, Json, Namespace
@@ -107,14 +106,12 @@ def run(
             f"--gpus is {gpus} and --workers {workers}", hint="A rank has one GPU: give one of them"
         )
     job, folder = _job(target, directory, {each: value for each, value in given.items() if value is not None})
-    with TrainingJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as trains:
+    with output.connect(TrainingJobsClient, namespace) as trains:
         begun = trains.begin(train_request(job, folder, trains))
-        if not detach:
-            watch(trains, begun, json=json)
-        elif json:
-            output.print_json(begun)
+        if detach:
+            output.print_answer(begun, begun.id, json=json)
         else:
-            print(begun.id)
+            watch(trains, begun, json=json)
 
 
 def _job(
@@ -182,10 +179,7 @@ def watch(trains: TrainingJobsClient, job: TrainJob, *, after: int = 0, json: bo
                 screen.line(line)
             screen.state(display.line())
     ended = trains.job(job.id)
-    if json:
-        output.print_json(ended)
-    else:
-        print(output.shown(_summary(ended)))
+    output.print_answer(ended, output.shown(_summary(ended)), json=json)
     if ended.state != "done":
         raise typer.Exit(1)
 
@@ -196,10 +190,8 @@ def _summary(job: TrainJob) -> str:
     first = f", first step after {job.first_step_seconds:.1f} s" if job.first_step_seconds else ""
     restarts = f", {plural(job.restarts, 'restart')}" if job.restarts else ""
     said = f"{job.id} is {job.state}{detail}; step {job.step}{seconds}{first}{restarts}; {compiles_text(job.compiles)}"
-    again = (
-        "" if job.state == "done" or job.state not in TRAIN_ENDED else f"; `torchrelay train resume {job.id}`"
-    )
-    return said + again
+    resumable = job.state in TRAIN_ENDED and job.state != "done"
+    return f"{said}; `torchrelay train resume {job.id}`" if resumable else said
 
 
 class TrainGroup(typer.core.TyperGroup):

@@ -14,9 +14,7 @@ import typer
 from ....compiler.api.training.events import LogLines, StepMetrics
 from ....compiler.api.training.jobs import TRAIN_ENDED, TrainJob
 from ....compiler.errors import SettingsError
-from ...atomic_file import write_atomically
 from ...gateway.training_jobs import TrainingJobsClient
-from ...settings import load_settings
 from .. import output
 from ..output import Follow, JobName, Json, Namespace
 from . import report, run
@@ -40,7 +38,7 @@ app.command("report")(report.write_report)
 @app.command("ls")
 def list_jobs(namespace: Namespace = "", json: Json = False) -> None:
     """List training jobs, the newest first."""
-    with _trains(namespace) as trains:
+    with output.connect(TrainingJobsClient, namespace) as trains:
         found = trains.jobs()
     output.print_found(found, _HEADINGS, [_row(job) for job in found], right=4, json=json)
 
@@ -48,7 +46,7 @@ def list_jobs(namespace: Namespace = "", json: Json = False) -> None:
 @app.command()
 def show(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
     """Show a training job: its state, ranks, checkpoints and compiles."""
-    with _trains(namespace) as trains:
+    with output.connect(TrainingJobsClient, namespace) as trains:
         found = trains.job(trains.find(job).id)
     if json:
         output.print_json(found)
@@ -72,7 +70,7 @@ def logs(
         for line in log_lines(event, named=rank < 0):
             print(output.shown(line), file=out)
 
-    with _trains(namespace) as trains:
+    with output.connect(TrainingJobsClient, namespace) as trains:
         found = _with_rank(trains.find(job), rank)
         _print_events(
             trains,
@@ -97,7 +95,7 @@ def metrics(
         if rank in (-1, event.rank):
             print(msgspec.json.encode(event).decode() if json else output.shown(metrics_line(event)))
 
-    with _trains(namespace) as trains:
+    with output.connect(TrainingJobsClient, namespace) as trains:
         found = _with_rank(trains.find(job), rank)
         _print_events(
             trains, found, lambda after: trains.metrics(found.id, after=after), print_one, follow=follow
@@ -105,7 +103,7 @@ def metrics(
 
 
 def _with_rank(job: TrainJob, rank: int) -> TrainJob:
-    """Raises SettingsError if the job never has such a rank: no output would look as if the rank had none."""
+    """The job. Raises SettingsError if it has no such rank; else its empty output would look like a silent rank's."""
     if rank >= job.spec.workers:
         raise SettingsError(
             f"training job {job.id} has no rank {rank}", hint=f"Its ranks are 0 to {job.spec.workers - 1}"
@@ -116,7 +114,7 @@ def _with_rank(job: TrainJob, rank: int) -> TrainJob:
 @app.command()
 def cancel(job: JobName, namespace: Namespace = "") -> None:
     """Stop a training job and free its devices; its checkpoints and files stay."""
-    with _trains(namespace) as trains:
+    with output.connect(TrainingJobsClient, namespace) as trains:
         found = trains.cancel(trains.find(job).id)
     print(output.shown(f"{found.id} is {found.state}{found.detail and ': ' + found.detail}"))
 
@@ -128,7 +126,7 @@ def resume(
     namespace: Namespace = "",
 ) -> None:
     """Continue a training job that failed or was cancelled, from its last checkpoint."""
-    with _trains(namespace) as trains:
+    with output.connect(TrainingJobsClient, namespace) as trains:
         found = trains.find(job)
         after = 0
         if found.state in TRAIN_ENDED and not detach:  # earlier events are not shown again
@@ -143,7 +141,7 @@ def resume(
 @app.command()
 def files(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
     """List the files that a training job made: what its script wrote, traces, exported models."""
-    with _trains(namespace) as trains:
+    with output.connect(TrainingJobsClient, namespace) as trains:
         found = trains.files(trains.find(job).id)
     rows = [(each.name, output.size(each.bytes), each.digest[:12]) for each in found]
     output.print_found(found, ("name", "size", "SHA-256"), rows, json=json)
@@ -163,19 +161,10 @@ def get(
     target = to or Path(PurePosixPath(name).name)
     if target.is_dir():
         target = target / PurePosixPath(name).name
-    with _trains(namespace) as trains:
+    with output.connect(TrainingJobsClient, namespace) as trains:
         data = trains.file(trains.find(job).id, name)
-    try:
-        write_atomically(target, data, mode=0o644)
-    except OSError as error:
-        raise SettingsError(
-            f"{target} cannot be written: {error.strerror}", hint="Name another with -o"
-        ) from None
+    output.write_file(target, data, hint="Name another with -o")
     print(output.shown(f"wrote {target} ({output.size(len(data))})"))
-
-
-def _trains(namespace: str) -> TrainingJobsClient:
-    return TrainingJobsClient(load_settings(), namespace=output.checked_namespace(namespace))
 
 
 def _print_events(

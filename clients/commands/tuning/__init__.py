@@ -1,4 +1,4 @@
 """`torchrelay tune`: tuning jobs, their reports, the tuning lock.
-In: a job file or a lock file. Out: a job at the service, pages, lock files.
+Takes a job file or a lock file. Starts a job at the service, writes pages and lock files.
 Imports capture, gateway, jobfiles, reports and commands.output.
 """

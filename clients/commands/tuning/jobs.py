@@ -14,7 +14,7 @@ from ....compiler.api.tuning.jobs import ENDED, TuneJob, TuneProgress
 from ...gateway.compile_client import GatewayClient
 from ...gateway.tuning_jobs import TuningJobsClient, TuningJobStateChange
 from ...jobfiles import tune_file
-from ...settings import ClientSettings, load_settings
+from ...settings import load_settings
 from .. import output
 from ..job_screen import job_screen
 from ..output import Detach, Follow, JobName, Json, Namespace
@@ -34,29 +34,24 @@ def run(
 ) -> None:
     """Search kernels for the problems in a file while workers are idle (`torchrelay tune FILE`)."""
     spec = tune_file.load(file)
-    settings = load_settings()
-    with TuningJobsClient(settings, namespace=output.checked_namespace(namespace)) as tunes:
-        request = tune_request(spec, file, tunes, threads=_threads(spec, settings))
-        job = tunes.begin(request)
+    with output.connect(TuningJobsClient, namespace) as tunes:
+        job = tunes.begin(tune_request(spec, file, tunes, threads=_threads(spec)))
         if detach:
-            if json:
-                output.print_json(job)
-            else:
-                print(job.id)
-            return
-        _follow(tunes, job, json=json)
+            output.print_answer(job, job.id, json=json)
+        else:
+            _follow(tunes, job, json=json)
 
 
 def list_jobs(namespace: Namespace = "", json: Json = False) -> None:
     """List tuning jobs, the newest first."""
-    with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
+    with output.connect(TuningJobsClient, namespace) as tunes:
         found = tunes.jobs()
     output.print_found(found, _HEADINGS, [_row(job) for job in found], right=4, json=json)
 
 
 def show(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
     """Show a tuning job and the state of each item."""
-    with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
+    with output.connect(TuningJobsClient, namespace) as tunes:
         found = tunes.job(tunes.find(job).id)
     if json:
         output.print_json(found)
@@ -81,7 +76,7 @@ def logs(
     namespace: Namespace = "",
 ) -> None:
     """Print the finished items of a tuning job, one per line; with -f the exit status is the job's."""
-    with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
+    with output.connect(TuningJobsClient, namespace) as tunes:
         found = tunes.find(job)
         if follow:
             _follow(tunes, found, json=False, plain=True)
@@ -93,7 +88,7 @@ def logs(
 
 def cancel(job: JobName, namespace: Namespace = "") -> None:
     """Cancel a tuning job; the winners that it has found stay."""
-    with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
+    with output.connect(TuningJobsClient, namespace) as tunes:
         found = tunes.cancel(tunes.find(job).id)
     print(f"{found.id} is {found.state}")
 
@@ -104,7 +99,7 @@ def resume(
     namespace: Namespace = "",
 ) -> None:
     """Continue a tuning job with the items that failed, were skipped or were cancelled."""
-    with TuningJobsClient(load_settings(), namespace=output.checked_namespace(namespace)) as tunes:
+    with output.connect(TuningJobsClient, namespace) as tunes:
         before = tunes.job(tunes.find(job).id)
         found = tunes.resume(before.job.id)
         if detach or found.state in ("done", "cancelled"):
@@ -141,11 +136,8 @@ def _follow(
             elif isinstance(event, TuningJobStateChange) and event.state == "cancelled" and not earlier:
                 screen.line("cancelled")
     reply = tunes.job(job.id)
-    if json:
-        output.print_json(reply)
-    else:
-        print(_summary(reply.job))
-    # a ceiling that cannot be measured costs the report a line
+    output.print_answer(reply, _summary(reply.job), json=json)
+    # a ceiling that cannot be measured is no failure: the report shows one line less
     if reply.job.state != "done" or any(
         item.state == "failed" and item.kind != "ceiling" for item in reply.progress
     ):
@@ -184,13 +176,13 @@ def _item_row(item: TuneProgress) -> tuple[str, ...]:
     return (str(item.line or ""), item.kind, item.state, item.text, item.detail)
 
 
-def _threads(spec: tune_file.TuneFile, settings: ClientSettings) -> int:
-    """Of kernels on a CPU, where the file does not say: as many as a graph that is compiled from here has. 0 if the job
-    is not for a CPU."""
+def _threads(spec: tune_file.TuneFile) -> int:
+    """Of kernels on a CPU, if the file does not say: as many as a graph has that is compiled from here. 0 if the job is
+    not for a CPU."""
     if spec.threads or not (spec.operators or spec.kernels) or spec.device not in ("", "cpu"):
         return 0
     if not spec.device:
-        with GatewayClient(settings) as gateway:
+        with GatewayClient(load_settings()) as gateway:
             if not any(worker.target.kind == "cpu" for worker in gateway.workers()):
                 return 0
     from ....compiler.torch_internals.inductor import config

@@ -12,8 +12,8 @@ from ...jobfiles.tune_file import TuneFile
 
 
 def tune_request(spec: TuneFile, path: Path, tunes: TuningJobsClient, *, threads: int) -> TuneRequest:
-    """The request for a job's file; captured graphs are sent before. path: the file's. threads: of a CPU's kernels, if
-    the file does not say. Raises BadTuneJob, with the line."""
+    """Sends the file's captured graphs and returns the job's request. path: of the file. threads: of kernels on a CPU,
+    if the file does not say. Raises BadTuneJob, with the line."""
     items: list[TuneItem] = [*spec.operators, *spec.graphs]
     for file in spec.files:
         try:

@@ -10,11 +10,9 @@ import typer
 
 from ....compiler.errors import SettingsError
 from ....compiler.tuning.records import TuningEntry
-from ...atomic_file import write_atomically
 from ...gateway.admin_client import AdminClient
 from ...jobfiles import tuning_lock
 from ...jobfiles.tuning_diff import tuning_changes
-from ...settings import load_settings
 from .. import output
 from ..output import Namespace
 from . import jobs, report
@@ -42,7 +40,7 @@ def export_entries(
     namespace: Namespace = "",
 ) -> None:
     """Write the namespace's winners into a lock file, for review and version control."""
-    with AdminClient(load_settings(), namespace=output.checked_namespace(namespace)) as administration:
+    with output.connect(AdminClient, namespace) as administration:
         every = administration.tunings()
     chosen = [
         entry for entry in every if device in ("", entry.place.device) and torch in ("", entry.place.torch)
@@ -53,12 +51,7 @@ def export_entries(
     if file is None:
         print(text, end="")
         return
-    try:
-        write_atomically(file, text.encode(), mode=0o644)
-    except OSError as error:
-        raise SettingsError(
-            f"{file} cannot be written: {error.strerror}", hint="Check the folder and its permissions"
-        ) from None
+    output.write_file(file, text.encode(), hint="Check the folder and its permissions")
     print(f"exported {len(chosen)} winners to {file}")
 
 
@@ -70,7 +63,7 @@ def import_entries(
 ) -> None:
     """Import a lock file's winners into the service: compiles use them instead of measuring."""
     entries = tuning_lock.load(file)
-    with AdminClient(load_settings(), namespace=output.checked_namespace(namespace)) as administration:
+    with output.connect(AdminClient, namespace) as administration:
         taken = administration.import_tunings(entries, replace=replace)
     left = "" if replace or not taken.exists else " (--replace takes the file's)"
     print(f"imported {taken.new} winners, replaced {taken.replaced}; {taken.exists} exist already{left}")

@@ -1,4 +1,4 @@
 """Analysis of one rank's profiler trace.
-A Kineto trace and what the rank knew enter; a ProfileSummary with a memory timeline, and advice, leave.
+Takes a Kineto trace and a ProfileContext. Gives a ProfileSummary with memory timelines, and advice.
 Imports compiler and atomic_file. Needs no torch.
 """

@@ -1,6 +1,6 @@
-"""Advice from ranks' profiles and from the times of their steps: what to change, in words.
+"""Advice from ranks' profiles and from the times of their steps: texts that say what to change.
 
-Each rule has one number and one threshold, and the text gives both, so that a reader can check it. Needs no torch.
+Each rule compares one number with one threshold. The text gives both, so that a reader can check it. Needs no torch.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ Rule = Literal[
     "compiles",
 ]  # fmt: skip
 
-_TIMES = "\N{MULTIPLICATION SIGN}"
-
 
 class _Text(Struct, frozen=True):
-    """The advice is given where `applies(number, threshold)`. text: a format string."""
+    """The advice is given if `applies(number, threshold)`. text: a format string."""
 
     threshold: float
     text: str
@@ -61,13 +59,9 @@ _TEXTS: dict[Rule, _Text] = {
     # the slowest rank's work as a multiple of the others' median
     "uneven": _Text(
         1.10,
-        "Ranks are uneven: rank {rank} {verb} {most:.1f} ms a step, {number:.2f}"
-        + _TIMES
-        + " as long as the others' "
-        "{rest:.1f} ms (from {threshold:.2f}"
-        + _TIMES
-        + "), which wait for it: give all ranks batches of one length, "
-        "and look at its host's other work",
+        "Ranks are uneven: rank {rank} {verb} {most:.1f} ms a step, {number:.2f}\N{MULTIPLICATION SIGN} as long as the "
+        "others' {rest:.1f} ms (from {threshold:.2f}\N{MULTIPLICATION SIGN}), which wait for it: give all ranks "
+        "batches of one length, and look at its host's other work",
     ),
     # of a step's time, exposed
     "communication": _Text(
@@ -111,17 +105,17 @@ _TEXTS: dict[Rule, _Text] = {
 }
 THRESHOLDS: dict[Rule, float] = {rule: text.threshold for rule, text in _TEXTS.items()}
 _PRODUCTS = 0.10
-"""Of the kernels' time: with fewer products Tensor Cores do not matter."""
+"""Tensor Cores do not matter if matrix products take less than this share of the kernels' time."""
 _MANY = 300
-"""Kernels of a step, from which tiny ones matter."""
+"""Tiny kernels matter only in steps with at least this many kernels."""
 _IDLE = 0.05
-"""Of a step's time: a GPU with less is not waiting for its host."""
+"""A GPU that is idle for less than this share of a step's time does not wait for its host."""
 _TENSOR_CORES_SINCE = [7, 0]
 
 
 class Advice(Struct, frozen=True, kw_only=True):
-    """text: what was found, the number with its threshold, and what to do. number: in the threshold's unit. cost: share
-    of a step's time that is at stake, for the order. ranks: those that the advice is about."""
+    """text: what was found, the number with its threshold, and what to do. number: in the threshold's unit. cost: the
+    share of a step's time that may be saved; it gives the order. ranks: those that the advice is about."""
 
     rule: Rule
     text: str
@@ -132,22 +126,21 @@ class Advice(Struct, frozen=True, kw_only=True):
 
 
 def advice(summaries: Sequence[ProfileSummary]) -> list[Advice]:
-    """What costs most comes first. The same advice for several ranks is given once, with the worst number."""
+    """The largest cost comes first. The same advice for several ranks is given once, with the worst number."""
     found: dict[Rule, Advice] = {}
     for summary in summaries:
-        for each in (rule(summary) for rule in _RULES):
-            if each is not None:
-                other = found.get(each.rule, each)
-                worse = each if each.cost > other.cost else other
-                ranks = sorted({*other.ranks, *each.ranks})
-                found[each.rule] = msgspec.structs.replace(worse, ranks=ranks)
+        for each in (each for rule in _RULES for each in rule(summary)):
+            other = found.get(each.rule, each)
+            worse = each if each.cost > other.cost else other
+            ranks = sorted({*other.ranks, *each.ranks})
+            found[each.rule] = msgspec.structs.replace(worse, ranks=ranks)
     work = {each.rank: _work(each) / 1e3 for each in summaries}
     return sorted([*found.values(), *_uneven(work, "works")], key=lambda each: -each.cost)
 
 
 def of_steps(seconds: Mapping[int, Sequence[float]], waited: Mapping[int, Sequence[float]]) -> list[Advice]:
-    """Advice that needs no profile. seconds, waited: of each rank, for each step that it reported; the time of a step,
-    and the part of it that was spent waiting for data."""
+    """Advice that needs no profile. seconds, waited: by rank, for each step that it reported: the step's time, and the
+    part of it that was spent waiting for data."""
     shares = {
         rank: sum(waited[rank]) / sum(times)
         for rank, times in seconds.items()
@@ -155,8 +148,8 @@ def of_steps(seconds: Mapping[int, Sequence[float]], waited: Mapping[int, Sequen
     }
     slowest = max(shares, key=lambda rank: (shares[rank], rank), default=0)
     loader = _advice("loader", shares.get(slowest, 0.0), [slowest])
-    if loader is not None or any(waited.values()):  # ranks that wait for data wait for each other too
-        return [loader] if loader is not None else []
+    if loader or any(waited.values()):  # ranks that wait for data wait for each other too
+        return loader
     return _uneven(
         {rank: 1e3 * statistics.median(times) for rank, times in seconds.items() if times}, "takes"
     )
@@ -166,40 +159,41 @@ def of_compiles(late: int, reasons: Mapping[int, Sequence[str]]) -> list[Advice]
     """late: misses and fallbacks of all ranks since they started. reasons: of each rank's fallbacks."""
     every = ", ".join(sorted({reason for each in reasons.values() for reason in each}))
     shown = f" ({every[:300]})" if every else ""
-    found = _advice("compiles", late, sorted(reasons), cost=0.0, reasons=shown)
-    return [found] if found is not None else []
+    return _advice("compiles", late, sorted(reasons), cost=0.0, reasons=shown)
 
 
 def _advice(
     rule: Rule, number: float, ranks: list[int], *, cost: float | None = None, **values: object
-) -> Advice | None:
-    """None: the number is on the right side of its threshold. values: what else the text names."""
+) -> list[Advice]:
+    """The rule's advice; none if the number does not pass the threshold. values: what else the text names."""
     text = _TEXTS[rule]
     if not text.applies(number, text.threshold):
-        return None
-    return Advice(
-        rule=rule,
-        text=text.text.format(number=number, threshold=text.threshold, **values),
-        number=number,
-        threshold=text.threshold,
-        cost=number if cost is None else cost,
-        ranks=ranks,
-    )
+        return []
+    return [
+        Advice(
+            rule=rule,
+            text=text.text.format(number=number, threshold=text.threshold, **values),
+            number=number,
+            threshold=text.threshold,
+            cost=number if cost is None else cost,
+            ranks=ranks,
+        )
+    ]
 
 
 # --- rules -------------------------------------------------------------------------------------------------
 
 
-def _loader(summary: ProfileSummary) -> Advice | None:
+def _loader(summary: ProfileSummary) -> list[Advice]:
     return _advice("loader", summary.share("loader"), [summary.rank])
 
 
-def _tensor_cores(summary: ProfileSummary) -> Advice | None:
+def _tensor_cores(summary: ProfileSummary) -> list[Advice]:
     known = summary.product_time - summary.tensor_unknown
     if summary.device != "cuda" or known <= 0 or summary.product_time < _PRODUCTS * summary.kernel_time:
-        return None
+        return []
     if summary.capability and summary.capability < _TENSOR_CORES_SINCE:
-        return None
+        return []
     share = summary.tensor_yes / known
     return _advice(
         "tensor_cores",
@@ -211,7 +205,7 @@ def _tensor_cores(summary: ProfileSummary) -> Advice | None:
     )
 
 
-def _small(summary: ProfileSummary) -> Advice | None:
+def _small(summary: ProfileSummary) -> list[Advice]:
     room = [t for t in summary.memory if t.limit and t.peak < t.limit / 2]
     return _advice(
         "small",
@@ -222,10 +216,10 @@ def _small(summary: ProfileSummary) -> Advice | None:
     )
 
 
-def _tiny(summary: ProfileSummary) -> Advice | None:
+def _tiny(summary: ProfileSummary) -> list[Advice]:
     steps = len(summary.steps) or 1
     if summary.launched < _MANY * steps:
-        return None
+        return []
     share = summary.tiny / summary.launched
     return _advice(
         "tiny",
@@ -237,15 +231,15 @@ def _tiny(summary: ProfileSummary) -> Advice | None:
     )
 
 
-def _communication(summary: ProfileSummary) -> Advice | None:
+def _communication(summary: ProfileSummary) -> list[Advice]:
     hidden = summary.overlap / (summary.total("communication") or 1.0)
     return _advice("communication", summary.share("exposed"), [summary.rank], hidden=hidden)
 
 
-def _waits(summary: ProfileSummary) -> Advice | None:
+def _waits(summary: ProfileSummary) -> list[Advice]:
     idle = summary.share("idle")
     if summary.device != "cuda" or idle < _IDLE or not summary.waits:
-        return None
+        return []
     reads = sum(each.calls for each in summary.waits if each.name.startswith("aten::"))
     others = sum(each.calls for each in summary.waits) - reads
     number = max(reads, others) / (len(summary.steps) or 1)
@@ -253,10 +247,10 @@ def _waits(summary: ProfileSummary) -> Advice | None:
     return _advice("waits", number, [summary.rank], cost=idle / 2, most=most, idle=idle)
 
 
-def _memory(summary: ProfileSummary) -> Advice | None:
+def _memory(summary: ProfileSummary) -> list[Advice]:
     limited = [each for each in summary.memory if each.limit]
     if not limited:
-        return None
+        return []
     fullest = max(limited, key=lambda each: each.peak / each.limit)
     return _advice(
         "memory",
@@ -268,24 +262,24 @@ def _memory(summary: ProfileSummary) -> Advice | None:
     )
 
 
-def _pageable(summary: ProfileSummary) -> Advice | None:
+def _pageable(summary: ProfileSummary) -> list[Advice]:
     return _advice("pageable", summary.pageable / (summary.total("duration") or 1.0), [summary.rank])
 
 
-def _optimizer(summary: ProfileSummary) -> Advice | None:
-    """A GPU that is busy meanwhile does not mind how long its host takes."""
+def _optimizer(summary: ProfileSummary) -> list[Advice]:
+    """On a GPU the host's time matters only where the GPU is idle."""
     share = summary.optimizer / (summary.total("duration") or 1.0)
     if summary.device != "cuda":
         return _advice("optimizer", share, [summary.rank], cost=share / 2, idle="")
     idle = summary.share("idle")
     if idle < _IDLE:
-        return None
+        return []
     shown = f", and the GPU has nothing to do {idle:.0%} of the time"
     return _advice("optimizer", share, [summary.rank], cost=min(share / 2, idle), idle=shown)
 
 
 def _work(summary: ProfileSummary) -> float:
-    """A step's time without what is spent on waiting for other ranks."""
+    """Microseconds of a step without exposed communication, which includes waiting for other ranks."""
     return (summary.total("duration") - summary.total("exposed")) / (len(summary.steps) or 1)
 
 
@@ -296,8 +290,7 @@ def _uneven(work: Mapping[int, float], verb: str) -> list[Advice]:
     rank, most = max(work.items(), key=lambda item: item[1])
     rest = statistics.median(time for other, time in work.items() if other != rank)
     ratio = most / rest if rest > 0 else 1.0
-    found = _advice("uneven", ratio, [rank], cost=1 - 1 / ratio, rank=rank, verb=verb, most=most, rest=rest)
-    return [found] if found is not None else []
+    return _advice("uneven", ratio, [rank], cost=1 - 1 / ratio, rank=rank, verb=verb, most=most, rest=rest)
 
 
 _RULES = (

@@ -1,7 +1,7 @@
 """Reads a profiler's trace, as Kineto writes it for Chrome and Perfetto. Needs no torch.
 
-Times are microseconds. An interval is a pair (start, end). A cover is a list of intervals in order; none touches the
-next. Upstream: kineto/libkineto/src/output_json.cpp.
+Times are microseconds. An interval is a pair (start, end). A cover is a sorted list of intervals that do not
+touch. Upstream: kineto/libkineto/src/output_json.cpp.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_NUMBER = re.compile(rb"([:\[,]\s*)-?(?:inf|nan|Infinity|NaN)\b")
 
 
 class TraceArguments(Struct, frozen=True, gc=False):
-    """What is used of an event's arguments. grid, block, registers, shared, occupancy: of a CUDA kernel. size: of an
+    """The arguments of an event that are used. grid, block, registers, shared, occupancy: of a CUDA kernel. size: of an
     allocation, below 0 where memory is given back; allocated: on the device after it; kind: 0 CPU, 1 CUDA."""
 
     external: int = field(default=0, name="External id")
@@ -67,11 +67,11 @@ class TraceEvent(Struct, frozen=True, gc=False):
 
     @property
     def interval(self) -> Interval:
-        return self.ts, self.ts + self.dur
+        return self.ts, self.end
 
 
 class KinetoTrace(Struct, frozen=True):
-    """A whole trace, as far as it is used."""
+    """The parts of a trace that are used."""
 
     events: list[TraceEvent] = field(name="traceEvents")
 
@@ -95,7 +95,7 @@ def read_trace(path: Path) -> KinetoTrace:
 
 
 def cover(intervals: Iterable[Interval]) -> Cover:
-    """What they cover together."""
+    """The union of the intervals."""
     found: Cover = []
     for start, end in sorted(intervals):
         if found and start <= found[-1][1]:
@@ -111,7 +111,7 @@ def length(covered: Iterable[Interval]) -> float:
 
 
 def common(one: Cover, other: Cover) -> Cover:
-    """What both cover."""
+    """The intersection."""
     found: Cover = []
     i = j = 0
     while i < len(one) and j < len(other):
@@ -126,6 +126,6 @@ def common(one: Cover, other: Cover) -> Cover:
 
 
 def without(one: Cover, other: Cover) -> Cover:
-    """What `one` covers and `other` does not."""
+    """The difference: `one` without `other`."""
     edges = [-math.inf, *itertools.chain.from_iterable(other), math.inf]
     return common(one, list(zip(edges[::2], edges[1::2], strict=True)))

@@ -1,9 +1,9 @@
-"""Memory over time by category, from a trace's allocations and what its rank knew of its tensors. Needs no torch.
+"""Memory over time by category, from a trace's allocations and its rank's tensors. Needs no torch.
 
 Parameters, gradients and optimizer state are known by address: the rank looks them up in its optimizer at the end of
-each step. What is still there when the next backward pass begins is needed by it: activations. The rest is temporary.
-What was there before the profile, and is none of the three, is `before` where the device's allocator reports its total
-(CUDA), else not counted.
+each step. Activations are other blocks that are still allocated when the next backward pass begins. The rest is
+temporary. Other blocks from before the profile are counted as `before` if the device's allocator reports its total
+(CUDA); otherwise they are not counted.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def timelines(
     clears: Sequence[float] = (),
     limits: Mapping[str, int] = {},
 ) -> list[MemoryTimeline]:
-    """One for each device. memory: the trace's [memory] events. boundaries: where steps begin, and where the last ends.
-    snapshots: at each of these, by device. backwards: when backward passes begin. clears: when gradients are
-    dropped."""
+    """One for each device. memory: the trace's [memory] events. boundaries: when each step begins, and when the last
+    one ends. snapshots: at each boundary, by device. backwards: when backward passes begin. clears: when gradients are
+    freed."""
     by_device: dict[str, list[TraceEvent]] = {}
     for event in sorted(memory, key=lambda each: each.ts):
         if boundaries[0] <= event.ts <= boundaries[-1]:
@@ -104,8 +104,7 @@ def _timeline(
 ) -> MemoryTimeline:
     begin = boundaries[0]
     known = [snapshot.blocks() for snapshot in snapshots]
-    before = dict(known[0]) if known else {}
-    """Blocks from before the profile, by address."""
+    before = dict(known[0]) if known else {}  # blocks from before the profile, by address
     blocks: dict[int, _Block] = {}
     totals: dict[MemoryCategory, int] = dict.fromkeys(CATEGORIES, 0)
     for block in before.values():
@@ -115,7 +114,7 @@ def _timeline(
         totals["before"] = max(total - sum(totals.values()), 0)
 
     def free(address: int, *owners: dict[int, _Block]) -> bool:
-        """False: the address is no owner's."""
+        """False: no owner has the address."""
         for owner in owners:
             block = owner.pop(address, None)
             if block is not None:
@@ -128,12 +127,12 @@ def _timeline(
     for event, freed_at in zip(events, _freed_at(events), strict=True):
         if next_clear < len(clears) and clears[next_clear] <= event.ts:
             next_clear = bisect.bisect_right(clears, event.ts)
-            # a CPU's allocator does not report the end of what it gave before the profile
+            # a CPU's allocator does not report that blocks from before the profile are freed
             for address in [address for address, block in before.items() if block.category == "gradients"]:
                 free(address, before)
         address, size = event.args.address, event.args.size
         if size > 0:
-            free(address, before)  # its end was not reported
+            free(address, before)  # that it was freed was not reported
             step = bisect.bisect_left(boundaries, event.ts)  # the boundary that ends this step
             at_end = known[step].get(address) if step < len(known) else None
             passes = bisect.bisect_left(backwards, event.ts)
@@ -159,7 +158,7 @@ def _timeline(
 
 
 def _freed_at(events: Sequence[TraceEvent]) -> list[float]:
-    """When each allocation is given back; infinity: it is not."""
+    """When each allocation is freed; infinity: never."""
     found = [math.inf] * len(events)
     allocated: dict[int, int] = {}
     for number, event in enumerate(events):
@@ -171,7 +170,7 @@ def _freed_at(events: Sequence[TraceEvent]) -> list[float]:
 
 
 def _thinned(history: list[tuple[float, list[int]]], end: float) -> list[tuple[float, list[int]]]:
-    """Of each of _PARTS equal parts of the time, where the sum and where activations were largest: no peak is lost."""
+    """The points with the largest sum and the most activations in each of _PARTS equal parts of the time."""
     if len(history) <= _PARTS:
         return history
     begin = history[0][0]

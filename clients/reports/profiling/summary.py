@@ -4,7 +4,7 @@
 
 Times are microseconds, sums over all profiled steps unless a name says otherwise. Communication: kernels of NCCL by
 name, on CPU the spans that gloo writes. Computation: all other kernels, on CPU the operators of the threads that
-train. What is communicated while nothing is computed is exposed.
+train. Communication is exposed while nothing is computed.
 
 torch.profiler's key_averages does not give these figures: it counts all threads, and steps that were not finished.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import statistics
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ from .tensor_cores import TensorCoreUse, UsesTensorCores
 
 _LISTED = 60
 TINY_MICROSECONDS = 5.0
-"""It takes about as long to launch a kernel."""
+"""About the time that it takes to launch a kernel."""
 _COMMUNICATES = ("nccl", "gloo:")
 _WAITS = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "nccl:", "gloo:")
 _SYNCHRONIZES = frozenset(
@@ -40,15 +41,15 @@ _SYNCHRONIZES = frozenset(
      "cuCtxSynchronize", "cuEventSynchronize"}
 )  # fmt: skip
 _READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero"})
-"""Operators that wait for the device where the number that they read is there."""
+"""Operators that read a number from the device; they wait for it if it is on a GPU."""
 WAITED_MICROSECONDS = 10.0
-"""A shorter call did not wait: the device had finished before."""
+"""A shorter call did not wait: the device had already finished."""
 _LOADER = "enumerate(DataLoader)#"
 _BACKWARD = "autograd::engine::evaluate_function"
 
 
 class ProfileContext(Struct, frozen=True, kw_only=True):
-    """What a trace lacks. first: number of the first profiled step. steps: how many were finished; 0: all.
+    """What the trace does not contain. first: number of the first profiled step. steps: how many were finished; 0: all.
     snapshots: by device, at each step's boundary. triton: folders of Triton's caches. memory: bytes of each
     device."""
 
@@ -156,12 +157,12 @@ class ProfileSummary(Struct, frozen=True, kw_only=True):
         return float(sum(getattr(step, name) for step in self.steps))
 
     def share(self, name: str) -> float:
-        """The same as a share of all steps' time."""
+        """The field's sum as a share of all steps' time."""
         return self.total(name) / (self.total("duration") or 1.0)
 
     @property
     def median_step(self) -> float:
-        return sorted(step.duration for step in self.steps)[len(self.steps) // 2]
+        return statistics.median_high(step.duration for step in self.steps)
 
 
 def summarize(trace: KinetoTrace, facts: ProfileContext) -> ProfileSummary:
@@ -212,7 +213,7 @@ def summarize(trace: KinetoTrace, facts: ProfileContext) -> ProfileSummary:
         tensor_unknown=_time(e for e in products if cores[e.name].answer == "unknown"),
         launched=len(own),
         tiny=sum(e.dur < TINY_MICROSECONDS for e in own),
-        median_kernel=sorted(e.dur for e in own)[len(own) // 2] if own else 0.0,
+        median_kernel=statistics.median_high(e.dur for e in own) if own else 0.0,
         optimizer=length(cover(e.interval for e in host if e.name.startswith("Optimizer.step#"))),
         pageable=_time(
             e for e in device if e.cat == "gpu_memcpy" and "HtoD" in e.name and "Pageable" in e.name
@@ -239,7 +240,7 @@ def _time(events: Iterable[TraceEvent]) -> float:
 
 
 def _windows(events: Sequence[TraceEvent], steps: Sequence[TraceEvent]) -> list[Interval]:
-    """When each step ran: on a GPU, which the host runs ahead of, from its first kernel to the next step's."""
+    """When each step ran. On a GPU, which runs behind the host, from its first kernel to the next step's."""
     on_device: dict[str, list[TraceEvent]] = defaultdict(list)
     for event in events:
         if event.cat == "gpu_user_annotation":
@@ -253,7 +254,7 @@ def _windows(events: Sequence[TraceEvent], steps: Sequence[TraceEvent]) -> list[
 def _covers(
     host: Sequence[TraceEvent], device: Sequence[TraceEvent], training: set[Any], loaded: Cover
 ) -> tuple[Cover, Cover]:
-    """Communication and computation; a loader's own operators, on CPU, are neither."""
+    """Communication and computation. On CPU a data loader's own operators count as neither."""
     if device:
         return (
             cover(e.interval for e in device if _communicates(e.name)),
@@ -269,7 +270,7 @@ def _covers(
 def _step(
     number: int, window: Interval, begin: float, communicated: Cover, computed: Cover, loaded: Cover
 ) -> ProfiledStep:
-    """Waiting for data counts where it is not hidden behind what a GPU does meanwhile."""
+    """Waiting for data counts only while the GPU does nothing."""
     communication, computation = common(communicated, [window]), common(computed, [window])
     busy = cover([*communication, *computation])
     loader = length(without(common(loaded, [window]), busy))
@@ -346,7 +347,7 @@ def _kernels(
 
 
 class _OperatorTimes:
-    """What is added up for one operator."""
+    """Sums over one operator's calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -355,7 +356,7 @@ class _OperatorTimes:
 
 
 def _operators(host: Iterable[TraceEvent]) -> list[ProfiledOperator]:
-    """By their own time: what a thread's inner events took is taken from the outer one's."""
+    """Sorted by own time: the time of an event without that of the events inside it, on the same thread."""
     times: dict[str, _OperatorTimes] = defaultdict(_OperatorTimes)
     open_events: dict[Any, list[TraceEvent]] = defaultdict(list)
     for event in sorted(host, key=lambda e: (e.ts, -e.dur)):
@@ -388,13 +389,13 @@ def _operators(host: Iterable[TraceEvent]) -> list[ProfiledOperator]:
 
 
 def _dims(dims: Any) -> str:
-    """Sizes of the inputs that have any."""
+    """Sizes of the inputs that are tensors with dimensions."""
     sizes = [size for size in dims if isinstance(size, list) and size and isinstance(size[0], int)]
     return ", ".join("\N{MULTIPLICATION SIGN}".join(map(str, size)) for size in sizes)[:120]
 
 
 def _collectives(host: Sequence[TraceEvent], kernels: Sequence[TraceEvent]) -> list[ProfiledCalls]:
-    """Kernels of NCCL; where there are none, gloo's spans; where there are none, the operators that wait."""
+    """NCCL's kernels, else gloo's spans, else the operators that wait."""
     spans = [e for e in kernels if _communicates(e.name)]
     spans = spans or [e for e in host if e.name.startswith("gloo:")]
     spans = spans or [e for e in host if e.name.startswith(_WAITS)]
@@ -417,7 +418,7 @@ def _waits(host: Sequence[TraceEvent], events: Sequence[TraceEvent]) -> list[Pro
 
 
 def _calls(spans: Iterable[tuple[str, float]]) -> list[ProfiledCalls]:
-    """By name; the longest together first."""
+    """By name, the largest total time first."""
     times: dict[str, list[float]] = defaultdict(list)
     for name, took in spans:
         times[name].append(took)
@@ -426,7 +427,7 @@ def _calls(spans: Iterable[tuple[str, float]]) -> list[ProfiledCalls]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """TRACE FACTS SUMMARY: files."""
+    """arguments: the files TRACE, FACTS (a ProfileContext) and SUMMARY (written)."""
     source, facts, target = map(Path, arguments)
     context = decoding.from_json(facts.read_bytes(), type=ProfileContext)
     write_atomically(target, msgspec.json.encode(summarize(read_trace(source), context)))

@@ -1,9 +1,9 @@
 """Whether a CUDA kernel runs on Tensor Cores, and how that is known. Needs no torch.
 
-A name is evidence, not proof. Two closed lists: parts of names that say yes, and those that say no before them. The
-first part of the list is that of PyTorch's TensorBoard plugin (kineto tb_plugin, profiler/tensor_core.py), from
-NVIDIA's PyProf; the rest are names that cuBLAS, CUTLASS, cuDNN and FlashAttention have given since. What Triton
-compiled is looked up in its PTX, or, where there is none, in the disassembled binary.
+A name is evidence, not proof. Two closed lists have parts of names: those that say no are looked for first, then those
+that say yes. The first part of the second list is that of PyTorch's TensorBoard plugin (kineto tb_plugin,
+profiler/tensor_core.py), from NVIDIA's PyProf; the rest are names that cuBLAS, CUTLASS, cuDNN and FlashAttention have
+given since. For Triton's kernels the PTX is searched or, if there is none, the disassembled binary.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DISASSEMBLY_SECONDS = 20.0
 
 
 class TensorCoreUse(Struct, frozen=True):
-    """how: `name` and the part that says so, `ptx`, `sass`, or '' where nothing is known."""
+    """how: `name: ` and the part that decided, `ptx`, `sass`, or '' if the answer is not known."""
 
     answer: UsesTensorCores
     how: str = ""
@@ -75,8 +75,8 @@ def _part(name: str, parts: Iterable[str]) -> str:
 def of_triton(
     names: Iterable[str], folders: Iterable[Path], *, nvdisasm: Path | None = None
 ) -> dict[str, TensorCoreUse]:
-    """Kernels by name, found in Triton's caches (a folder for each kernel, NAME.ptx and NAME.cubin inside). One of
-    several binaries of a name that multiplies on Tensor Cores is enough."""
+    """By name, for kernels found in Triton's caches (a folder for each kernel, with NAME.ptx and NAME.cubin). If a name
+    has several binaries, one that uses Tensor Cores is enough."""
     found: dict[str, TensorCoreUse] = {}
     wanted = set(names)
     for path in (

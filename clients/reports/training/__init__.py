@@ -1,4 +1,4 @@
 """The report of a training job.
-Its events and its ranks' profiles enter; series, marks and advice, and an HTML page with charts leave.
+Takes its events and its ranks' profiles. Gives series, marks and advice, and an HTML page with charts.
 Imports reports.html_page, reports.svg and reports.profiling.
 """

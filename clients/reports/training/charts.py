@@ -17,18 +17,25 @@ _WIDTH, _HEIGHT = 560, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, _WIDTH - 16, 12, _HEIGHT - 26
 """Pixels of the plot in the picture."""
 _DRAWN = 240
-"""Points of a line; of more, the least and greatest of each part are drawn."""
+"""Parts of a line; a line with many more points is drawn as the least and the greatest of each part."""
 _COLUMNS = 40
-"""Steps of a profile that are drawn."""
+"""The last steps of a profile that are drawn."""
 _SEPARATE = 6
-"""Ranks that have a line each; of more, the band that they fill and their mean are drawn."""
+"""Up to this many ranks have a line each; more are drawn as their range and their mean."""
 MEMORY_NAMES = {name: name for name in CATEGORIES} | {"optimizer": "optimizer state", "before": "from before"}
+TIME_NAMES = {
+    "computation": "computation",
+    "exposed": "communication that nothing hides",
+    "loader": "waiting for data",
+    "idle": "nothing of these",
+}
+"""Parts of a step's time: fields of ProfiledStep, in the order in which they are drawn."""
 
 Format = Callable[[float], str]
 
 
 def lines(series: MetricSeries, *, restarts: Sequence[int] = (), checkpoints: Sequence[int] = ()) -> Picture:
-    """A series over steps. restarts: steps at which ranks started again; checkpoints: of the whole ones."""
+    """A series over steps. restarts: steps after which ranks started again. checkpoints: steps of complete ones."""
     steps = [step for line in series.lines.values() for step, _ in line]
     first, last = min(steps), max(steps)
     x = Axis(first, max(last, first + 1), _LEFT, _RIGHT)
@@ -51,7 +58,7 @@ def lines(series: MetricSeries, *, restarts: Sequence[int] = (), checkpoints: Se
 
 
 def ranks_drawn(series: MetricSeries) -> list[tuple[str, str]]:
-    """What the lines are: (color, name)."""
+    """(color, name) of each line."""
     if len(series.lines) > _SEPARATE:
         return [("kind0", f"mean and range of {len(series.lines)} ranks")]
     return [
@@ -84,7 +91,7 @@ def memory(timeline: MemoryTimeline) -> Picture:
 
 
 def steps(summary: ProfileSummary) -> Picture:
-    """Where the time of each profiled step went, upright."""
+    """The time of each profiled step as a column of its parts."""
     shown = summary.steps[-_COLUMNS:]
     x = Axis(0.0, float(len(shown)), _LEFT, _RIGHT)
     y = Axis(0.0, max(step.duration for step in shown) / 1e3 * 1.06, _BOTTOM, _TOP)
@@ -92,7 +99,7 @@ def steps(summary: ProfileSummary) -> Picture:
     shapes = _levels(x, y, format_of_unit("ms"))
     for place, step in enumerate(shown):
         middle, low = x(place + 0.5), 0.0
-        for kind in ("computation", "exposed", "loader", "idle"):
+        for kind in TIME_NAMES:
             took = getattr(step, kind) / 1e3
             if took > 0:
                 height = max(y(low) - y(low + took), 0.5)
@@ -152,7 +159,7 @@ def _scale(x: Axis, unit: str) -> list[Shape]:
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """With room above and below; from zero where that is near."""
+    """With room above and below; from zero if the values are near it."""
     low, high = min(values), max(values)
     if low >= 0 and low <= 0.4 * high:
         return 0.0, high * 1.06 or 1.0
@@ -212,7 +219,7 @@ def _thinned(line: Line) -> Line:
 
 
 def _stairs(points: Iterable[tuple[float, float]]) -> str:
-    """The area below a line that stays where it is until it changes; in pixels."""
+    """The area below a line in steps; in pixels."""
     (left, first), *rest = points
     steps = " ".join(f"H{x:.1f} V{y:.1f}" for x, y in rest)
     return f"M{left:.1f} {first:.1f} {steps} H{_RIGHT:.1f} L{_RIGHT:.1f} {_BOTTOM:.1f} L{_LEFT:.1f} {_BOTTOM:.1f} Z"

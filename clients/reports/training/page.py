@@ -1,36 +1,21 @@
-"""A training job's report as one HTML page. The page's text is in templates/training.html; this module writes what it
-names."""
+"""A training job's report as one HTML page. The template is templates/training.html; this module gives its values."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 
 from .. import html_page
 from ..html_page import Tile, milliseconds, number, plural, seconds
 from ..profiling.summary import ProfileSummary
 from . import charts
-from .summary import MetricSeries, TrainingReport
+from .summary import TITLES, MetricSeries, TrainingReport
 
 _SHOWN = 12
 """Kernels or operators of a rank; the rest can be unfolded."""
 _LISTED = 100
-_TITLES = {
-    "loss": "Loss",
-    "throughput": "Throughput",
-    "step_seconds": "Step time",
-    "memory_bytes": "Memory",
-    "learning_rate": "Learning rate",
-    "wait_seconds": "Waiting for data, each step",
-    "gradient_norm": "Gradient norm",
-}
-_TIME_NAMES = {
-    "computation": "computation",
-    "exposed": "communication that nothing hides",
-    "loader": "waiting for data",
-    "idle": "nothing of these",
-}
 _PHASE_COLORS = {
     "capturing": "kind3",
     "compiling": "kind0",
@@ -61,7 +46,7 @@ def page(report: TrainingReport) -> str:
         ranks_drawn=charts.ranks_drawn,
         series_last=_series_last,
         series_title=_series_title,
-        time_names=_TIME_NAMES,
+        time_names=charts.TIME_NAMES,
         time_shares=_time_shares,
         phase_shares=[(color, f"{name}: {seconds(took)}", took / total) for color, name, took in phases],
         phase_names=_phase_names(phases),
@@ -101,8 +86,8 @@ def _tiles(report: TrainingReport) -> list[Tile]:
 
 
 def _median(series: MetricSeries) -> float:
-    values = sorted(value for line in series.lines.values() for _, value in line[2:] or line)
-    return values[len(values) // 2]
+    """Without each line's first two values, which include compiles."""
+    return statistics.median_high(value for line in series.lines.values() for _, value in line[2:] or line)
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -128,7 +113,7 @@ def _marks(report: TrainingReport) -> list[str]:
 
 
 def _series_title(series: MetricSeries) -> str:
-    title = _TITLES.get(series.name) or series.name[:60]
+    title = TITLES.get(series.name) or series.name[:60]
     return f"{title} ({series.unit})" if series.name == "throughput" else title
 
 
@@ -140,18 +125,17 @@ def _series_last(series: MetricSeries) -> str:
 
 
 def _time_shares(summary: ProfileSummary) -> list[tuple[str, str, float]]:
-    shares = {kind: summary.share(kind) for kind in _TIME_NAMES}
     return [
-        (kind, f"{_TIME_NAMES[kind]}: {share:.1%}", min(share, 1.0))
-        for kind, share in shares.items()
-        if share > 0.0005
+        (kind, f"{name}: {share:.1%}", min(share, 1.0))
+        for kind, name in charts.TIME_NAMES.items()
+        if (share := summary.share(kind)) > 0.0005
     ]
 
 
 def _phase_names(phases: Sequence[tuple[str, str, float]]) -> list[tuple[str, str]]:
-    spent: Counter[tuple[str, str]] = Counter()
+    spent: dict[tuple[str, str], float] = defaultdict(float)
     for color, name, took in phases:
-        spent[color, name] += took  # type: ignore[assignment]
+        spent[color, name] += took
     return [(color, f"{name} {seconds(took)}") for (color, name), took in spent.items()]
 
 
@@ -169,7 +153,7 @@ def _facts(summary: ProfileSummary) -> list[str]:
 
 
 def _short(name: str) -> str:
-    """A C++ kernel's name without what it was made of: namespaces, return type, arguments."""
+    """A C++ kernel's name without PyTorch's namespaces, return type and arguments."""
     plain = name.removeprefix("void ").replace("at::native::", "").replace("(anonymous namespace)::", "")
     plain = re.sub(r"(?<=[\w>])\(.*", "", plain, flags=re.DOTALL)
     return plain if len(plain) <= 96 else f"{plain[:95]}…"

@@ -30,20 +30,21 @@ from ....compiler.api.training.jobs import TrainJob
 from ..profiling.advice import Advice, advice, of_compiles, of_steps
 from ..profiling.summary import ProfileSummary
 
-_KNOWN = (
-    "loss",
-    "throughput",
-    "step_seconds",
-    "memory_bytes",
-    "learning_rate",
-    "wait_seconds",
-    "gradient_norm",
-)
-"""In the order in which they are shown; a script's own come after them."""
-_COUNTED = ("tokens", "samples")
+TITLES = {
+    "loss": "Loss",
+    "throughput": "Throughput",
+    "step_seconds": "Step time",
+    "memory_bytes": "Memory",
+    "learning_rate": "Learning rate",
+    "wait_seconds": "Waiting for data, each step",
+    "gradient_norm": "Gradient norm",
+}
+"""Of series, in the order in which they are shown; a script's own come after them."""
+COUNTED = ("tokens", "samples")
+"""Units of throughput; the first that a job reports is used."""
 _OTHERS = 12
 _SKIPPED_STEPS = 2
-"""Compiles and the first batch make the first steps no measure of a step."""
+"""The first steps are not counted: they include compiles and the wait for the first batch."""
 
 Line = list[tuple[int, float]]
 """(step, value), by step."""
@@ -98,7 +99,7 @@ def report(
     profiles: Sequence[ProfileSummary] = (),
     traces: Sequence[str] = (),
 ) -> TrainingReport:
-    """events: metrics in their order, the others in theirs. traces: names of the job's files."""
+    """events: the metrics in their own order, the others in theirs. traces: names of the job's files."""
     events = list(events)
     metrics = _of_type(events, StepMetrics)
     values = _values(metrics)
@@ -138,7 +139,7 @@ def _values(metrics: Iterable[StepMetrics]) -> dict[str, dict[int, Line]]:
 def _restarts(
     events: Iterable[TrainEvent], reached: Sequence[tuple[float, int]]
 ) -> list[tuple[int, int, str]]:
-    """reached: when which step was reported, by time."""
+    """reached: (time, step) of each report, sorted."""
     restarts, cause = [], ""
     for event in events:
         if isinstance(event, RankEnded) and event.code != 0:
@@ -150,7 +151,7 @@ def _restarts(
 
 
 def _first_steps(events: Sequence[TrainEvent]) -> dict[int, dict[int, float]]:
-    """From a rank's start to the end of its first step, by attempt and rank."""
+    """Seconds from a rank's start to the end of its first step, by attempt and rank."""
     started = {(event.attempt, event.rank): event.at for event in _of_type(events, RankStarted)}
     found: dict[int, dict[int, float]] = defaultdict(dict)
     for event in _of_type(events, FirstStep):
@@ -161,15 +162,15 @@ def _first_steps(events: Sequence[TrainEvent]) -> dict[int, dict[int, float]]:
 
 def _series(values: Mapping[str, dict[int, Line]]) -> list[MetricSeries]:
     found = {}
-    for counted in reversed(_COUNTED):
+    for counted in reversed(COUNTED):
         lines = _throughput(values.get(counted, {}), values.get("step_seconds", {}))
         if lines:
             found["throughput"] = MetricSeries("throughput", f"{counted}/s", lines)
     for name, lines in values.items():
-        if name not in _COUNTED:
+        if name not in COUNTED:
             found[name] = MetricSeries(name, _unit(name), lines)
-    own = sorted(set(found) - set(_KNOWN))[:_OTHERS]
-    return [found[name] for name in (*_KNOWN, *own) if name in found]
+    own = sorted(set(found) - set(TITLES))[:_OTHERS]
+    return [found[name] for name in (*TITLES, *own) if name in found]
 
 
 def _unit(name: str) -> str:
@@ -179,8 +180,9 @@ def _unit(name: str) -> str:
 
 
 def _throughput(counted: Mapping[int, Line], seconds: Mapping[int, Line]) -> dict[int, Line]:
-    """Of all ranks together: what the ranks that then trained did in a step, by the slowest one's time. Ranks report
-    their times now and then, each at other steps: the value before a step stands for it, or the first."""
+    """Of all ranks together, by step: the tokens or samples of the ranks that trained then, divided by the slowest
+    rank's time. Ranks do not report at the same steps: for a step that a rank did not report, its latest earlier value
+    counts, else its first."""
     both = [(counted[rank], line) for rank, line in seconds.items() if line and counted.get(rank)]
     found: Line = []
     for step in sorted({step for _, line in both for step, _ in line}):
@@ -204,7 +206,7 @@ def _covers(line: Line, step: int) -> bool:
 def _stages(
     job: TrainJob, changes: Sequence[StateChanged], metrics: Sequence[StepMetrics]
 ) -> list[TrainingPhase]:
-    """The states between the job's begin and its end; one that lasted no time at all is left out."""
+    """The states from the job's start to its end; one that took no time is left out."""
     marks = [("waiting", job.created), *((change.state, change.at) for change in changes)]
     latest = max([job.created, *(it.at for it in metrics), *(it.at for it in changes)])
     phases = itertools.pairwise([*marks, ("", job.ended or latest)])
@@ -217,7 +219,7 @@ def _advice(
     profiles: Sequence[ProfileSummary],
     compiles: Mapping[int, RankCompiles],
 ) -> list[Advice]:
-    """Advice from profiles; from the steps that for which profiles give none."""
+    """Advice from profiles; for rules that give none there, from the steps."""
     found = advice(profiles)
     rules = {each.rule for each in found}
     seconds, waited = (_steady(values.get(name, {})) for name in ("step_seconds", "wait_seconds"))

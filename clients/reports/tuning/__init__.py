@@ -1,4 +1,4 @@
 """The report of a tuning job, or of a tuning lock.
-Results enter; rows, totals and regressions, an HTML page and PNG pictures leave.
+Takes results. Gives rows, totals and slowdowns, an HTML page and a PNG picture.
 Imports jobfiles, and reports.html_page, reports.svg and reports.roofline.
 """

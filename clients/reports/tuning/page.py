@@ -18,7 +18,6 @@ _LISTED = 40
 """Of one problem's candidates and failures, and of graphs."""
 _LISTED_MISSING = 200
 _COLORS = 6
-_TIMES = "\N{MULTIPLICATION SIGN}"
 _CHANGE_NAMES = {
     "slower": "slower than before",
     "other": "another winner, about as fast",
@@ -61,9 +60,13 @@ def _tiles(report: TuningReport) -> list[Tile]:
     tiles = [("problems", str(report.problems), f"{report.known} known before" if report.known else "")]
     if report.of_default is not None:
         note = "geometric mean, each alone"
-        tiles.append(("faster than Inductor's default", f"{report.of_default:.2f}{_TIMES}", note))
+        tiles.append(
+            ("faster than Inductor's default", f"{report.of_default:.2f}\N{MULTIPLICATION SIGN}", note)
+        )
     if report.of_aten is not None:
-        tiles.append(("faster than ATen", f"{report.of_aten:.2f}{_TIMES}", "cuBLAS, cuDNN or oneDNN"))
+        tiles.append(
+            ("faster than ATen", f"{report.of_aten:.2f}\N{MULTIPLICATION SIGN}", "cuBLAS, cuDNN or oneDNN")
+        )
     if report.graphs:
         best = report.graphs[0]
         tiles.append((f"saved a step of {best.key[:8]}", milliseconds(best.saved), "of its tuned products"))

@@ -57,7 +57,7 @@ class TunedGraph(Struct, frozen=True):
 
 
 class TunedDevice(Struct, frozen=True):
-    """place: the device and its versions. rows: what gains most comes first."""
+    """place: the device and its versions. rows: the largest gain first."""
 
     place: DeviceEnvironment
     rows: list[TuningRow]
@@ -153,13 +153,9 @@ def _sort_key(place: DeviceEnvironment) -> tuple[str, ...]:
     return place.device, place.torch, place.digest()
 
 
-def _device(place: DeviceEnvironment, results: Iterable[TuneResult]) -> TunedDevice:
-    measured, tuned = [], []
-    for result in results:
-        if result.ceiling:
-            measured.append(result.entry)
-        else:
-            tuned.append(result)
+def _device(place: DeviceEnvironment, results: Sequence[TuneResult]) -> TunedDevice:
+    tuned = [result for result in results if not result.ceiling]
+    measured = [result.entry for result in results if result.ceiling]
     ceilings = roofline.ceilings(measured, [result.entry for result in tuned])
     return TunedDevice(place, sorted((_row(result, ceilings) for result in tuned), key=_gain), ceilings)
 
@@ -180,7 +176,7 @@ def _row(result: TuneResult, ceilings: roofline.DeviceCeilings) -> TuningRow:
 
 
 def _gain(row: TuningRow) -> tuple[object, ...]:
-    """A sort key: what gains most comes first."""
+    """A sort key: the largest gain first."""
     ratio = row.of_default or row.of_aten
     return ratio is None, -(ratio or 0.0), row.entry.problem.text()
 

@@ -6,7 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from torchrelay.compiler.graph import device_environment
+from torchrelay.compiler.graph import device_environment, toolchain
 from torchrelay.compiler.search import compare_candidates, device_lock
 from torchrelay.compiler.tuning.records import Operand, Problem
 
@@ -53,10 +53,11 @@ def test_the_processors_model_is_linuxs_own_name_for_it(tmp_path):
     listed.write_text(
         "processor\t: 0\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R) Platinum 8488C\nflags\t: fpu\n"
     )
-    assert device_environment._cpu_model(listed) == "Intel(R) Xeon(R) Platinum 8488C"
+    assert toolchain.cpuinfo("model name", listed) == "Intel(R) Xeon(R) Platinum 8488C"
+    assert toolchain.cpuinfo("flags", listed) == "fpu"
     listed.write_text("processor\t: 0\nBogoMIPS\t: 50.00\n")
-    assert device_environment._cpu_model(listed)
-    assert device_environment._cpu_model(tmp_path / "none")
+    assert toolchain.cpuinfo("model name", listed) == ""
+    assert toolchain.cpuinfo("model name", tmp_path / "none") == ""
 
 
 @pytest.mark.parametrize(
