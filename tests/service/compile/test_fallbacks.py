@@ -79,20 +79,18 @@ def test_w_error_makes_no_fallback_an_error(
     client("remote")
     gateway.pool.errors += [errors.CompileFailed("g++ ended with 1")] * 20
     x = torch.linspace(-1, 1, 8).requires_grad_()
-    compiled = torch.compile(loss, backend="torchrelay")
+    compiled = torch.compile(lambda x: x.sin().square().sum(), backend="torchrelay")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         compiled(x).backward()
     torch.testing.assert_close(x.grad, torch.sin(2 * x.detach()))
-    assert torchrelay.report().fallbacks == {"compile_failed": 2}
+    assert torchrelay.report().fallbacks == {"compile_failed": 1}
     assert "compiled locally: g++ ended with 1" in caplog.text
     client("remote")
     with warnings.catch_warnings():
         warnings.simplefilter("error", torchrelay.FallbackWarning)
-        with pytest.raises(Exception, match="compiled locally: g") as caught:
+        with pytest.raises(Exception, match="FallbackWarning: torchrelay: compiled locally: g"):
             compiled(x)
-    told = caught.value, caught.value.__cause__
-    assert any(isinstance(each, torchrelay.FallbackWarning) for each in told)
 
 
 @pytest.mark.parametrize("content", [b'{"url": "\xff"}', b'{"url"', b"\x00"])
