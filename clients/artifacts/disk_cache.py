@@ -1,8 +1,9 @@
-"""Artifacts kept on this machine: key in, signed artifact bytes out; shared by every process of the user.
+"""Artifacts kept on this machine, shared by every process of the user.
 
-Layout: ROOT/<first two hex digits>/<key>. A file appears whole or not at all (temporary file in the same
-folder, then a rename). Its modification time is the last use, and trimming removes the least recently used
-first. Nothing here is trusted: load.py verifies signature and digests of what it gets, every time.
+Layout: FOLDER/artifacts/<first two hex digits>/<key>; beside them, in FOLDER/lib, the libraries of artifacts that were
+loaded (shared_libraries.py). A file appears whole or not at all (temporary file in the same folder, then a rename). Its
+modification time is the last use, and trimming removes the least recently used first. Nothing here is trusted: load.py
+verifies signature and digests of what it gets, every time.
 
 Any failure of the disk (full, read-only, no permission) costs a cache entry, never the run: it is logged
 once and the call says None or False.
@@ -17,6 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +29,8 @@ _log = logging.getLogger(__name__)
 _HEX = frozenset("0123456789abcdef")
 _TEMPORARY = ".tmp-"
 _STALE_SECONDS = 3600.0
-"""A temporary file older than this was left by a process that died."""
+"""A temporary file older than this was left by a process that died. A library used since then stays: a process may be
+about to load it."""
 
 
 class _Entry(NamedTuple):
@@ -37,14 +40,15 @@ class _Entry(NamedTuple):
 
 
 class DiskCache:
-    """A folder of artifacts with a limit in bytes. Safe for threads and for processes that share `root`.
+    """A folder of artifacts and their libraries, with a limit in bytes. Safe for threads and processes that share it.
 
     The limit is approximate: it is enforced on an instance's first put and every `trim_every` puts after,
     by one process at a time, and trims to nine tenths.
     """
 
-    def __init__(self, root: Path, limit_bytes: int, *, trim_every: int = 32) -> None:
-        self._root = root
+    def __init__(self, folder: Path, limit_bytes: int, *, trim_every: int = 32) -> None:
+        self._root = folder / "artifacts"
+        self._libraries = folder / "lib"
         self._limit = limit_bytes
         self._trim_every = trim_every
         self._lock = threading.Lock()
@@ -70,20 +74,13 @@ class DiskCache:
     def put(self, key: str, data: bytes) -> bool:
         """Keep `data`; False when the disk would not take it. Raises ValueError unless `key` is hex."""
         path = self._path(key)
-        if self._limit <= 0 or len(data) > self._limit:
-            return False
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(path, data, prefix=_TEMPORARY)
-        except OSError as error:
-            self._complain(error)
-            return False
+        stored = len(data) <= self._limit and self._write(path, data)
         with self._lock:
             due = self._puts % self._trim_every == 0
             self._puts += 1
         if due:
             self.trim()
-        return True
+        return stored
 
     def remove(self, key: str) -> None:
         """Forget an entry, e.g. one whose signature did not hold. Absent is fine."""
@@ -108,25 +105,37 @@ class DiskCache:
             raise ValueError(f"not a cache key: {key[:80]!r}")
         return self._root / key[:2] / key
 
+    def _write(self, path: Path, data: bytes) -> bool:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(path, data, prefix=_TEMPORARY)
+        except OSError as error:
+            self._complain(error)
+            return False
+        return True
+
     def _trim(self) -> None:
         entries = sorted(self._entries())
         total = sum(entry.size for entry in entries)
         if total <= self._limit:
             return
+        expired = time.time() - _STALE_SECONDS
         for entry in entries:
             if total <= self._limit * 0.9:
                 return
+            if entry.path.parent == self._libraries and entry.used > expired:
+                continue
             with contextlib.suppress(FileNotFoundError):
                 entry.path.unlink()
             total -= entry.size
 
     def _entries(self) -> Iterator[_Entry]:
-        """Every artifact; drops stale temporary files on the way."""
+        """Every artifact and library; drops stale temporary files on the way."""
         expired = time.time() - _STALE_SECONDS
-        for path in self._root.glob("[0-9a-f][0-9a-f]/*"):
+        for path in chain(self._root.glob("[0-9a-f][0-9a-f]/*"), self._libraries.glob("*")):
             try:
                 status = path.stat()
-                if not path.name.startswith(_TEMPORARY):
+                if not path.name.startswith("."):  # a draft
                     yield _Entry(status.st_mtime, status.st_size, path)
                 elif status.st_mtime < expired:
                     path.unlink()
@@ -135,6 +144,7 @@ class DiskCache:
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[bool]:
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(self._root / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             try:

@@ -142,7 +142,7 @@ class Prefetch:
         from .trust_store import TrustStore
 
         store = TrustStore(self._settings)
-        disk = DiskCache(self._settings.cache_dir / "artifacts", self._settings.disk_cache_bytes)
+        disk = DiskCache(self._settings.cache_dir, self._settings.disk_cache_bytes)
         chosen, total = [], 0
         for script in self._scripts:
             if found := gateway.used_by(script).artifacts:

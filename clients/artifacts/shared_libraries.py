@@ -5,7 +5,9 @@ Needs no torch: a prefetch places them before anybody asks.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 from pathlib import Path
 
 import msgspec
@@ -43,6 +45,8 @@ def store_library(binary: bytes, folder: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{hashlib.sha256(binary).hexdigest()}.so"
     if path.is_file() and path.stat().st_size == len(binary) and path.read_bytes() == binary:
+        with contextlib.suppress(OSError):  # a read-only disk
+            os.utime(path)  # it was used now (disk_cache.py)
         return path
     write_atomically(path, binary, mode=0o700)
     return path

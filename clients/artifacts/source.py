@@ -84,7 +84,7 @@ class ArtifactSource:
         self._gateway = gateway
         self._prefetch = prefetch
         self._launch = launch
-        self._disk = DiskCache(settings.cache_dir / "artifacts", settings.disk_cache_bytes)
+        self._disk = DiskCache(settings.cache_dir, settings.disk_cache_bytes)
         self._trust = TrustStore(settings)
         self._owner = os.getpid()
         self._store_job: StoreAgreement | None = None

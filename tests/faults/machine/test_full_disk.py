@@ -103,7 +103,7 @@ def test_a_client_whose_disk_is_full_keeps_nothing_partial_and_keeps_again_when_
         [sys.executable, "-c", CLIENT, str(tmp_path)], capture_output=True, text=True, timeout=60
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.strip() == str([f"cd/{'cd' * 32}"])
+    assert ran.stdout.strip() == str([f"artifacts/cd/{'cd' * 32}"])
     assert DiskCache(tmp_path, 1 << 20).get("ab" * 32) == bytes(range(256)) * 100
 
 

@@ -10,12 +10,14 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torchrelay.clients.artifacts.disk_cache import DiskCache
+from torchrelay.clients.artifacts.shared_libraries import store_library
 
 
 def key(n: int) -> str:
@@ -48,7 +50,7 @@ def test_its_folders_are_private_and_its_files_whole(tmp_path: Path) -> None:
     (path,) = files(tmp_path)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert path.relative_to(tmp_path / "c") == Path(key(1)[:2]) / key(1)
+    assert path.relative_to(tmp_path / "c" / "artifacts") == Path(key(1)[:2]) / key(1)
 
 
 @given(
@@ -65,7 +67,7 @@ def test_trimming_removes_the_least_recently_used_first(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, 100)
     for n in range(1, 5):
         cache.put(key(n), b"x" * 25)
-        os.utime(tmp_path / key(n)[:2] / key(n), (n, n))
+        os.utime(tmp_path / "artifacts" / key(n)[:2] / key(n), (n, n))
     assert cache.get(key(1)) is not None  # now the most recently used
     cache.put(key(5), b"x" * 25)
     cache.trim()
@@ -82,7 +84,8 @@ def test_an_instance_trims_on_its_first_put(tmp_path: Path) -> None:
 
 def test_trimming_is_left_to_the_process_that_already_trims(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, 100, trim_every=1)
-    with (tmp_path / ".lock").open("w") as lock:
+    (tmp_path / "artifacts").mkdir()
+    with (tmp_path / "artifacts" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for n in range(1, 8):
             assert cache.put(key(n), b"x" * 30)
@@ -94,7 +97,7 @@ def test_trimming_is_left_to_the_process_that_already_trims(tmp_path: Path) -> N
 def test_temporary_files_of_dead_processes_go_and_fresh_ones_stay(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, 100)
     cache.put(key(1), b"x")
-    stale, fresh = (tmp_path / key(1)[:2] / name for name in (".tmp-stale", ".tmp-fresh"))
+    stale, fresh = (tmp_path / "artifacts" / key(1)[:2] / name for name in (".tmp-stale", ".tmp-fresh"))
     stale.write_bytes(b"half")
     fresh.write_bytes(b"half")
     os.utime(stale, (1, 1))
@@ -140,7 +143,7 @@ def test_a_root_that_cannot_be_a_folder_costs_entries_only(tmp_path: Path) -> No
 
 
 def test_an_entry_replaced_by_a_folder_is_absent_not_an_error(tmp_path: Path) -> None:
-    (tmp_path / key(1)[:2] / key(1)).mkdir(parents=True)
+    (tmp_path / "artifacts" / key(1)[:2] / key(1)).mkdir(parents=True)
     cache = DiskCache(tmp_path, 1000)
     assert cache.get(key(1)) is None
     assert not cache.put(key(1), b"x")
@@ -174,3 +177,29 @@ def test_readers_see_whole_files_while_others_write_and_trim(tmp_path: Path) -> 
     DiskCache(tmp_path, 20_000).trim()
     assert sum(path.stat().st_size for path in files(tmp_path)) <= 20_000
     assert not [path for path in files(tmp_path) if path.name.startswith(".tmp-")]
+
+
+def library(folder: Path, text: bytes, *, age_seconds: float) -> Path:
+    path = store_library(text, folder / "lib")
+    os.utime(path, (time.time() - age_seconds,) * 2)
+    return path
+
+
+@pytest.mark.parametrize("limit", [0, 1000])
+def test_libraries_count_and_those_in_use_stay(tmp_path: Path, limit: int) -> None:
+    old = library(tmp_path, b"o" * 900, age_seconds=7200)
+    used_again = library(tmp_path, b"u" * 10, age_seconds=7200)
+    assert store_library(b"u" * 10, tmp_path / "lib") == used_again
+    new = library(tmp_path, b"n" * 50, age_seconds=60)
+    draft = tmp_path / "lib" / ".left-by-a-dead-process"
+    draft.touch()
+    os.utime(draft, (time.time() - 7200,) * 2)
+    assert DiskCache(tmp_path, limit).put(key(1), b"x" * 100) == (limit > 0)
+    assert not old.exists() and not draft.exists()
+    assert used_again.exists() and new.exists()
+
+
+def test_libraries_are_not_trimmed_below_the_limit(tmp_path: Path) -> None:
+    old = library(tmp_path, b"o" * 800, age_seconds=7200)
+    assert DiskCache(tmp_path, 1000).put(key(1), b"x" * 100)
+    assert old.exists()
