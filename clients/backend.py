@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,7 @@ from .capture.locked_tunings import LockedTunings
 from .capture.prepare import prepare
 from .gateway.compile_client import GatewayClient
 from .reports.run_report import FallbackWarning, RunReport, process_report
-from .settings import ClientSettings, load_launcher_info, load_settings
+from .settings import ClientSettings, load_launcher_info, load_settings, requires_artifacts
 
 M = TypeVar("M")
 
@@ -70,7 +69,7 @@ def _from_service(
     try:
         relay = process_backend()
     except RelayError as error:  # settings that cannot be read
-        if os.environ.get("TORCHRELAY_MODE") == "require":
+        if requires_artifacts():
             raise backend_interface.user_error(error) from None
         raise
     if relay.settings.mode == "off":

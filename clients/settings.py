@@ -179,6 +179,11 @@ def wants_prefetch() -> bool:
         return False
 
 
+def requires_artifacts() -> bool:
+    """Whether the environment asks for mode `require`. Never raises: for a process whose settings cannot be read."""
+    return os.environ.get("TORCHRELAY_MODE", "").strip() == "require"
+
+
 def child_environment(**variables: str) -> dict[str, str]:
     """This process's environment with `variables` set, for a child process."""
     return {**os.environ, **variables}

@@ -1,11 +1,13 @@
 """Trains a small graph once for each call that the back end makes, and raises an error in that call.
 
 Arguments: PART PARTS. Tries one call in PARTS, and prints a JSON line for each. A call is a function of torchrelay, or
-one that torchrelay calls, and the line that calls it. Not tried is what compiles locally, since nothing can replace it.
+one that torchrelay calls, and the line that calls it. Not tried is what compiles locally, since nothing can replace it,
+and what runs a compiled graph: its errors are the caller's.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 import threading
@@ -22,7 +24,12 @@ from torchrelay.clients.reports.run_report import process_report
 
 ROOT = str(Path(torchrelay.__file__).parent)
 FOLDERS = tuple(f"{ROOT}/{name}/" for name in ("clients", "compiler"))
+BACKEND = backend.torchrelay.__code__
 SPARED = ("_compile_locally", "check_options")
+RELEASES = ("lock.__exit__", "RLock.__exit__", "Condition.__exit__", "lock.release", "RLock.release")
+"""The release of a lock cannot fail, and whoever comes next would wait for ever if it did."""
+HANG_SECONDS = 300
+"""After which a trial ends the script, with all threads' stacks."""
 Site = tuple[str, str, int]
 
 
@@ -43,7 +50,7 @@ def site(frame: FrameType, event: str, argument: Any) -> Site | None:
         caller, name = frame.f_back, frame.f_code.co_qualname
     else:
         return None
-    if caller is None or name == backend.torchrelay.__qualname__:
+    if caller is None or name == backend.torchrelay.__qualname__ or name in RELEASES:
         return None
     if not ours(caller.f_code) and not (event == "call" and ours(frame.f_code)):
         return None
@@ -51,12 +58,14 @@ def site(frame: FrameType, event: str, argument: Any) -> Site | None:
 
 
 def spared(frame: FrameType | None) -> bool:
+    compiles = threading.current_thread() is not threading.main_thread()
     while frame is not None:
         name = frame.f_code.co_name
         if name in SPARED or (name == "<module>" and ours(frame.f_code)):
             return True
+        compiles = compiles or frame.f_code is BACKEND
         frame = frame.f_back
-    return False
+    return not compiles
 
 
 def step(factor: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,6 +143,7 @@ def main() -> None:
     chosen = list(sites)[first::every]
     print(json.dumps({"sites": len(sites), "chosen": len(chosen)}), flush=True)
     for wanted in chosen:
+        faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
         print(json.dumps({"site": wanted, **attempt(Injection(wanted))}), flush=True)
 
 

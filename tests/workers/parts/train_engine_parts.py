@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import psutil
-from test_pool import RAY_TOKEN
+from pool_parts import RAY_TOKEN
 from torchrelay.compiler.api.training import working_directory
 from torchrelay.compiler.api.training.events import LogLines, NumberedEvent, RankStarted, StateChanged
 from torchrelay.compiler.api.training.jobs import TRAIN_ENDED, TrainSpec

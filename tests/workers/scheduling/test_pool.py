@@ -16,6 +16,7 @@ import engine
 import msgspec
 import psutil
 import pytest
+from pool_parts import GPU, RAY_TOKEN, wait_until
 from torchrelay.compiler import decoding
 from torchrelay.compiler.errors import CompileKilled, CompileTimeout, NoWorker, VerifyFailed
 from torchrelay.compiler.request import schema
@@ -25,9 +26,6 @@ from torchrelay.workers.pool import PoolSettings, WorkerPool
 HERE = Path(__file__).parents[1] / "parts"
 TOOLCHAIN = schema.Toolchain(python="cp311", torch="0.0.0", triton="", cuda="", platform="linux-x86_64")
 CPU = schema.Target(kind="cpu", name="", capability="", units=0, cpu=["other"])
-RAY_TOKEN = "0123456789abcdef" * 4
-"""Ray reads its token once in a process, and there are several clusters in this one."""
-GPU = schema.Target(kind="cuda", name="NVIDIA H200", capability="9.0", units=132, cpu=[])
 
 
 class Service:
@@ -59,13 +57,6 @@ class Service:
 
     def wait_for_idle(self, count=2):
         wait_until(lambda: [w.state for w in self.pool.workers()].count("idle") == count)
-
-
-def wait_until(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def alive(pid):

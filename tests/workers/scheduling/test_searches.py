@@ -14,7 +14,7 @@ import engine
 import msgspec
 import psutil
 import pytest
-from test_pool import GPU, RAY_TOKEN, wait_until
+from pool_parts import GPU, RAY_TOKEN, wait_until
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.training import working_directory
 from torchrelay.compiler.api.training.jobs import TrainSpec

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from pool_parts import RAY_TOKEN
 from service_parts import TOKEN, RedisServer, Running, free_port, wait_until
 from test_lost_nodes import Nodes, nodes  # noqa: F401
-from test_pool import RAY_TOKEN
 from torchrelay.compiler.api.training import working_directory
 from torchrelay.service.settings import ServiceSettings
 from training_parts import begun, ended, entries, events, sent_package, shown

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from test_pool import RAY_TOKEN
+from pool_parts import RAY_TOKEN
 from torchrelay.compiler.api.training.events import LogLines, RankEnded, RankStarted
 from torchrelay.compiler.errors import Unavailable
 from torchrelay.workers.pool import PoolSettings, WorkerPool, node_resources, ray_environment, short_directory
