@@ -118,7 +118,6 @@ class ProfilerSession:
                 schedule=_schedule(warm_up, last - self._first),
                 record_shapes=True,
                 profile_memory=self._profile.memory,
-                with_stack=False,
                 with_flops=True,
                 on_trace_ready=self._ready,
             )
@@ -154,14 +153,12 @@ class ProfilerSession:
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
         """Stop what runs; wait for the files, for so long at most."""
         self._end_nvtx()
-        if self._profiler is not None and not self._over:
-            if self._finished > self._first:  # the script ended earlier
+        if not self._over:
+            if self._profiler is not None and self._finished > self._first:  # some of the steps were profiled
                 self._stop()
             else:
                 self._discard()
                 self._send_note("warning", "the script ended before the steps that were to be profiled")
-        elif self._profiler is None and not self._over:
-            self._send_note("warning", "the script ended before the steps that were to be profiled")
         if self._thread is not None:
             self._thread.join(seconds)
         if self._own_folder:
@@ -179,9 +176,8 @@ class ProfilerSession:
         except (RuntimeError, OSError) as error:
             self._give_up(f"the trace could not be written: {error}")
             return
-        facts = self._facts()
         self._thread = threading.Thread(
-            target=self._finish, args=(trace, facts), name="torchrelay-profile", daemon=True
+            target=self._finish, args=(trace, self._facts()), name="torchrelay-profile", daemon=True
         )
         self._thread.start()
 
@@ -241,9 +237,10 @@ class ProfilerSession:
     def _discard(self) -> None:
         profiler, self._profiler = self._profiler, None
         self._snapshots, self._boundaries = {}, 0
-        profiler.on_trace_ready = lambda _: None
-        with contextlib.suppress(RuntimeError):
-            profiler.stop()
+        if profiler is not None:
+            profiler.on_trace_ready = lambda _: None
+            with contextlib.suppress(RuntimeError):
+                profiler.stop()
 
     def _give_up(self, why: str) -> None:
         self._over = True

@@ -29,7 +29,6 @@ _MANIFEST = "whole.json"
 _PARTIAL = ".partial"
 _REPLACED = ".replaced" + _PARTIAL
 _NAME = re.compile(r"step-([0-9]{1,16})")
-_BLOCK_BYTES = 1 << 20
 _SILENCE = timedelta(seconds=20)
 """A store that is silent for so long is given up."""
 _TRANSFER = timedelta(minutes=30)
@@ -101,13 +100,9 @@ def step_of(name: str) -> int:
 
 
 def file_of(folder: Path, name: str) -> CheckpointFile:
-    """Reads the file, which is still in the system's cache."""
-    digest, count = hashlib.sha256(), 0
     with (folder / name).open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-            count += len(block)
-    return CheckpointFile(name, count, digest.hexdigest())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return CheckpointFile(name, file.tell(), digest)
 
 
 def damage(folder: Path, files: Iterable[CheckpointFile]) -> str:
