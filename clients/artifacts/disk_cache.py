@@ -1,4 +1,4 @@
-"""Artifacts kept on this machine: key in, signed artifact bytes out; shared by every process of the user.
+"""Caches signed artifacts on this machine by key, for all processes of the user.
 
 Layout: ROOT/<first two hex digits>/<key>. A file appears whole or not at all (temporary file in the same
 folder, then a rename). Its modification time is the last use, and trimming removes the least recently used

@@ -1,9 +1,9 @@
-"""What this user's processes have learned about a gateway's keys: documents in; the Trust to verify with, out.
+"""Stores a gateway's keys and revocations for all processes of a user, and makes the Trust that verifies artifacts.
 
 One file in the state folder, shared by all processes: for each installation that the user ever trusted a key of, its
 keys, the highest serial and epoch, and every revocation. It only grows, so that a gateway that is impersonated cannot
-take back what the real one said. The settings' own keys are where trust begins; that of what is learned ends with
-them only when they are revoked.
+take back what the real one said. Trust begins with the keys in the settings; learned keys stay trusted until these
+are revoked.
 """
 
 from __future__ import annotations
