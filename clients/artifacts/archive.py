@@ -1,6 +1,6 @@
-"""One file of signed artifacts: (key, bytes) pairs in; a tar of `<key>.artifact` members out, and back.
+"""Writes and reads an archive of signed artifacts: a tar file with members `<key>.artifact`.
 
-Nothing in it is trusted: whoever imports has the service verify each artifact's signature.
+Nothing in it is trusted: the service verifies each artifact's signature on import.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...compiler.errors import ArtifactError, SettingsError
 
 _SUFFIX = ".artifact"
 _LARGEST = 1 << 30
-"""A member with more bytes is no artifact that a service takes."""
+"""Bytes; a service accepts no larger artifact."""
 
 
 def write_archive(path: Path, artifacts: Iterable[tuple[str, bytes]]) -> int:

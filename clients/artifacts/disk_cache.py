@@ -1,4 +1,4 @@
-"""Artifacts kept on this machine, shared by every process of the user.
+"""Caches signed artifacts on this machine by key, for all processes of the user.
 
 Layout: FOLDER/artifacts/<first two hex digits>/<key>; beside them, in FOLDER/lib, the libraries of artifacts that were
 loaded (shared_libraries.py). A file appears whole or not at all (temporary file in the same folder, then a rename). Its

@@ -1,6 +1,6 @@
-"""Shared libraries that verified artifacts bring: an opened artifact in; files of this machine with their bytes out.
+"""Writes the shared libraries of a verified artifact to files of this machine.
 
-Needs no torch: a prefetch places them before anybody asks.
+Imports no torch, because a prefetch does so before the script needs them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..atomic_file import write_atomically
 
 
 def cpp_libraries(opened: Artifact, folder: Path) -> dict[tuple[tuple[str, ...], str], Path]:
-    """The artifact's C++ libraries: what generated code asks for -> file. Raises ArtifactError."""
+    """Files of the artifact's C++ libraries, by (argument types, source). Raises ArtifactError."""
     try:
         index = decoding.from_msgpack(
             opened.members[member_names.LIBRARIES], type=list[tuple[list[str], str, str]]

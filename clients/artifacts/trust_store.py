@@ -1,9 +1,9 @@
-"""What this user's processes have learned about a gateway's keys: documents in; the Trust to verify with, out.
+"""Stores a gateway's keys and revocations for all processes of a user, and makes the Trust that verifies artifacts.
 
 One file in the state folder, shared by all processes: for each installation that the user ever trusted a key of, its
 keys, the highest serial and epoch, and every revocation. It only grows, so that a gateway that is impersonated cannot
-take back what the real one said. The settings' own keys are where trust begins; that of what is learned ends with
-them only when they are revoked.
+take back what the real one said. Trust begins with the keys in the settings; learned keys stay trusted until these
+are revoked.
 """
 
 from __future__ import annotations
@@ -104,28 +104,15 @@ class TrustStore:
             return
         if self._seen != (seen := (status.st_mtime_ns, status.st_ino)):
             self._seen = seen
-            self._known = _add(self._known, self._read())
-
-    def _read(self) -> list[KnownKeys]:
-        """Every installation in the file."""
-        if self._folder is None:
-            return []
-        path = self._folder / FILE
-        try:
-            return decoding.from_json(path.read_bytes(), type=list[KnownKeys])
-        except FileNotFoundError:
-            return []
-        except (OSError, msgspec.MsgspecError) as error:
-            _log.warning("%s cannot be read: %s; revocations learned before are not known", path, error)
-            return []
+            self._known = _add(self._known, _read(self._folder / FILE))
 
     def _write(self, known: KnownKeys) -> KnownKeys:
         """Add to the file what this process knows; returns both together."""
         if self._folder is None:
             return known
         try:
-            with self._exclusive(self._folder):
-                recorded = self._read()
+            with _exclusive(self._folder):
+                recorded = _read(self._folder / FILE)
                 known = _add(known, recorded)
                 others = [record for record in recorded if not _same(record, known)]
                 write_atomically(self._folder / FILE, msgspec.json.encode([*others, known]), synced=True)
@@ -133,16 +120,27 @@ class TrustStore:
             _log.warning("%s cannot be written: %s; other processes learn this by themselves", FILE, error)
         return known
 
-    @staticmethod
-    @contextlib.contextmanager
-    def _exclusive(folder: Path) -> Iterator[None]:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+
+@contextlib.contextmanager
+def _exclusive(folder: Path) -> Iterator[None]:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path) -> list[KnownKeys]:
+    """The records of all installations; none for a file that cannot be read."""
+    try:
+        return decoding.from_json(path.read_bytes(), type=list[KnownKeys])
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.MsgspecError) as error:
+        _log.warning("%s cannot be read: %s; revocations learned before are not known", path, error)
+        return []
 
 
 def _add(known: KnownKeys, recorded: list[KnownKeys]) -> KnownKeys:

@@ -131,7 +131,7 @@ def _compared(
 
 
 def leaves(value: Any) -> list[Any]:
-    """What a model returned, in order: tensors, and whatever else it has."""
+    """The tensors and other values in a model's output, in order."""
     if isinstance(value, Mapping):
         return [leaf for key in value for leaf in leaves(value[key])]
     if isinstance(value, list | tuple):
@@ -176,7 +176,7 @@ def _elements(shapes: ProgramShapes, sizes: Mapping[Any, int]) -> int:
 
 
 def _repeated(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Cut, or continued from its start again."""
+    """The tensor cut to `shape`, or repeated from its start to fill it."""
     for dimension, size in enumerate(shape):
         if size != tensor.shape[dimension]:
             places = torch.arange(size, device=tensor.device) % max(tensor.shape[dimension], 1)

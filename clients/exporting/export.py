@@ -195,7 +195,7 @@ def _program(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(model.module, model.example, dynamic_shapes=wanted)
-    except Exception as error:  # torch.export has dozens; their own words are the best there are
+    except Exception as error:  # torch.export has dozens of kinds, and their messages are clear
         raise ExportFailed(
             f"torch.export refuses the model: {' '.join(str(error).split())[:1500]}",
             hint="docs/training.md says what can be exported",
@@ -232,7 +232,7 @@ def _arguments(model: _Model) -> dict[str, Any]:
 
 
 def _named_places(names: Sequence[str], shapes: Any) -> dict[tuple[int, int], str]:
-    """What torch.export.Dim calls the sizes in a function's own dynamic shapes, by (input, dimension)."""
+    """Names of the torch.export.Dim in a function's own dynamic shapes, by (input, dimension)."""
     listed = [shapes.get(name) for name in names] if isinstance(shapes, Mapping) else list(shapes or [])
     return {
         (position, dimension): size.__name__
@@ -245,7 +245,7 @@ def _named_places(names: Sequence[str], shapes: Any) -> dict[tuple[int, int], st
 def _dynamic_shapes(
     model: _Model, names: Sequence[str], dynamic: Sequence[DynamicSize]
 ) -> tuple[dict[str, Any], dict[tuple[int, int], str]]:
-    """As torch.export takes them; and what each size is called, by (input, dimension)."""
+    """Dynamic shapes for torch.export, and the name of each varying size, by (input, dimension)."""
     wanted: list[dict[int, Any]] = [{} for _ in names]
     places: dict[tuple[int, int], str] = {}
     for one in dynamic:
@@ -295,7 +295,7 @@ def _package(
                 f"{signal.Signals(killed).name}",
                 hint="Take another g++ (CXX): this one's code, or its own C++ library, does not go with torch's",
             )
-        run = aot_inductor.load_package(file)  # inside: or it tries what this processor can do, for 4 s
+        run = aot_inductor.load_package(file)  # inside: else Inductor tests the processor for 4 s
     checks = checked(file.name, run, model.module, model.example, shapes, model.device)
     device = f"{own.name}, {own.capability}" if name == "cuda" else ""
     return _file(file, "aoti", name, seconds, checks, instructions=instructions, device=device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -27,10 +27,10 @@ TARGETS: dict[str, tuple[str, ...] | None] = {
     "cuda": None,
 }
 """Instruction sets that a target's code may use (x86-64-v3, x86-64-v4); None: those of the node's processor or GPU."""
-FORMATS = ("aoti", "torchscript", "both")
 _MOST = 1 << 24
 
 Format = Literal["aoti", "torchscript", "both"]
+FORMATS: tuple[Format, ...] = get_args(Format)
 Size = Annotated[int, Meta(ge=0, le=_MOST)]
 
 

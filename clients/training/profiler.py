@@ -1,9 +1,9 @@
-"""PyTorch's profiler on a rank of a training job: which steps in; a trace, its summary and what they say out.
+"""Profiles steps of a rank with PyTorch's profiler, and stores the trace and its summary as files of the job.
 
-Counts the optimizer's steps, so that an unchanged script can be profiled. The profiler is on for the asked steps,
-after one of warming up. A process of its own then makes the Summary; trace and summary become files of the job. NVTX
-ranges, if asked, are those of `torch.autograd.profiler.emit_nvtx`, on as many steps after the profiled ones: PyTorch
-cannot do both at once, and they are for another tool (Nsight Systems) to see.
+Counts the optimizer's steps, so that an unchanged script can be profiled. The profiler runs for one warm-up step and
+then for the requested steps. A separate process makes the summary. NVTX ranges, if requested, are emitted by
+`torch.autograd.profiler.emit_nvtx` for the same number of steps afterwards: PyTorch cannot do both at once. Another
+tool, such as Nsight Systems, records them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def start_profiler(
     upload: UploadFile | None = None,
     steps: OptimizerSteps | None = None,
 ) -> ProfilerSession | None:
-    """Profile this process, if `rank` is one of those asked; otherwise None. folder: for the files (default: one that
+    """Profile this process; returns None if `rank` is not to be profiled. folder: for the files (default: one that
     is deleted when the session is closed). upload: is called with each file and its name in the job."""
     if rank not in profile.ranks:
         return None
@@ -71,7 +71,7 @@ def start_profiler(
 
 
 class ProfilerSession:
-    """The profile of one process. Every error of the profiler's ends the profile with a Note, never the training."""
+    """The profile of one process. An error of the profiler ends the profile with a note; training goes on."""
 
     def __init__(
         self,
@@ -102,11 +102,11 @@ class ProfilerSession:
     # --- steps ---------------------------------------------------------------------------------------------
 
     def begin_at(self, finished: int) -> None:
-        """Begin if these are so many finished steps that the next one warms up, or is one of those asked."""
+        """Start the profiler if the step after `finished` steps is the warm-up step or one of the requested steps."""
         first, last = self._profile.first, self._profile.last
         if self._over or self._profiler is not None or not first - 1 <= finished < last:
             return
-        if counters.profiler_enabled():  # starting ours would end theirs
+        if counters.profiler_enabled():  # starting ours would end the script's
             self._give_up("the script has a profiler on")
             return
         warm_up = 1 if finished < first else 0
@@ -118,7 +118,6 @@ class ProfilerSession:
                 schedule=_schedule(warm_up, last - self._first),
                 record_shapes=True,
                 profile_memory=self._profile.memory,
-                with_stack=False,
                 with_flops=True,
                 on_trace_ready=self._ready,
             )
@@ -130,7 +129,7 @@ class ProfilerSession:
             self._snap()
 
     def stepped(self, optimizer: Optimizer, finished: int) -> None:
-        """A step is done: `finished` are, since the training began."""
+        """Called after each step. finished: steps since the training began."""
         self._optimizers[id(optimizer)] = optimizer
         self._turn_nvtx(finished)
         if self._over:
@@ -138,9 +137,9 @@ class ProfilerSession:
         if self._profiler is None:
             self.begin_at(finished)
             return
-        if finished != self._finished + 1:  # the training was taken up elsewhere, at a checkpoint
-            # Not begun anew at once: the optimizer's own span is open, and on its way out would write into whichever
-            # profiler is on, where the one that saw it begin kept it.
+        if finished != self._finished + 1:  # a checkpoint was restored
+            # Start the next profiler at a later step: the optimizer's span is still open, and when it closes it writes
+            # to the active profiler, which must be the one that saw it open.
             self._discard()
             return
         self._finished = finished
@@ -152,16 +151,14 @@ class ProfilerSession:
             self._give_up(f"the profiler failed: {error}")
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
-        """Stop what runs; wait for the files, for so long at most."""
+        """Stop the profiler, and wait at most `seconds` for the files."""
         self._end_nvtx()
-        if self._profiler is not None and not self._over:
-            if self._finished > self._first:  # the script ended earlier
+        if not self._over:
+            if self._profiler is not None and self._finished > self._first:  # some of the steps were profiled
                 self._stop()
             else:
                 self._discard()
                 self._send_note("warning", "the script ended before the steps that were to be profiled")
-        elif self._profiler is None and not self._over:
-            self._send_note("warning", "the script ended before the steps that were to be profiled")
         if self._thread is not None:
             self._thread.join(seconds)
         if self._own_folder:
@@ -170,7 +167,7 @@ class ProfilerSession:
     # --- the end of the steps ------------------------------------------------------------------------------
 
     def _ready(self, profiler: Any) -> None:
-        """PyTorch calls this when the last asked step is done."""
+        """Called by PyTorch after the last requested step."""
         self._over = True
         trace = self._folder / f"rank-{self._rank}.trace.json"
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -179,9 +176,8 @@ class ProfilerSession:
         except (RuntimeError, OSError) as error:
             self._give_up(f"the trace could not be written: {error}")
             return
-        facts = self._facts()
         self._thread = threading.Thread(
-            target=self._finish, args=(trace, facts), name="torchrelay-profile", daemon=True
+            target=self._finish, args=(trace, self._facts()), name="torchrelay-profile", daemon=True
         )
         self._thread.start()
 
@@ -241,9 +237,10 @@ class ProfilerSession:
     def _discard(self) -> None:
         profiler, self._profiler = self._profiler, None
         self._snapshots, self._boundaries = {}, 0
-        profiler.on_trace_ready = lambda _: None
-        with contextlib.suppress(RuntimeError):
-            profiler.stop()
+        if profiler is not None:
+            profiler.on_trace_ready = lambda _: None
+            with contextlib.suppress(RuntimeError):
+                profiler.stop()
 
     def _give_up(self, why: str) -> None:
         self._over = True
@@ -255,7 +252,7 @@ class ProfilerSession:
     # --- NVTX ----------------------------------------------------------------------------------------------
 
     def _turn_nvtx(self, finished: int) -> None:
-        """On one step after the profiler is off, for as many steps as it was on."""
+        """Emit NVTX ranges from one step after the profiler's last on, for as many steps as were profiled."""
         last = self._profile.last
         if not self._profile.nvtx or finished <= last:
             return
@@ -297,7 +294,7 @@ class ProfilerSession:
         )
 
     def _snap(self) -> None:
-        """What the optimizers' tensors are at this step's end."""
+        """Record the address and size of parameters, gradients and optimizer states at the end of a step."""
         if not self._profile.memory:
             return
         groups: dict[str, Iterator[torch.Tensor]] = {
@@ -322,7 +319,7 @@ class ProfilerSession:
 
 
 def _own_folder() -> Path:
-    """In the job's folder on this node, which is swept whatever becomes of this process; or where it may be."""
+    """In the job's folder on this node, which is deleted even if this process is killed; else a temporary folder."""
     prefix = ".torchrelay-profile-"
     try:
         return Path(tempfile.mkdtemp(prefix=prefix, dir=Path.cwd()))
@@ -331,7 +328,7 @@ def _own_folder() -> Path:
 
 
 def _schedule(warm_up: int, active: int) -> Callable[[int], ProfilerAction]:
-    """torch.profiler.schedule without its warning where the first step of all is asked, which nothing can precede."""
+    """As torch.profiler.schedule, without its warning when there is no warm-up step (before the very first step)."""
 
     def action(step: int) -> ProfilerAction:
         if step < warm_up:
@@ -362,7 +359,7 @@ def _state(optimizers: Iterable[Optimizer]) -> Iterator[torch.Tensor]:
 
 
 def _storage(tensor: torch.Tensor) -> tuple[str, int, int] | None:
-    """(device, address, bytes); None for a tensor without memory. Of a sharded one, this rank's part."""
+    """(device, address, bytes) of the storage; None for a tensor without memory. Of a DTensor, this rank's shard."""
     to_local = getattr(tensor, "to_local", None)
     try:
         local = to_local() if to_local is not None else tensor
@@ -374,7 +371,7 @@ def _storage(tensor: torch.Tensor) -> tuple[str, int, int] | None:
 
 
 def _nvdisasm() -> str:
-    """NVIDIA's disassembler, where Triton brought it."""
+    """Path of NVIDIA's disassembler in the Triton package; '' if it is not there."""
     found = util.find_spec("triton")
     if found is None or found.origin is None:
         return ""

@@ -1,4 +1,4 @@
-"""What the job told this rank, from the environment that its worker has set; a process outside a job has defaults.
+"""Reads a rank's settings from the environment that the worker sets. Outside a job, there are defaults.
 
 The second of the two modules under clients/ that read the environment; the other is settings.py.
 """
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 
 class RankEnvironment(Struct, frozen=True, kw_only=True):
-    """What a training job told this process, one of its ranks; its defaults are a process on its own.
+    """The settings of one rank of a training job. The defaults are for a process outside a job.
 
-    spec: None outside a job. checkpoints: where they go; '' where nothing was said. capture: this is the run that only
-    finds graphs. attempt: 0 at first.
+    checkpoints: their folder or URL; '' if the job names none. capture: whether this is the capture run.
     """
 
     spec: TrainSpec | None = None
@@ -37,7 +36,7 @@ class RankEnvironment(Struct, frozen=True, kw_only=True):
 
 
 def load_rank() -> RankEnvironment:
-    """What the job that started this process said. Raises SettingsError."""
+    """Raises SettingsError if the environment cannot be read."""
     from ...compiler.api.training import (  # here: every import of torchrelay imports this module
         jobs,
         rank_environment,
@@ -62,8 +61,8 @@ def load_rank() -> RankEnvironment:
 
 
 def take_channel() -> int:
-    """The file descriptor on which this rank tells its job RankMessages; -1: nobody listens. Taken once, and so not
-    seen by the processes that a rank starts: to them the number means nothing, or another file."""
+    """The file descriptor for this rank's RankMessages; -1 if there is none. The variable is removed, because in the
+    processes that a rank starts the number is no file, or another one."""
     from ...compiler.api.training.rank_environment import ANSWER_ENVIRONMENT
 
     text = os.environ.pop(ANSWER_ENVIRONMENT, "")
@@ -71,7 +70,7 @@ def take_channel() -> int:
 
 
 def begin_capture() -> None:
-    """From here on `load_rank` says that this process only finds graphs; and Weights & Biases keeps no run of it."""
+    """Mark this process as a capture run, and disable Weights & Biases, which would record it as a run."""
     from ...compiler.api.training.rank_environment import CAPTURE_ENVIRONMENT
 
     os.environ |= {CAPTURE_ENVIRONMENT: "1", "WANDB_MODE": "disabled"}

@@ -177,7 +177,7 @@ def _verified(
         request,
         compiled.run,
         settings,
-        runnable=_why_not_runnable(request) or _why_not_pretended(request, compiled.bundle),
+        runnable=_why_not_runnable(request) or _why_not_simulated(request, compiled.bundle),
         halves=compiled.halves,
     )
     waited = compiled.building.waited - before
@@ -247,12 +247,12 @@ def _why_not_runnable(request: schema.GraphRequest) -> str:
     return f"this worker's CPU lacks {', '.join(missing)} ({vectors})" if missing else ""
 
 
-def _why_not_pretended(request: schema.GraphRequest, bundle: bytes) -> str:
+def _why_not_simulated(request: schema.GraphRequest, bundle: bytes) -> str:
     """Why a fake process group cannot stand in for the other ranks in verification; '' if it can."""
     if not request.meshes:
         return ""
     name = fake_process_group.unfilled_collective(bundle)
-    return f"this torch cannot pretend {name}" if name else ""
+    return f"this torch cannot simulate {name}" if name else ""
 
 
 class _StageClock:

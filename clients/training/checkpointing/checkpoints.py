@@ -67,7 +67,7 @@ class _Pending(Struct, frozen=True):
 class Checkpoints:
     """`step` is always the number of finished optimizer steps: of `step-100`, 100 are done.
 
-    folder: that all nodes see, or an object store's URL; None: where the job says. keep: how many, the newest.
+    folder: a folder that all nodes see, or an object store's URL; None: the job's. keep: number of newest checkpoints.
     All ranks call each method alike. The first save or restore makes a process group (gloo).
     """
 
@@ -202,7 +202,7 @@ class Checkpoints:
         return files
 
     def _prune(self, place: CheckpointStorage, step: int) -> None:
-        """Delete old ones up to `step`. Later ones are damaged, and must not count as the newest."""
+        """Delete old checkpoints up to `step`. Later ones are damaged, and do not count among those to keep."""
 
         def old() -> None:
             names = [name for name in place.names() if step_of(name) <= step]
@@ -257,7 +257,7 @@ class Checkpoints:
                     own = load_rank_state(folder, group)
                     load_state(folder, group, model, optimizers, own)
                     self._restore_own(own, group, scheduler, loader, extra or {})
-                    group.gathered(None)  # nobody deletes it while another reads
+                    group.gathered(None)  # no rank may delete it while another reads
                     self.latest = name
                     process_steps().resume(step)
                     return step
@@ -273,7 +273,7 @@ class Checkpoints:
     def _opened(
         self, place: CheckpointStorage, group: RankGroup, name: str, stack: contextlib.ExitStack
     ) -> tuple[str, Path]:
-        """(what is wrong, a folder on this machine). One rank of each machine opens; every rank checks its share."""
+        """(problem or '', local folder). One rank of each machine opens the checkpoint; each rank checks a share."""
         manifest, problem = attempt(lambda: place.manifest(name))
         hosts = group.gathered(socket.gethostname())
         folder: Path | None = None

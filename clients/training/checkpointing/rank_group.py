@@ -1,4 +1,4 @@
-"""The ranks that share checkpoints: what one of them has or fails at reaches all."""
+"""Exchanges values and errors between the ranks that save or restore checkpoints together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class RankGroup:
-    """The ranks that share checkpoints, over a gloo group of their own; a process on its own is one rank."""
+    """All ranks, with a gloo group for checkpoints only. A process without process groups is one rank of one."""
 
     def __init__(self) -> None:
         several = dist.is_available() and dist.is_initialized()
@@ -27,7 +27,7 @@ class RankGroup:
         self.size = dist.get_world_size() if several else 1
 
     def gathered(self, mine: T) -> list[T]:
-        """Every rank's, in their order. Raises RuntimeError if one is gone."""
+        """The values of all ranks, by rank. Raises RuntimeError if a rank is gone."""
         if self.group is None:
             return [mine]
         found: list[Any] = [None] * self.size
@@ -35,6 +35,7 @@ class RankGroup:
         return found
 
     def of_first(self, mine: T) -> T:
+        """The value of rank 0."""
         if self.group is None:
             return mine
         found = [mine]
@@ -42,7 +43,7 @@ class RankGroup:
         return found[0]
 
     def of_first_or_raise(self, make: Callable[[], T]) -> T:
-        """What `make` gives in rank 0; its CheckpointError in all."""
+        """The result of `make` in rank 0. If that fails, raises CheckpointError in all ranks."""
         value, problem = attempt(make) if self.rank == 0 else (None, "")
         found = self.of_first((value, problem))
         if found[1]:
@@ -51,24 +52,18 @@ class RankGroup:
 
 
 def attempt(make: Callable[[], T]) -> tuple[T | None, str]:
-    """(what it gives, '') or (None, why not): one rank's failure must reach all of them."""
+    """(result, ''), or (None, the error in one line), which can be sent to the other ranks."""
     try:
         return make(), ""
-    except CheckpointException as error:  # torch.distributed.checkpoint's; it is no Exception
-        first = next(iter(error.failures.items()), None)
-        return None, f"rank {first[0]}: {error_line(first[1][0])}" if first else error_line(error)
-    except CheckpointError as error:
-        return None, error.message
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # the latter is no Exception
         return None, error_line(error)
 
 
 def error_line(error: BaseException) -> str:
+    """The error in one line. Of torch.distributed.checkpoint's: the first rank that failed, and why."""
+    if isinstance(error, CheckpointException):
+        for rank, (cause, _) in error.failures.items():
+            return f"rank {rank}: {error_line(cause)}"
+    if isinstance(error, CheckpointError):
+        return error.message
     return (" ".join(str(error).split()) or type(error).__name__)[:500]
-
-
-def raising(error: BaseException) -> Callable[[], None]:
-    def again() -> None:
-        raise error
-
-    return again

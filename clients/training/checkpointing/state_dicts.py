@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer
 
 from ....compiler.errors import CheckpointError
 from ..metrics.optimizer_steps import process_steps
-from .rank_group import RankGroup, attempt, raising
+from .rank_group import RankGroup, error_line
 
 Optimizers = Optimizer | Iterable[Optimizer] | None
 
@@ -30,56 +30,54 @@ def optimizer_list(optimizer: Optimizers) -> list[Optimizer]:
 
 
 def _is_sharded(optimizer: Optimizer) -> bool:
-    """Whether each rank has a part that only the optimizer itself can put together: ZeroRedundancyOptimizer."""
+    """ZeroRedundancyOptimizer: each rank has a part of the state, and the optimizer itself gathers it."""
     return hasattr(optimizer, "consolidate_state_dict")
 
 
 def gather_state(model: nn.Module, optimizers: list[Optimizer]) -> tuple[dict[str, Any], list[Any]]:
-    """(by names of parameters, which do not depend on how the model is spread; whole states, of rank 0 alone)."""
+    """(state of the model and of optimizers that are not sharded; whole states of the sharded ones on rank 0)."""
     zero = []
     for optimizer in optimizers:
         if _is_sharded(optimizer):
             optimizer.consolidate_state_dict(to=0)  # type: ignore[attr-defined]
             zero.append(optimizer.state_dict() if dist.get_rank() == 0 else None)
-    spread = [optimizer for optimizer in optimizers if not _is_sharded(optimizer)]
+    return _named_state(model, [optimizer for optimizer in optimizers if not _is_sharded(optimizer)]), zero
+
+
+def _named_state(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Any]:
+    """By names of parameters, which do not depend on how the model is distributed."""
     with process_steps().not_counted():
-        of_model, of_optimizers = get_state_dict(model, spread)
-    state: dict[str, Any] = {"model": of_model}
-    if spread:
-        state["optimizer"] = of_optimizers
-    return state, zero
+        of_model, of_optimizers = get_state_dict(model, optimizers)
+    return {"model": of_model, "optimizer": of_optimizers} if optimizers else {"model": of_model}
 
 
 def load_state(
     folder: Path, group: RankGroup, model: nn.Module, optimizers: list[Optimizer], own: dict[str, Any]
 ) -> None:
-    """Raises CheckpointError for another model's."""
+    """Load a checkpoint into model and optimizers. own: from `load_rank_state`. Raises CheckpointError for a
+    checkpoint of another model."""
     spread = [optimizer for optimizer in optimizers if not _is_sharded(optimizer)]
-    with process_steps().not_counted():
-        of_model, of_optimizers = get_state_dict(model, spread)
+    state = _named_state(model, spread)
     reader = FileSystemReader(folder)
     known = reader.read_metadata().state_dict_metadata
-    lacking = [name for name in of_model if f"model.{name}" not in known]
+    lacking = [name for name in state["model"] if f"model.{name}" not in known]
     if lacking:
         raise CheckpointError(
-            f"the checkpoint has no {lacking[0]!r}, and lacks {len(lacking)} of this model's {len(of_model)} tensors",
+            f"the checkpoint has no {lacking[0]!r}, and lacks {len(lacking)} of this model's "
+            f"{len(state['model'])} tensors",
             hint="It is another model's: name another folder",
         )
-    state: dict[str, Any] = {"model": of_model}
-    if spread:
-        state["optimizer"] = of_optimizers
-    # Partial: parameters that never had a gradient have no optimizer state there.
-    planner = DefaultLoadPlanner(allow_partial_load=True)
+    # allow_partial_load: parameters that never had a gradient have no optimizer state in the checkpoint.
     try:
         load(
             state,
             storage_reader=reader,
-            planner=planner,
+            planner=DefaultLoadPlanner(allow_partial_load=True),
             process_group=group.group,
             no_dist=group.group is None,
         )
     except CheckpointException as error:
-        raise CheckpointError(f"{folder.name} cannot be taken up: {attempt(raising(error))[1]}") from None
+        raise CheckpointError(f"{folder.name} cannot be taken up: {error_line(error)}") from None
     set_state_dict(
         model, spread, model_state_dict=state["model"], optim_state_dict=state.get("optimizer", {})
     )
@@ -88,7 +86,8 @@ def load_state(
 
 
 def load_rank_state(folder: Path, group: RankGroup) -> dict[str, Any]:
-    """What this rank wrote, or rank 0 where there were fewer; whole optimizer states are rank 0's."""
+    """The random, scheduler and loader states that this rank wrote; those of rank 0 if the number of ranks has changed.
+    States of sharded optimizers are always from rank 0."""
     first: dict[str, Any] = _read(folder / "rank-0.pt")
     mine = folder / f"rank-{group.rank}.pt"
     if group.rank == 0 or first["ranks"] != group.size or not mine.exists():
@@ -97,6 +96,6 @@ def load_rank_state(folder: Path, group: RankGroup) -> dict[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """On the CPU: tensors of a GPU would all go to the one whose number they were saved with."""
+    """Reads to the CPU: else each tensor would go to the GPU whose number it was saved with."""
     read: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=False)
     return read

@@ -29,11 +29,10 @@ _MANIFEST = "whole.json"
 _PARTIAL = ".partial"
 _REPLACED = ".replaced" + _PARTIAL
 _NAME = re.compile(r"step-([0-9]{1,16})")
-_BLOCK_BYTES = 1 << 20
 _SILENCE = timedelta(seconds=20)
-"""A store that is silent for so long is given up."""
+"""The longest time without an answer from a store."""
 _TRANSFER = timedelta(minutes=30)
-"""One request."""
+"""The longest time of one request."""
 
 
 class CheckpointFile(Struct, frozen=True):
@@ -53,25 +52,25 @@ class CheckpointManifest(Struct, frozen=True):
 
 
 class CheckpointStorage(Protocol):
-    """Every rank has one. Raises OSError or CheckpointError."""
+    """Each rank has its own instance. Methods raise OSError or CheckpointError."""
 
     def clear(self) -> None:
-        """Rank 0, before the first is begun: delete what was begun and never finished."""
+        """Called by rank 0 before the first save: delete incomplete checkpoints."""
 
     def begin(self, name: str) -> Path:
-        """A folder for this rank's files, which may be the other ranks' too."""
+        """A folder for this rank's files; other ranks may use the same one."""
 
     def store(self, name: str, files: Iterable[CheckpointFile]) -> None:
-        """This rank's files are written: move them to their final place."""
+        """Called by each rank after it has written its files: move them to their final place."""
 
     def publish(self, name: str, manifest: CheckpointManifest) -> None:
-        """Rank 0, when all ranks have stored their files."""
+        """Called by rank 0 when all ranks have stored their files."""
 
     def abandon(self, name: str) -> None:
-        """Every rank, for a checkpoint that failed: delete what it wrote."""
+        """Called by each rank for a checkpoint that failed: delete what the rank wrote."""
 
     def done(self, name: str) -> None:
-        """Every rank, after `publish`."""
+        """Called by each rank after `publish`."""
 
     def names(self) -> list[str]:
         """The complete checkpoints, the newest first."""
@@ -80,10 +79,10 @@ class CheckpointStorage(Protocol):
         """Raises CheckpointError if its list cannot be read."""
 
     def opened(self, name: str, manifest: CheckpointManifest) -> contextlib.AbstractContextManager[Path]:
-        """A folder of its files on this machine, while it is needed. For one process of each machine."""
+        """A folder on this machine with the files, valid inside the block. For one process of each machine."""
 
     def drop(self, name: str) -> None:
-        """Rank 0. The list is deleted first, so that a half deleted checkpoint does not count."""
+        """Called by rank 0. The list is deleted first, so that a half deleted checkpoint does not count."""
 
 
 def storage_of(location: str | Path) -> CheckpointStorage:
@@ -101,17 +100,13 @@ def step_of(name: str) -> int:
 
 
 def file_of(folder: Path, name: str) -> CheckpointFile:
-    """Reads the file, which is still in the system's cache."""
-    digest, count = hashlib.sha256(), 0
     with (folder / name).open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-            count += len(block)
-    return CheckpointFile(name, count, digest.hexdigest())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return CheckpointFile(name, file.tell(), digest)
 
 
 def damage(folder: Path, files: Iterable[CheckpointFile]) -> str:
-    """What is wrong with the first of them that is not as it was written; '' if all are."""
+    """Describes the first file that differs from its entry in the list; '' if none does."""
     for file in files:
         try:
             found = file_of(folder, file.name)

@@ -105,9 +105,9 @@ def join(*parts: Any, by_initial_ranks: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _gradients_for_all(optimizer: Any) -> Iterator[Any]:
-    """What makes Join right for ZeRO: a rank that has ended still steps its share of the parameters, and needs their
-    gradients, which DDP's shadow of the reduction throws away (ZeroRedundancyOptimizer.join_hook: "Gradients must be
-    properly set before this hook is called"). It gets them from a rank that still trains, before each step."""
+    """Makes Join correct for ZeRO. A rank that has ended still updates its share of the parameters, and needs their
+    gradients, but DDP discards the result of the all-reduce there (ZeroRedundancyOptimizer.join_hook: "Gradients must
+    be properly set before this hook is called"). Before each step, a rank that still trains broadcasts them."""
     from torch.distributed.algorithms.join import Joinable, JoinHook
 
     class Ended(JoinHook):
@@ -140,7 +140,7 @@ def _gradients_for_all(optimizer: Any) -> Iterator[Any]:
 
 def _share_gradients(optimizer: Any, ended: bool) -> None:
     group, rank = optimizer.process_group, dist.get_rank()
-    # The first rank that still trains; and 0, if one does not.
+    # The lowest rank that still trains, and whether all ranks do.
     found = torch.tensor(
         [dist.get_world_size() if ended else rank, int(not ended)], device=optimizer.join_device
     )

@@ -1,8 +1,8 @@
-"""How a process that has trained ends: process groups in; none, and no thread of theirs at work, out.
+"""Destroys process groups at the end of a process, and waits until gloo's threads are idle.
 
-A thread of gloo's lets go of an operation's tensors after it has told that the operation is done, and takes Python's
-lock for those that Python knew. If Python ends meanwhile it ends that thread, in C++ that cannot be left: SIGABRT,
-"terminate called without an active exception" (https://github.com/pytorch/pytorch/pull/179291).
+A gloo thread reports an operation as done before it frees the operation's tensors, for which it takes the GIL. If the
+interpreter is finalizing by then, it ends the thread inside C++ code that must not be unwound: SIGABRT, "terminate
+called without an active exception" (https://github.com/pytorch/pytorch/pull/179291).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 
 _GLOO = "pt_gloo_runloop"
 _SECONDS = 10.0
-"""For so long at most; it is done after a few milliseconds, unless the machine is busy."""
+"""The longest wait. A few milliseconds are enough unless the machine is busy."""
 _LOOK_SECONDS = 0.005
 
 
 def destroy_process_groups() -> None:
-    """To be called when nothing else will use a process group."""
+    """Call it when nothing else will use a process group."""
     if "torch.distributed" in sys.modules:  # else there are none
         import torch.distributed as dist
 
@@ -31,13 +31,13 @@ def destroy_process_groups() -> None:
 
 
 def wait_for_gloo_threads(tasks: Path = Path("/proc/self/task")) -> None:
-    """Until gloo's threads have nothing to let go of. Its groups outlive their end where something still knows them."""
+    """Wait until gloo's threads are idle. They still run if something refers to a destroyed group."""
     until = time.monotonic() + _SECONDS
     before = _at_work(tasks)
     if before:
-        gc.collect()  # a group that only a cycle knows ends its threads
+        gc.collect()  # frees groups in reference cycles, which ends their threads
     while before and time.monotonic() < until:
-        time.sleep(_LOOK_SECONDS)  # without Python's lock
+        time.sleep(_LOOK_SECONDS)  # without the GIL
         now = _at_work(tasks)
         if now.items() <= before.items() and not any(running for running, _ in now.values()):
             return
@@ -45,8 +45,8 @@ def wait_for_gloo_threads(tasks: Path = Path("/proc/self/task")) -> None:
 
 
 def _at_work(tasks: Path) -> dict[str, tuple[bool, str]]:
-    """By the number of a gloo thread: whether it runs or would, and the time it has run and how often (Linux's
-    Documentation/scheduler/sched-stats.rst); nothing where /proc is not there."""
+    """By thread number: whether the gloo thread is runnable, and its scheduler statistics (Linux's
+    Documentation/scheduler/sched-stats.rst). Empty without /proc."""
     found = {}
     with contextlib.suppress(OSError):
         for task in tasks.iterdir():

@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -27,8 +26,7 @@ _LOG_CHARACTERS = 8192
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write OUTPUT, also for a script that fails. Raises SystemExit for wrong use, OSError if OUTPUT cannot be
-    written."""
+    """Write OUTPUT, even if the script fails. Raises SystemExit for wrong use, OSError if OUTPUT cannot be written."""
     if len(arguments) < 2:
         raise SystemExit(_USAGE)
     begin_capture()
@@ -58,7 +56,8 @@ def _captured(target: Sequence[str]) -> CapturedGraphs:
     except SystemExit as error:
         ended = f"failed: it exited with {error.code}"
     except BaseException as error:
-        ended, log = f"failed: {_line(error)}", _trace_text(error, run_script.user_traceback(error))
+        ended = f"failed: {_line(error)}"
+        log = "".join(traceback.format_exception(type(error), error, run_script.user_traceback(error)))
         print(log, file=sys.stderr)
     return CapturedGraphs(
         bodies=list(recorder.found.values()),
@@ -73,12 +72,9 @@ def _line(error: BaseException) -> str:
     return text.splitlines()[0][:1000] if text.strip() else type(error).__name__
 
 
-def _trace_text(error: BaseException, trace: TracebackType | None) -> str:
-    return "".join(traceback.format_exception(type(error), error, trace))
-
-
 if __name__ == "__main__":
-    # Not this module, which is __main__ until the script is. Threads that the script left end with this process.
+    # The script replaces __main__, so the module is imported under its own name. os._exit: threads of the script may
+    # still run.
     import os
 
     from torchrelay.clients.training.graph_capture import main as _capture

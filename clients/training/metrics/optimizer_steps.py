@@ -71,9 +71,7 @@ class OptimizerSteps:
             self._first = weakref.ref(optimizer)
 
     def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._quiet or self._first is None:
-            return
-        if self._first() is not optimizer:
+        if self._quiet or self._first is None or self._first() is not optimizer:
             return
         self.done += 1
         for listener in self._listeners:

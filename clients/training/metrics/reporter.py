@@ -101,10 +101,8 @@ class MetricsReporter:
                 torch.cuda.synchronize()
             self._channel.send(FirstStep(rank=self._rank.rank, at=time.time(), attempt=self._rank.attempt))
             self._report_compiles()
-        now, rate = (
-            time.perf_counter(),
-            optimizer.param_groups[0].get("lr") if optimizer.param_groups else None,
-        )
+        now = time.perf_counter()
+        rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
         if first:
             self._since = now  # the time before is start-up and compiles
         if first or now - self._since >= _EVERY_SECONDS:

@@ -27,8 +27,9 @@ from . import compile_setup, run_script
 
 _USAGE = "usage: python -m torchrelay.clients.training.rank.main [--] SCRIPT [ARGUMENTS] | --function MODULE:FUNCTION"
 _SAVE_SECONDS = 600.0
-"""The longest that a checkpoint under way may take when the script has ended well; or badly:"""
+"""The longest wait for a checkpoint in progress after the script has succeeded."""
 _SAVE_SECONDS_FAILED = 10.0
+"""The same after the script has failed."""
 _CLOCK_SECONDS = 0.1
 """A file's time may lie so long before the clock's; those of the working directory are older: packing
 sets them so (compiler/api/training/working_directory.py)."""
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     """The exit code; SystemExit is the script's own."""
     rank = load_rank()
     run = runner(list(arguments))
-    atexit.register(destroy_process_groups)  # first of all, so that it runs last
+    atexit.register(destroy_process_groups)  # registered first, so that it runs last
     closers = _prepare(rank)
     code, well = 0, False
     try:
@@ -90,7 +91,7 @@ def runner(arguments: list[str]) -> Callable[[], None]:
 
 
 def _prepare(rank: RankEnvironment) -> list[Callable[[], None]]:
-    """What to close when the script has ended."""
+    """Set up what the spec asks for; returns functions to call when the script has ended."""
     closers: list[Callable[[], None]] = []
     process_reporter().watch()
     if rank.spec is None:
@@ -139,7 +140,7 @@ def _end(closers: Sequence[Callable[[], None]], *, well: bool) -> None:
 
 
 if __name__ == "__main__":
-    # Not this module, which is __main__ until the script is: what the script imports must be the same.
+    # The script replaces __main__, so the module is imported under its own name, as the script would import it.
     from torchrelay.clients.training.rank import main as _rank
 
     sys.exit(_rank.main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""A script, or `module:function`, in; it has run as Python itself would have run it.
+"""Runs a script, or `module:function`, as Python itself would.
 
 As `python SCRIPT` does, the script becomes the module `__main__` and stays it: what it pickles, the processes that it
 spawns and what runs at exit find it there.
@@ -19,7 +19,7 @@ from ....compiler.errors import SettingsError
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:
-    """Raises SettingsError if there is no such file; what the script raises."""
+    """Raises SettingsError if there is no such file, and whatever the script raises."""
     path = Path(script).absolute()
     if not path.is_file():
         raise SettingsError(f"{script} is no file", hint="Name the script that `python` would run")
@@ -37,7 +37,7 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
 
 def run_function(entry: str, arguments: Sequence[str]) -> None:
     """Call `module:function` without arguments; the module is looked for in the working directory first. Raises
-    SettingsError if there is none; what it raises."""
+    SettingsError if there is none, and whatever the function raises."""
     module, _, path = entry.partition(":")
     sys.argv[:] = [entry, *arguments]
     _search_first(str(Path.cwd()))
@@ -50,11 +50,11 @@ def run_function(entry: str, arguments: Sequence[str]) -> None:
 
 
 def user_traceback(error: BaseException) -> types.TracebackType | None:
-    """The error's traceback from the program's own first frame on; None if it did not get so far."""
+    """The error's traceback, beginning at the first frame of the user's code; None if it has no such frame."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != __file__:
         trace = trace.tb_next
-    if trace is None:  # it is not of what this module ran
+    if trace is None:  # the error is not from this module's script or function
         return error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
