@@ -1,14 +1,14 @@
-"""How well a graph's searches spread over GPUs that are not at hand: recorded durations in, seconds out.
+"""Simulates how a graph's searches spread over more GPUs than the host has, from recorded durations.
 
     python benchmarks/search_scaling.py                            # a GPT-2 of 12 layers
     python benchmarks/search_scaling.py --gpus 1,2,4,8 --processors 16
 
-The farm, its crew, its Redis, a compile's wait (compiler/search/in_compile.py) and the searchers' loop
-(compiler/search/search_worker.py) are
-the service's own. What they wait for is played, in a time of its own (simulated_time.py): each configuration takes
-as long to build as it once took (recorded/gpt2_search.json), on as many processors; samples are as long as PyTorch's
-kernel was on an H200, times a factor drawn for each configuration, and measure.rank decides on them. So what a play
-takes is no GPU's figure; what two plays differ by is the scheduling. Writes farm_scaling.json and farm_scaling.png.
+The scheduler of searches, its queue in Redis, a compile's wait (compiler/search/in_compile.py) and the search workers'
+loop (compiler/search/search_worker.py) are the service's own. What they wait for is simulated (simulated_time.py):
+each configuration takes as long to build as was recorded (recorded/gpt2_search.json), on --processors processors;
+samples are as long as PyTorch's kernel was on an H200, times a factor drawn for each configuration, and measure.rank
+decides on them. So the seconds are not those of a GPU; two simulations differ only by the scheduling. Writes
+search_scaling.json and search_scaling.png.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import msgspec
 import structlog
 from redis.asyncio import Redis
 from support.local_redis import redis_server
-from support.simulated_time import PlayedLoop, Pool, Processors, played
+from support.simulated_time import Pool, Processors, SimulatedLoop, simulated_loop
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api import compiles
 from torchrelay.compiler.errors import NoWorker
@@ -126,7 +126,7 @@ class PlayedBench:
 
     def __init__(
         self,
-        loop: PlayedLoop,
+        loop: SimulatedLoop,
         place: DeviceEnvironment,
         recorded: Mapping[Problem, Recorded],
         pool: Pool,
@@ -235,7 +235,7 @@ class PlayedLanes:
 
     def __init__(
         self,
-        loop: PlayedLoop,
+        loop: SimulatedLoop,
         benches: Mapping[str, PlayedBench],
         toolchain: schema.Toolchain,
     ) -> None:
@@ -263,7 +263,7 @@ class PlayedLanes:
             progress=lambda stage, detail: None,
         )
         try:
-            await self._loop.play(searcher.run)
+            await self._loop.simulate(searcher.run)
         finally:
             self._busy[worker] = False
 
@@ -271,7 +271,7 @@ class PlayedLanes:
 class OutsideTunings(TuningDatabase):
     """Redis takes no time."""
 
-    def __init__(self, loop: PlayedLoop, *given: Any, **named: Any) -> None:
+    def __init__(self, loop: SimulatedLoop, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._loop = loop
 
@@ -284,7 +284,7 @@ class OutsideTunings(TuningDatabase):
             return list(await super().store(entries))
 
 
-def asker(loop: PlayedLoop, answer: Callable[[bytes], Awaitable[bytes]]) -> queries.SendQuery:
+def asker(loop: SimulatedLoop, answer: Callable[[bytes], Awaitable[bytes]]) -> queries.SendQuery:
     def ask(question: queries.TuningQuery) -> queries.TuningReply:
         loop.sleep(QUESTION_SECONDS)
         told: queries.TuningReply = decoding.from_msgpack(
@@ -295,7 +295,7 @@ def asker(loop: PlayedLoop, answer: Callable[[bytes], Awaitable[bytes]]) -> quer
     return ask
 
 
-class Play(msgspec.Struct):
+class Simulation(msgspec.Struct):
     """What a compile waited for its searches, how long it took, and what share of that each GPU measured and each
     processor built."""
 
@@ -305,7 +305,7 @@ class Play(msgspec.Struct):
     building: float
 
 
-def play(recording: Recording, gpus: int, args: argparse.Namespace) -> Play:
+def simulate(recording: Recording, gpus: int, args: argparse.Namespace) -> Simulation:
     recorded = {cast(Problem, records.parse_problem_text(each.problem)): each for each in recording.problems}
     toolchain = schema.Toolchain("cp312", "2.11", "3.6", "13.0", "linux-x86_64")
     target = schema.Target("cuda", "NVIDIA H200", "9.0", 1, [])
@@ -314,7 +314,7 @@ def play(recording: Recording, gpus: int, args: argparse.Namespace) -> Play:
     with (
         tempfile.TemporaryDirectory(prefix="relay-") as folder,
         redis_server(Path(folder)) as port,
-        played() as loop,
+        simulated_loop() as loop,
     ):
         processors = Processors(loop, args.processors * gpus)
         ask = CompileRequest("key", b"", toolchain, target, {}, [])
@@ -338,7 +338,7 @@ def play(recording: Recording, gpus: int, args: argparse.Namespace) -> Play:
             for n in range(gpus)
         }
 
-        async def whole() -> Play:
+        async def whole() -> Simulation:
             metrics = GatewayMetrics()
             scheduler = SearchScheduler(PlayedLanes(loop, benches, toolchain), metrics)
             queue = SearchQueue("default", tunings, scheduler, metrics)
@@ -347,10 +347,10 @@ def play(recording: Recording, gpus: int, args: argparse.Namespace) -> Play:
             search._known.reachable = True
             search._dry_runs_left = 1
             try:
-                await loop.play(lambda: compiled(loop, search, recording))
+                await loop.simulate(lambda: compiled(loop, search, recording))
                 known = {entry.problem for entry in await queue.known(place, list(recorded))}
                 assert known == set(recorded), "some problem is not known in the end"
-                return Play(
+                return Simulation(
                     clock.waited,
                     loop.now,
                     sum(bench.busy for bench in benches.values()) / gpus / loop.now,
@@ -367,7 +367,7 @@ def play(recording: Recording, gpus: int, args: argparse.Namespace) -> Play:
 class PlayedClock:
     """Of a compile: how long it waits for its searches."""
 
-    def __init__(self, loop: PlayedLoop) -> None:
+    def __init__(self, loop: SimulatedLoop) -> None:
         self.waited = 0.0
         self._loop = loop
 
@@ -382,14 +382,14 @@ class PlayedClock:
             self.waited += self._loop.now - since
 
 
-def compiled(loop: PlayedLoop, search: CompileSearch, recording: Recording) -> None:
+def compiled(loop: SimulatedLoop, search: CompileSearch, recording: Recording) -> None:
     """A compile that meets each problem in its time, and again when it has begun again."""
     lowered(loop, search, recording)
     search.finish_dry_run()
     lowered(loop, search, recording)
 
 
-def lowered(loop: PlayedLoop, search: CompileSearch, recording: Recording) -> None:
+def lowered(loop: SimulatedLoop, search: CompileSearch, recording: Recording) -> None:
     """Seconds that this waits come on top of what lowering takes."""
     halves = {"aot": AOT_SECONDS, "forward": FORWARD_SECONDS, "backward": BACKWARD_SECONDS}
     for half, seconds in halves.items():
@@ -423,12 +423,12 @@ def main() -> int:
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     recording = decoding.from_json(args.recording.read_bytes(), type=Recording)
-    plays = {count: play(recording, count, args) for count in args.gpus}
-    first = plays[min(plays)]
+    simulations = {count: simulate(recording, count, args) for count in args.gpus}
+    first = simulations[min(simulations)]
     building = args.scale * sum(sum(each.builds.values()) for each in recording.problems)
     print_table(
         f"{len(recording.problems)} problems; to build what was recorded of them takes {building:.0f} s of a processor",
-        ["GPUs", "wait, s", f"of {min(plays)}'s", "whole, s", "measuring", "building"],
+        ["GPUs", "wait, s", f"of {min(simulations)}'s", "whole, s", "measuring", "building"],
         [
             [
                 str(n),
@@ -438,14 +438,18 @@ def main() -> int:
                 f"{told.measuring:.2f}",
                 f"{told.building:.2f}",
             ]
-            for n, told in plays.items()
+            for n, told in simulations.items()
         ],
     )
     args.out.mkdir(parents=True, exist_ok=True)
-    record = {"processors": args.processors, "scale": args.scale, "plays": msgspec.to_builtins(plays)}
-    (args.out / "farm_scaling.json").write_text(json.dumps(record, indent=1) + "\n")
+    record = {
+        "processors": args.processors,
+        "scale": args.scale,
+        "simulations": msgspec.to_builtins(simulations),
+    }
+    (args.out / "search_scaling.json").write_text(json.dumps(record, indent=1) + "\n")
     if importlib.util.find_spec("matplotlib") is not None:
-        _draw({n: told.wait for n, told in plays.items()}, args.out / "farm_scaling.png")
+        _draw({n: told.wait for n, told in simulations.items()}, args.out / "search_scaling.png")
     return 0
 
 
@@ -456,10 +460,10 @@ def _draw(waits: dict[int, float], file: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 3.6), dpi=150)
-    axes.plot(list(waits), list(waits.values()), "o-", color="#dd8452", label="wait for searches, played")
+    axes.plot(list(waits), list(waits.values()), "o-", color="#dd8452", label="wait for searches, simulated")
     even = [waits[min(waits)] * min(waits) / n for n in waits]
-    axes.plot(list(waits), even, ":", color="#888888", label="one GPU's, divided")
-    axes.set_xlabel("GPUs (played: recorded durations)")
+    axes.plot(list(waits), even, ":", color="#888888", label="one GPU's wait, divided by the number")
+    axes.set_xlabel("GPUs (simulated, with recorded durations)")
     axes.set_ylabel("seconds")
     axes.set_ylim(bottom=0)
     axes.set_xticks(list(waits))

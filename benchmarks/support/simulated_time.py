@@ -1,7 +1,7 @@
-"""Time that passes only while everybody waits: an event loop, and threads that play long work beside it.
+"""Simulated time: an event loop and threads that simulate long work. It passes only while all of them wait.
 
-Only one of them runs at a time, so a play of the same program ends at the same moment each time it is run, however busy
-the machine is. What is asked of the world outside (a Redis server) takes no time: see `outside`.
+Only one of them runs at a time, so a simulation of the same program ends at the same simulated moment each time,
+however busy the machine is. Requests to real servers (Redis) take no simulated time: see `outside`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Wake = Callable[[], None]
 class _Selector(selectors.DefaultSelector):
     """Where a loop would wait, its time jumps to where it would wait for."""
 
-    loop: PlayedLoop
+    loop: SimulatedLoop
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if self.loop.asking or timeout is None:
@@ -35,7 +35,7 @@ class _Selector(selectors.DefaultSelector):
         return events
 
 
-class PlayedLoop(asyncio.SelectorEventLoop):
+class SimulatedLoop(asyncio.SelectorEventLoop):
     """now: seconds since it was made."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class PlayedLoop(asyncio.SelectorEventLoop):
         finally:
             self.asking -= 1
 
-    def play(self, body: Callable[[], Any]) -> asyncio.Future[Any]:
+    def simulate(self, body: Callable[[], Any]) -> asyncio.Future[Any]:
         """Run `body` in a thread that may call the methods below; what it returns or raises."""
         ended: asyncio.Future[Any] = self.create_future()
         thread = _Thread(self)
@@ -87,7 +87,7 @@ class PlayedLoop(asyncio.SelectorEventLoop):
         self.call_soon(thread.go_on)
         return ended
 
-    # --- in a played thread ----------------------------------------------------------------------------
+    # --- in a simulated thread ----------------------------------------------------------------------------
 
     def rest(self, arrange: Callable[[Wake], Any]) -> None:
         """Until what `arrange`, which runs in the loop, is given is called there."""
@@ -113,7 +113,7 @@ class PlayedLoop(asyncio.SelectorEventLoop):
 
 
 class _Thread:
-    def __init__(self, loop: PlayedLoop) -> None:
+    def __init__(self, loop: SimulatedLoop) -> None:
         self.goes, self.rests = threading.Event(), threading.Event()
         self.arrange: Callable[[Wake], Any] = lambda wake: None
         self._loop = loop
@@ -135,9 +135,9 @@ class _Thread:
 
 
 @contextlib.contextmanager
-def played() -> Iterator[PlayedLoop]:
+def simulated_loop() -> Iterator[SimulatedLoop]:
     """A loop whose time is everybody's in the block."""
-    loop = PlayedLoop()
+    loop = SimulatedLoop()
     asyncio.set_event_loop(loop)
     try:
         with mock.patch.object(time, "monotonic", loop.time), mock.patch.object(time, "sleep", loop.sleep):
@@ -150,7 +150,7 @@ def played() -> Iterator[PlayedLoop]:
 class Processors:
     """So many of a host, which all its pools share: where more work at once, all are slower."""
 
-    def __init__(self, loop: PlayedLoop, count: int) -> None:
+    def __init__(self, loop: SimulatedLoop, count: int) -> None:
         self._loop = loop
         self._count = count
         self._work: list[tuple[float, int, Callable[[], None]]] = []
@@ -206,7 +206,7 @@ class Pool:
         self._waiting: deque[tuple[float, Future[None]]] = deque()
 
     def submit(self, seconds: float) -> Future[None]:
-        """In the loop, or in a played thread."""
+        """In the loop, or in a simulated thread."""
         future: Future[None] = Future()
         self._waiting.append((seconds, future))
         self._take()

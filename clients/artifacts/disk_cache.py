@@ -33,7 +33,7 @@ _STALE_SECONDS = 3600.0
 about to load it."""
 
 
-class _Entry(NamedTuple):
+class _CachedFile(NamedTuple):
     used: float
     size: int
     path: Path
@@ -129,14 +129,14 @@ class DiskCache:
                 entry.path.unlink()
             total -= entry.size
 
-    def _entries(self) -> Iterator[_Entry]:
+    def _entries(self) -> Iterator[_CachedFile]:
         """Every artifact and library; drops stale temporary files on the way."""
         expired = time.time() - _STALE_SECONDS
         for path in chain(self._root.glob("[0-9a-f][0-9a-f]/*"), self._libraries.glob("*")):
             try:
                 status = path.stat()
                 if not path.name.startswith("."):  # a draft
-                    yield _Entry(status.st_mtime, status.st_size, path)
+                    yield _CachedFile(status.st_mtime, status.st_size, path)
                 elif status.st_mtime < expired:
                     path.unlink()
             except FileNotFoundError:

@@ -55,15 +55,15 @@ def read(data: bytes, file: str, *, name: str = "", options: Mapping[str, Any] |
         value = {name: given for name, given in tree.value.items() if name not in replaced}
         lines = {path: line for path, line in tree.lines.items() if path and path[0] not in replaced}
         tree = yaml_lines.YamlTree({**value, **options}, lines)
-    return _Reader(file, tree).job(name or "job", file)
+    return _TrainFileReader(file, tree).job(name or "job", file)
 
 
 def of_options(options: Mapping[str, Any], *, name: str) -> TrainFileJob:
     """A job without a file, by the file's own names. Raises BadTrainJob, which names the option."""
-    return _Reader("the command line", yaml_lines.YamlTree(dict(options))).job(name, "")
+    return _TrainFileReader("the command line", yaml_lines.YamlTree(dict(options))).job(name, "")
 
 
-class _Reader(yaml_lines.YamlReader):
+class _TrainFileReader(yaml_lines.YamlReader):
     def __init__(self, name: str, tree: yaml_lines.YamlTree) -> None:
         super().__init__(name, tree, BadTrainJob)
 

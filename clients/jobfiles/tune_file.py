@@ -105,13 +105,13 @@ def load(path: Path) -> TuneFile:
 
 def read(data: bytes, name: str) -> TuneFile:
     """A file's bytes; `name`: what errors call it. Raises as `load`."""
-    return _Reader(name, yaml_lines.tree(data, name, BadTuneJob)).spec()
+    return _TuneFileReader(name, yaml_lines.tree(data, name, BadTuneJob)).spec()
 
 
 # --- the file's parts --------------------------------------------------------------------------------------
 
 
-class _Reader(yaml_lines.YamlReader):
+class _TuneFileReader(yaml_lines.YamlReader):
     def __init__(self, name: str, tree: yaml_lines.YamlTree) -> None:
         super().__init__(name, tree, BadTuneJob)
 

@@ -41,7 +41,7 @@ class _Times(Struct, forbid_unknown_fields=True):
     samples: records.Several
 
 
-class _Block(Struct, forbid_unknown_fields=True, kw_only=True):
+class _ProblemTable(Struct, forbid_unknown_fields=True, kw_only=True):
     """A `[[place.problem]]`: an Entry without its place."""
 
     problem: str
@@ -65,7 +65,7 @@ class _Version(Struct):
     version: int
 
 
-class _File(_Version, forbid_unknown_fields=True):
+class _LockFile(_Version, forbid_unknown_fields=True):
     place: list[dict[str, Any]] = []
 
 
@@ -147,10 +147,10 @@ def load(path: Path) -> list[records.TuningEntry]:
 
 def read(data: bytes, name: str) -> list[records.TuningEntry]:
     """The entries of a lock file's bytes, sorted; `name`: what errors call it. Raises TuningLockError."""
-    return _Reader(data, name).entries()
+    return _LockReader(data, name).entries()
 
 
-class _Reader:
+class _LockReader:
     def __init__(self, data: bytes, name: str) -> None:
         self._name = name
         try:
@@ -173,14 +173,14 @@ class _Reader:
                 f"the file has version {written}, this torchrelay reads {VERSION}",
                 hint="Install the torchrelay that wrote it, or write the file anew: `torchrelay tune export`",
             )
-        file = self._convert(parsed, _File, ())
+        file = self._convert(parsed, _LockFile, ())
         found: dict[tuple[object, ...], tuple[records.TuningEntry, tuple[int, ...]]] = {}
         for number, fields in enumerate(file.place):
             blocks = fields.pop("problem", [])
             place = self._convert(fields, records.DeviceEnvironment, (number,))
             for index, block in enumerate(self._convert(blocks, list[Any], (number,))):
                 position = (number, index)
-                entry = self._entry(self._convert(block, _Block, position), place, position)
+                entry = self._entry(self._convert(block, _ProblemTable, position), place, position)
                 first = found.setdefault(records.entry_sort_key(entry), (entry, position))
                 if first[1] != position:
                     self._fail(
@@ -207,7 +207,7 @@ class _Reader:
             self._fail(line, f"this is no TOML: {message[: where.start()]}")
 
     def _entry(
-        self, block: _Block, place: records.DeviceEnvironment, position: tuple[int, ...]
+        self, block: _ProblemTable, place: records.DeviceEnvironment, position: tuple[int, ...]
     ) -> records.TuningEntry:
         try:
             problem = records.parse_problem(block.problem, tuple(sorted(block.settings.items())))
@@ -233,7 +233,7 @@ class _Reader:
             self._fail(self._line(position, ""), f"this entry has more than {queries.ENTRY_LIMIT} bytes")
         return entry
 
-    def _timing(self, block: _Block, name: str, position: tuple[int, ...]) -> records.Timing | None:
+    def _timing(self, block: _ProblemTable, name: str, position: tuple[int, ...]) -> records.Timing | None:
         candidate, times = getattr(block, name), getattr(block, f"{name}_ms")
         if candidate is None and times is None:
             return None

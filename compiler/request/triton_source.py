@@ -207,10 +207,10 @@ def _head(function: ast.FunctionDef) -> Iterator[ast.expr]:
 
 def check(kernel: schema.KernelSource) -> None:
     """Raise BadKernelSource unless the source is a module in canonical form that defines the kernel."""
-    _Module(kernel.source).check(kernel.name)
+    _ModuleCheck(kernel.source).check(kernel.name)
 
 
-class _Module:
+class _ModuleCheck:
     """One module's check: `roots` are names that stand for modules of Triton, `known` all that it defines."""
 
     def __init__(self, source: str) -> None:

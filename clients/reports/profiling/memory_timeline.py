@@ -24,7 +24,7 @@ _ACTIVATIONS = CATEGORIES.index("activations")
 _PARTS = 300
 
 
-class _Block(Struct, frozen=True):
+class _Allocation(Struct, frozen=True):
     size: int
     category: MemoryCategory
 
@@ -36,11 +36,11 @@ class TensorSnapshot(Struct, frozen=True):
     optimizer: list[tuple[int, int]] = []
     gradients: list[tuple[int, int]] = []
 
-    def blocks(self) -> dict[int, _Block]:
+    def blocks(self) -> dict[int, _Allocation]:
         """By address."""
-        found = {address: _Block(size, "gradients") for address, size in self.gradients}
-        found |= {address: _Block(size, "optimizer") for address, size in self.optimizer}
-        return found | {address: _Block(size, "parameters") for address, size in self.parameters}
+        found = {address: _Allocation(size, "gradients") for address, size in self.gradients}
+        found |= {address: _Allocation(size, "optimizer") for address, size in self.optimizer}
+        return found | {address: _Allocation(size, "parameters") for address, size in self.parameters}
 
 
 class MemoryPoint(Struct, frozen=True):
@@ -105,7 +105,7 @@ def _timeline(
     begin = boundaries[0]
     known = [snapshot.blocks() for snapshot in snapshots]
     before = dict(known[0]) if known else {}  # blocks from before the profile, by address
-    blocks: dict[int, _Block] = {}
+    blocks: dict[int, _Allocation] = {}
     totals: dict[MemoryCategory, int] = dict.fromkeys(CATEGORIES, 0)
     for block in before.values():
         totals[block.category] += block.size
@@ -113,7 +113,7 @@ def _timeline(
         total = events[0].args.allocated - events[0].args.size
         totals["before"] = max(total - sum(totals.values()), 0)
 
-    def free(address: int, *owners: dict[int, _Block]) -> bool:
+    def free(address: int, *owners: dict[int, _Allocation]) -> bool:
         """False: no owner has the address."""
         for owner in owners:
             block = owner.pop(address, None)
@@ -141,7 +141,7 @@ def _timeline(
                 category = at_end.category
             elif passes < len(backwards) and freed_at > backwards[passes]:
                 category = "activations"
-            blocks[address] = _Block(size, category)
+            blocks[address] = _Allocation(size, category)
             totals[category] += size
         elif not free(address, blocks, before) and device != "cpu":
             totals["before"] = max(totals["before"] + size, 0)

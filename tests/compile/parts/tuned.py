@@ -43,14 +43,14 @@ SEARCH = pipeline.ranking.RankingSettings(seconds=1.0)
 
 class Case(Struct, kw_only=True):
     """known: what the database has; None: it does not answer. late: it has it only when somebody tells what he found.
-    fault: of FAULTS. store: of built libraries. farm: what others find, one problem each time they are asked again;
-    they search on for ever where they do not find."""
+    fault: of FAULTS. store: of built libraries. found_elsewhere: what others find, one problem each time they are
+    asked again; they search on for ever where they do not find."""
 
     request: bytes
     known: list[records.TuningEntry] | None = []
     late: bool = False
     fault: str = ""
-    farm: list[records.TuningEntry] | None = None
+    found_elsewhere: list[records.TuningEntry] | None = None
     store: str
 
 
@@ -101,14 +101,14 @@ class Worker:
         *,
         late: bool = False,
         fault: str = "",
-        farm: Sequence[records.TuningEntry] | None = None,
+        found_elsewhere: Sequence[records.TuningEntry] | None = None,
     ) -> Outcome:
         case = Case(
             request=codec.pack_request(request),
             known=None if known is None else list(known),
             late=late,
             fault=fault,
-            farm=None if farm is None else list(farm),
+            found_elsewhere=None if found_elsewhere is None else list(found_elsewhere),
             store=str(self._store),
         )
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -163,10 +163,10 @@ def _outcome(case: Case, folder: str) -> Outcome:
         outcome.asked.append(question)
         if case.known is None:
             raise errors.Unavailable("the database does not answer")
-        if isinstance(question, queries.SearchRequest) and case.farm is not None:
+        if isinstance(question, queries.SearchRequest) and case.found_elsewhere is not None:
             polls.append(len(question.problems))
             again = sum(later <= earlier for earlier, later in itertools.pairwise(polls))
-            ready = [entry for entry in case.farm if entry.problem in question.problems][:again]
+            ready = [entry for entry in case.found_elsewhere if entry.problem in question.problems][:again]
             return queries.KnownEntries(ready, open=len(question.problems) - len(ready))
         if isinstance(question, queries.SearchResult):
             stand = [entry for entry in case.known if entry.problem == question.entry.problem]

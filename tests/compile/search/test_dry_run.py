@@ -41,7 +41,7 @@ def alone(worker: Worker, request_: schema.GraphRequest) -> Outcome:
 @pytest.fixture(scope="module")
 def helped(worker: Worker, request_: schema.GraphRequest, alone: Outcome) -> Outcome:
     """Others find everything, one problem at a time."""
-    return worker.compile(request_, farm=alone.found())
+    return worker.compile(request_, found_elsewhere=alone.found())
 
 
 def wanted(outcome: Outcome) -> list[list[records.Problem]]:
@@ -83,7 +83,7 @@ def test_a_compile_goes_on_while_others_search(
     worker: Worker, request_: schema.GraphRequest, helped: Outcome, alone: Outcome
 ) -> None:
     """As on a GPU: it begins again at once, and waits where it comes to what is not known yet."""
-    outcome = worker.compile(request_, farm=alone.found(), fault="goes on meanwhile")
+    outcome = worker.compile(request_, found_elsewhere=alone.found(), fault="goes on meanwhile")
     assert counted(outcome) == (PROBLEMS, 0, 0)
     assert outcome.code == alone.code
     for told, waits in ((helped, "backward"), (outcome, "forward")):
@@ -98,7 +98,7 @@ def test_a_compile_goes_on_while_others_search(
 def test_what_is_found_no_longer_is_measured_by_who_goes_on(
     worker: Worker, request_: schema.GraphRequest, alone: Outcome
 ) -> None:
-    outcome = worker.compile(request_, farm=alone.found()[:2], fault="goes on, and nobody finds")
+    outcome = worker.compile(request_, found_elsewhere=alone.found()[:2], fault="goes on, and nobody finds")
     assert counted(outcome) == (PROBLEMS, 0, PROBLEMS - 2)
     assert len(outcome.found()) == PROBLEMS - 2
 
@@ -126,13 +126,13 @@ def test_a_compile_that_knows_its_forward_has_a_dry_run_of_its_backward(
     forward = wanted(alone)[-1][:FORWARD]
     known = [entry for entry in alone.found() if entry.problem in forward]
     rest = [entry for entry in alone.found() if entry.problem not in forward]
-    outcome = worker.compile(request_, known, farm=rest)
+    outcome = worker.compile(request_, known, found_elsewhere=rest)
     assert counted(outcome) == (len(rest), len(known), 0)
     assert outcome.code == alone.code
 
 
 def test_nobody_waits_for_ever(worker: Worker, request_: schema.GraphRequest, alone: Outcome) -> None:
-    outcome = worker.compile(request_, farm=alone.found()[:2], fault="nobody finds")
+    outcome = worker.compile(request_, found_elsewhere=alone.found()[:2], fault="nobody finds")
     assert counted(outcome) == (PROBLEMS, 0, PROBLEMS - 2)
     assert len(outcome.found()) == PROBLEMS - 2
 
@@ -150,6 +150,6 @@ def test_a_graph_with_sizes_that_vary_has_a_dry_run_too(worker: Worker) -> None:
     request = requested(inputs=inputs)
     cold = worker.compile(request)
     assert wanted(cold)[-1] == [entry.problem for entry in cold.found()]
-    helped = worker.compile(request, farm=cold.found())
+    helped = worker.compile(request, found_elsewhere=cold.found())
     assert counted(helped) == (len(cold.found()), 0, 0)
     assert helped.code == cold.code

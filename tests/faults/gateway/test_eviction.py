@@ -113,7 +113,7 @@ async def check(gateway: GatewayParts, server: RedisServer, model: Model, folder
     raw.close()
 
 
-async def play(server: RedisServer, folder: Path, seed: int) -> int:
+async def simulate(server: RedisServer, folder: Path, seed: int) -> int:
     """Random steps; how many entries were evicted on the way."""
     dice, model = random.Random(seed), Model()
     settings = ServiceSettings(
@@ -163,7 +163,7 @@ async def play(server: RedisServer, folder: Path, seed: int) -> int:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_namespaces_evict_what_the_model_says(redis_server: RedisServer, tmp_path: Path, seed: int) -> None:
-    assert asyncio.run(play(redis_server, tmp_path, seed)) > 10
+    assert asyncio.run(simulate(redis_server, tmp_path, seed)) > 10
 
 
 @pytest.mark.slow
@@ -171,4 +171,4 @@ def test_namespaces_evict_what_the_model_says(redis_server: RedisServer, tmp_pat
 def test_namespaces_evict_what_the_model_says_at_length(
     redis_server: RedisServer, tmp_path: Path, seed: int
 ) -> None:
-    assert asyncio.run(play(redis_server, tmp_path, seed)) > 10
+    assert asyncio.run(simulate(redis_server, tmp_path, seed)) > 10

@@ -1,4 +1,4 @@
-"""The play of searches that were recorded: the service's own farm and searchers, in a time that is theirs alone."""
+"""A simulation of recorded searches, with the service's own scheduler and search workers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def search_scaling() -> Iterator[ModuleType]:
 
 
 @pytest.mark.parametrize(("scale", "start"), [(1.5, 6.0), (2.0, 2.0), (3.0, 2.0)])
-def test_two_gpus_search_a_graph_in_half_of_ones_time_and_each_play_is_alike(
+def test_two_gpus_search_a_graph_in_half_of_ones_time_and_each_simulation_is_alike(
     search_scaling: ModuleType, scale: float, start: float
 ) -> None:
     recording = decoding.from_json(search_scaling.RECORDED.read_bytes(), type=search_scaling.Recording)
     args = argparse.Namespace(processors=16, scale=scale, start=start)
-    one, two, again = (search_scaling.play(recording, gpus, args) for gpus in (1, 2, 2))
+    one, two, again = (search_scaling.simulate(recording, gpus, args) for gpus in (1, 2, 2))
     assert two == again
     assert 0 < two.wait <= 0.55 * one.wait, "all but what one GPU has to do after the other is spread"

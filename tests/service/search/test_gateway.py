@@ -1,4 +1,4 @@
-"""What compiles want of the farm, through a gateway: searchers are warm when they ask, and all is told and counted."""
+"""Searches for compiles, through a gateway: search workers are warm when a compile asks; all is told and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The farm when something goes wrong: candidates that end their process, lost workers, silence, floods, no Redis."""
+"""Searches when something goes wrong: candidates that end their process, lost workers, silence, floods, no Redis."""
 
 from __future__ import annotations
 

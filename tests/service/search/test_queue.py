@@ -1,4 +1,4 @@
-"""The farm: who searches what for whom, and in which order (what goes wrong: test_losses.py)."""
+"""The search queue: who searches what for whom, and in which order (what goes wrong: test_losses.py)."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def test_namespaces_share_the_devices(redis_server: RedisServer, monkeypatch: py
         slow = [here.queue.submit(task(size), AIM) for size in range(1, 200)]
         await here.until(lambda: here.pool.began != [])
         theirs = other.submit(task(1), AIM)
-        await theirs.outcome()  # long before all of the first farm's
+        await theirs.outcome()  # long before all of the first queue's
         assert sum(search.state == "done" for search in slow) < 199
         assert here.pool.namespaces[:2] == ["default", "red"]
         await here.wanted(of(300), queue=other)
