@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -135,6 +136,8 @@ class DiskCache:
         for path in chain(self._root.glob("[0-9a-f][0-9a-f]/*"), self._libraries.glob("*")):
             try:
                 status = path.stat()
+                if not stat.S_ISREG(status.st_mode):
+                    continue
                 if not path.name.startswith("."):  # a draft
                     yield _CachedFile(status.st_mtime, status.st_size, path)
                 elif status.st_mtime < expired:

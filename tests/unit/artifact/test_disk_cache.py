@@ -203,3 +203,13 @@ def test_libraries_are_not_trimmed_below_the_limit(tmp_path: Path) -> None:
     old = library(tmp_path, b"o" * 800, age_seconds=7200)
     assert DiskCache(tmp_path, 1000).put(key(1), b"x" * 100)
     assert old.exists()
+
+
+def test_a_folder_where_an_artifact_should_be_does_not_stop_the_trimming(tmp_path: Path) -> None:
+    for folder in (tmp_path / "artifacts" / key(1)[:2] / key(1), tmp_path / "lib" / ".left"):
+        folder.mkdir(parents=True)
+        os.utime(folder, (0, 0))
+    cache = DiskCache(tmp_path, 1000, trim_every=1)
+    for n in range(2, 5):
+        assert cache.put(key(n), b"x" * 400)
+    assert len(files(tmp_path)) == 2
