@@ -1,10 +1,11 @@
-"""A path and bytes in; a file that readers see whole, the old one or the new, mode 0600 unless told otherwise, out."""
+"""Writes files that readers see whole, the old one or the new; and locks between processes."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -18,7 +19,7 @@ def write_atomically(
     draft = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
-            os.fchmod(handle, mode)
+            draft.chmod(mode)
             file.write(data)
             file.flush()
             if synced:
@@ -28,3 +29,22 @@ def write_atomically(
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock of the file `path`, which is made if it does not exist; whether it is held, always true with
+    `wait`. Raises OSError."""
+    import fcntl  # not on Windows, where this module can be imported and nothing is locked
+
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)

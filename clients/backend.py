@@ -30,7 +30,7 @@ from .capture.locked_tunings import LockedTunings
 from .capture.prepare import prepare
 from .gateway.compile_client import GatewayClient
 from .reports.run_report import FallbackWarning, RunReport, process_report
-from .settings import ClientSettings, load_launcher_info, load_settings, requires_artifacts
+from .settings import ClientSettings, check_platform, load_launcher_info, load_settings, requires_artifacts
 
 M = TypeVar("M")
 
@@ -140,6 +140,7 @@ class RelayBackend:
         """Capture, fetch, verify, load. Raises RelayError, of whatever kind the failure was."""
         start = time.perf_counter()
         try:
+            check_platform()
             compatibility.check("capture")
             self.report.add_seconds("trace", counters.trace_seconds())
             with self.report.timed("encode"):

@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ..compiler import decoding
-from ..compiler.errors import SettingsError
+from ..compiler.errors import SettingsError, Unsupported
 
 Mode = Literal["off", "cache", "remote", "require"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -166,10 +166,19 @@ def load_launcher_info() -> LauncherInfo | None:
     )
 
 
+def check_platform() -> None:
+    """Raises Unsupported where the service has no code for this machine: anything but Linux."""
+    if sys.platform != "linux":
+        raise Unsupported(
+            f"the service compiles for Linux, and this is {sys.platform}",
+            hint="Graphs compile locally here; TORCHRELAY_MODE=off says nothing of it",
+        )
+
+
 def wants_prefetch() -> bool:
     """Whether there may be a gateway to prefetch from. Cheap, and never raises: called at import."""
     found = os.environ.get
-    if found("TORCHRELAY_PREFETCH") in _FALSE or found("TORCHRELAY_MODE") == "off":
+    if sys.platform != "linux" or found("TORCHRELAY_PREFETCH") in _FALSE or found("TORCHRELAY_MODE") == "off":
         return False
     try:
         return bool(found("TORCHRELAY_URL")) or any(

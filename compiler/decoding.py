@@ -25,9 +25,10 @@ _preparing = threading.RLock()
 _json: dict[tuple[Any, bool], msgspec.json.Decoder[Any]] = {}
 _msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
-os.register_at_fork(
-    before=_preparing.acquire, after_in_parent=_preparing.release, after_in_child=_preparing.release
-)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(
+        before=_preparing.acquire, after_in_parent=_preparing.release, after_in_child=_preparing.release
+    )
 
 
 @overload

@@ -12,7 +12,6 @@ once and the call says None or False.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import stat
@@ -23,7 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from ..atomic_file import write_atomically
+from ..atomic_file import locked, write_atomically
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +94,7 @@ class DiskCache:
         """Remove the least recently used entries until nine tenths of the limit hold; skipped while another
         process trims."""
         try:
-            with self._exclusive() as held:
+            with locked(self._root / ".lock", wait=False) as held:
                 if held:
                     self._trim()
         except OSError as error:
@@ -144,20 +143,6 @@ class DiskCache:
                     path.unlink()
             except FileNotFoundError:
                 continue
-
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[bool]:
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(self._root / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
-        finally:
-            os.close(descriptor)
 
     def _complain(self, error: OSError) -> None:
         with self._lock:

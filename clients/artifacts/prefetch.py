@@ -230,7 +230,7 @@ class Prefetch:
 @functools.cache
 def prefetch_with(settings: ClientSettings) -> Prefetch | None:
     """This process' prefetch from these settings' gateway, started now if it was not; None where none is wanted."""
-    if not settings.prefetch or not settings.url or settings.mode == "off":
+    if sys.platform != "linux" or not settings.prefetch or not settings.url or settings.mode == "off":
         return None
     scripts = script_names()
     if not scripts:

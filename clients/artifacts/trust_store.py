@@ -8,13 +8,10 @@ are revoked.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -24,7 +21,7 @@ from ...compiler.artifact import trust_document
 from ...compiler.artifact.signing import Trust, read_key
 from ...compiler.artifact.trust_document import KnownKeys, SignedDocument
 from ...compiler.errors import RelayError, SignatureError
-from ..atomic_file import write_atomically
+from ..atomic_file import locked, write_atomically
 from ..settings import ClientSettings
 
 _log = logging.getLogger(__name__)
@@ -111,7 +108,7 @@ class TrustStore:
         if self._folder is None:
             return known
         try:
-            with _exclusive(self._folder):
+            with locked(self._folder / _LOCK):
                 recorded = _read(self._folder / FILE)
                 known = _add(known, recorded)
                 others = [record for record in recorded if not _same(record, known)]
@@ -119,17 +116,6 @@ class TrustStore:
         except OSError as error:
             _log.warning("%s cannot be written: %s; other processes learn this by themselves", FILE, error)
         return known
-
-
-@contextlib.contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _read(path: Path) -> list[KnownKeys]:

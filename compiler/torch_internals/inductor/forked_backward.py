@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import pickle
-import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -62,6 +61,8 @@ class BackwardInFork:
         return self._copy is not None and self._copy.inside
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        import resource  # not on Windows, where no job runs
+
         from torch._inductor import compile_fx
 
         if kwargs.get("is_backward"):

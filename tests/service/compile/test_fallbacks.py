@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -174,3 +177,64 @@ def test_a_lock_that_cannot_be_read_warns_once_and_asks_for_nothing(
     assert gateway.pool.calls == []
     with gateway.http() as http:
         wait_until(lambda: "bad_tuning_lock" in http.get("/v1/stats").json()["fallbacks"], seconds=30)
+
+
+ELSEWHERE = """
+import importlib.abc, json, os, sys, warnings
+import torch
+import torch._inductor.compile_fx
+
+unix = ("fcntl", "grp", "pwd", "resource", "termios")
+
+class NotHere(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name in unix:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+for name in unix:
+    sys.modules.pop(name, None)
+sys.meta_path.insert(0, NotHere())
+del os.register_at_fork, os.fchmod
+sys.platform = "other"
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    step = torch.compile(lambda x: x.sin().square().sum(), backend="torchrelay")
+    found = step(torch.ones(4)).item()
+    torch._dynamo.reset()
+    step(torch.ones(5))
+import torchrelay
+assert torchrelay.report().fallbacks == {"unsupported": 2}, torchrelay.report().fallbacks
+print(json.dumps([found, [str(w.message) for w in caught if w.category is torchrelay.FallbackWarning]]))
+"""
+"""A process where Python has none of what only Unix has, as on Windows, and where `sys.platform` is no system's that
+PyTorch knows; for torchrelay alone: PyTorch is there already."""
+
+
+@pytest.mark.parametrize("mode", ["remote", "require"])
+def test_elsewhere_than_on_linux_graphs_compile_locally_with_one_warning(
+    gateway: Running, tmp_path: Path, mode: str
+) -> None:
+    names = {
+        "URL": gateway.url,
+        "MODE": mode,
+        "CACHE_DIR": str(tmp_path),
+        "STATE_DIR": str(tmp_path / "state"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE],
+        env={**os.environ, **{f"TORCHRELAY_{name}": value for name, value in names.items()}},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if mode == "require":
+        assert done.returncode == 1 and "Unsupported" in done.stderr and "for Linux" in done.stderr, (
+            done.stderr
+        )
+        return
+    assert done.returncode == 0, done.stderr
+    found, told = json.loads(done.stdout)
+    assert found == pytest.approx(torch.ones(4).sin().square().sum().item())
+    assert len(told) == 1 and "the service compiles for Linux, and this is other" in told[0]
+    assert done.stderr == "" and (tmp_path / "state").exists()
