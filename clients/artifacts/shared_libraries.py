@@ -5,9 +5,14 @@ Imports no torch, because a prefetch does so before the script needs them.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import hashlib
+import logging
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -17,6 +22,8 @@ from ...compiler.artifact import member_names
 from ...compiler.artifact.container import Artifact
 from ...compiler.errors import ArtifactError
 from ..atomic_file import write_atomically
+
+_log = logging.getLogger(__name__)
 
 
 def cpp_libraries(opened: Artifact, folder: Path) -> dict[tuple[tuple[str, ...], str], Path]:
@@ -41,12 +48,43 @@ def triton_modules(opened: Artifact, folder: Path) -> dict[str, Path]:
 
 
 def store_library(binary: bytes, folder: Path) -> Path:
-    """A file with exactly these bytes, named by their digest; written whole or not at all."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"{hashlib.sha256(binary).hexdigest()}.so"
+    """A file with exactly these bytes, named by their digest, from which code can be loaded.
+
+    In `folder`, if that can be written and is not mounted noexec; else in a temporary folder that is deleted when this
+    process ends. Raises ArtifactError if neither can hold it.
+    """
+    name = f"{hashlib.sha256(binary).hexdigest()}.so"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.statvfs(folder).f_flag & os.ST_NOEXEC:
+            return _stored(binary, folder / name)
+        problem = f"{folder} is mounted noexec"
+    except OSError as error:
+        problem = str(error)
+    try:
+        path = _stored(binary, _temporary_folder() / name)
+    except OSError as error:
+        raise ArtifactError(f"no folder takes its libraries: {problem}; {error}") from None
+    _log.info("libraries are in %s for this process alone: %s", path.parent, problem)
+    return path
+
+
+def _stored(binary: bytes, path: Path) -> Path:
     if path.is_file() and path.stat().st_size == len(binary) and path.read_bytes() == binary:
         with contextlib.suppress(OSError):  # a read-only disk
             os.utime(path)  # it was used now (disk_cache.py)
-        return path
-    write_atomically(path, binary, mode=0o700)
+    else:
+        write_atomically(path, binary, mode=0o700)
     return path
+
+
+@functools.cache
+def _temporary_folder() -> Path:
+    folder, owner = tempfile.mkdtemp(prefix="torchrelay-libraries-"), os.getpid()
+
+    def delete() -> None:
+        if os.getpid() == owner:  # not in a forked child
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(delete)
+    return Path(folder)

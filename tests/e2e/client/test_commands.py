@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,18 @@ SCRIPT = """
 """
 
 
-def train(service: PrivateService, cache: Path, salt: float, **variables: str) -> dict[str, Any]:
-    """Run SCRIPT in a fresh process; `salt` makes a graph of its own."""
+def train(
+    service: PrivateService, cache: Path, salt: float, *, within: Sequence[str] = (), **variables: str
+) -> dict[str, Any]:
+    """Run SCRIPT in a fresh process; `salt` makes a graph of its own. within: a command that runs its arguments."""
     environment = {**os.environ, **service.environment, "TORCHRELAY_CACHE_DIR": str(cache), **variables}
     script = textwrap.dedent(SCRIPT).format(salt=salt)
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300
+        [*within, sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
