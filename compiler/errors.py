@@ -34,6 +34,7 @@ RelayError
     DeadlineExceeded        deadline_exceeded    -
     NotCached               not_cached           -    mode `cache`, and nobody has compiled this yet
     ArtifactError           bad_artifact         -    truncated, wrong digest, unknown format
+      CannotLoad            cannot_load          -    whole, but its libraries do not load on this machine
     SignatureError          bad_signature        -
     ToolchainMismatch       toolchain_mismatch   -
     SettingsError           bad_setting          -    a value that cannot be used
@@ -251,6 +252,11 @@ class NotCached(ClientError):
 class ArtifactError(ClientError):
     code = "bad_artifact"
     hint = "The file is damaged; it was not used"
+
+
+class CannotLoad(ArtifactError):
+    code = "cannot_load"
+    hint = "The artifact is whole; see what this machine lacks. Until then the graph is compiled here"
 
 
 class SignatureError(ClientError):

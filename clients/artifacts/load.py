@@ -1,6 +1,6 @@
 """Stage 10: a signed artifact in; a callable, forward and backward, out.
 
-The order matters: statement and signature, key, digests, toolchain, target; then, and only then, is anything in
+The order matters: statement and signature, key, digests, toolchain, target, needs; then, and only then, is anything in
 the artifact unpickled, imported or mapped. The C++ libraries are written to this machine's cache under their
 digests and loaded from there; no compiler is called.
 """
@@ -16,11 +16,12 @@ from typing import Any
 
 from ...compiler.artifact import container, member_names
 from ...compiler.artifact.signing import Trust
-from ...compiler.errors import ArtifactError, RelayError, ToolchainMismatch
+from ...compiler.errors import ArtifactError, CannotLoad, RelayError, ToolchainMismatch
 from ...compiler.request import schema, size_expr
 from ...compiler.torch_internals.loading import bundle
 from ...compiler.torch_internals.loading import preload as loading_preload
 from ..capture.request import CapturedGraph
+from . import machine
 from .shared_libraries import cpp_libraries, triton_modules
 
 
@@ -60,20 +61,21 @@ def preload() -> None:
 
 
 def verify(data: bytes, trust: Trust, *, key: str, request: schema.GraphRequest) -> container.Artifact:
-    """Open an artifact that answers `request`. Raises SignatureError, ArtifactError or ToolchainMismatch."""
+    """Open an artifact that answers `request`. Raises SignatureError, ArtifactError, ToolchainMismatch, CannotLoad."""
     opened = container.verify(data, trust, key=key)
     check_fit(opened, request)
     return opened
 
 
 def check_fit(opened: container.Artifact, request: schema.GraphRequest) -> None:
-    """Whether a verified artifact was built for this process. Raises ToolchainMismatch."""
+    """Whether a verified artifact was built for this process and this machine. Raises ToolchainMismatch, CannotLoad."""
     if opened.manifest.toolchain != request.toolchain:
         raise ToolchainMismatch(
             f"artifact is for {opened.manifest.toolchain}, this process is {request.toolchain}"
         )
     if opened.manifest.target != request.target:
         raise ToolchainMismatch(f"artifact is for {opened.manifest.target}, this process is {request.target}")
+    machine.check_needs(opened.manifest.needs)
 
 
 def load(
@@ -107,4 +109,4 @@ def load(
     except RelayError:
         raise
     except Exception as error:  # a library that the loader of this system refuses, say
-        raise ArtifactError(f"the artifact cannot be loaded here: {type(error).__name__}: {error}") from error
+        raise CannotLoad(f"the artifact cannot be loaded here: {type(error).__name__}: {error}") from error

@@ -20,7 +20,7 @@ import msgspec
 from ...compiler import decoding
 from ...compiler.artifact import member_names
 from ...compiler.artifact.container import Artifact
-from ...compiler.errors import ArtifactError
+from ...compiler.errors import ArtifactError, CannotLoad
 from ..atomic_file import write_atomically
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def store_library(binary: bytes, folder: Path) -> Path:
     """A file with exactly these bytes, named by their digest, from which code can be loaded.
 
     In `folder`, if that can be written and is not mounted noexec; else in a temporary folder that is deleted when this
-    process ends. Raises ArtifactError if neither can hold it.
+    process ends. Raises CannotLoad if neither can hold it.
     """
     name = f"{hashlib.sha256(binary).hexdigest()}.so"
     try:
@@ -64,7 +64,7 @@ def store_library(binary: bytes, folder: Path) -> Path:
     try:
         path = _stored(binary, _temporary_folder() / name)
     except OSError as error:
-        raise ArtifactError(f"no folder takes its libraries: {problem}; {error}") from None
+        raise CannotLoad(f"no folder takes its libraries: {problem}; {error}") from None
     _log.info("libraries are in %s for this process alone: %s", path.parent, problem)
     return path
 

@@ -19,6 +19,7 @@ from msgspec import Struct
 from ...compiler.artifact.container import Artifact
 from ...compiler.errors import (
     ArtifactError,
+    CannotLoad,
     GatewayUnreachable,
     JobUnreachable,
     RelayError,
@@ -117,7 +118,11 @@ class ArtifactSource:
         if not self._settings.url:
             raise GatewayUnreachable("no gateway is configured")
         fetched = self._fetch(wanted)
-        compiled = self._load(fetched.data, wanted)
+        try:
+            compiled = self._load(fetched.data, wanted)
+        except CannotLoad:
+            self._disk.put(wanted.key, fetched.data)
+            raise
         self._disk.put(wanted.key, fetched.data)
         outcome: Outcome = "hit" if fetched.hit else "coalesced" if fetched.coalesced else "miss"
         return LoadedArtifact(compiled, outcome, fetched.data)
@@ -132,6 +137,8 @@ class ArtifactSource:
                 self._trust.trust().key_for(early.opened.statement)
                 load.check_fit(early.opened, wanted.captured.request)
             compiled = self._load_opened(early.opened, wanted)
+        except CannotLoad:
+            raise
         except _UNUSABLE:
             self._disk.remove(wanted.key)
             return None
@@ -147,6 +154,8 @@ class ArtifactSource:
             self._trust.refresh_if_stale(self._gateway.trust_document)
         try:
             return LoadedArtifact(self._load(stored, wanted), "disk_hit", stored)
+        except CannotLoad:  # the service has the same one: do not download it at each start
+            raise
         except _UNUSABLE:
             self._disk.remove(wanted.key)  # damaged, or signed by a key since withdrawn: ask the service
             return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from ..request.schema import Target, Toolchain, WireStruct
 
 ARTIFACT_MEDIA_TYPE = "application/vnd.torchrelay.artifact"
@@ -69,6 +71,9 @@ class Manifest(WireStruct, frozen=True):
     """Tuning problems that this compile measured."""
     recalled: int = 0
     """Tuning problems whose winner the lock file or the team's database knew."""
+    needs: dict[str, str] = msgspec.field(default_factory=dict)
+    """The lowest versions that its binaries need of a machine, by family (symbol_versions.py). The instruction set is
+    the target's."""
     benchmarks: int = 0
     """How often Inductor timed something in this compile, whatever for, as it counts itself. What the search of a
     problem takes is not among them."""

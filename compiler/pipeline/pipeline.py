@@ -12,7 +12,7 @@ import os
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from ..api import compiles
-from ..artifact import container, member_names
+from ..artifact import container, member_names, symbol_versions
 from ..artifact import manifest as artifact_manifest
 from ..errors import CompileFailed
 from ..graph.toolchain import local_target
@@ -158,11 +158,23 @@ def compile_request(
         kernels_reused=builds.reused + triton.reused,
         searched=winners.searched + own_kernels.searched,
         recalled=winners.recalled + own_kernels.recalled,
+        needs=_needs(request, [*binaries.values(), *modules.values()]),
         benchmarks=counters.benchmarks_run() - benchmarks,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         worker=worker,
     )
     return container.pack(manifest, files)
+
+
+def _needs(request: schema.GraphRequest, libraries: Iterable[bytes]) -> dict[str, str]:
+    """What a machine must have to load these libraries and, for a GPU, the kernels."""
+    needs: dict[str, str] = {}
+    for library in libraries:
+        symbol_versions.merge(needs, symbol_versions.needed(library))
+    if request.toolchain.cuda and request.target.kind == "cuda":
+        # A driver runs the binaries of all toolkits of its own major version.
+        needs[symbol_versions.CUDA] = request.toolchain.cuda.partition(".")[0] + ".0"
+    return needs
 
 
 def _verified(

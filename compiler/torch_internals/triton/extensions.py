@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib.util
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,8 @@ from typing import Any
 
 from ..patching import patched
 from .keys import extension_key
+
+_log = logging.getLogger(__name__)
 
 Build = Callable[[], ModuleType]
 
@@ -87,7 +90,12 @@ class PrebuiltExtensions:
 
     def _find_or_build(self, key: str, name: str, build: Build) -> ModuleType:
         path = self.files.get(key)
-        return build() if path is None else _load_extension(name, path)
+        if path is not None:
+            try:
+                return _load_extension(name, path)
+            except ImportError as error:  # in the middle of a training step, where nothing else could be done
+                _log.warning("torchrelay: %s is built here, the artifact's cannot be loaded: %s", name, error)
+        return build()
 
 
 prebuilt_extensions = PrebuiltExtensions()
