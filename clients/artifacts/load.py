@@ -75,7 +75,7 @@ def check_fit(opened: container.Artifact, request: schema.GraphRequest) -> None:
         )
     if opened.manifest.target != request.target:
         raise ToolchainMismatch(f"artifact is for {opened.manifest.target}, this process is {request.target}")
-    machine.check_needs(opened.manifest.needs)
+    machine.check_needs(opened.manifest.needs, machine.offered(), "this machine")
 
 
 def load(

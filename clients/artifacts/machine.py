@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec import Struct
+
 from ...compiler.artifact import symbol_versions
 from ...compiler.errors import CannotLoad
 
@@ -21,13 +23,16 @@ _MAPPED = re.compile(r"\S*/lib(?:stdc\+\+|gcc_s|gomp)[-.][^/\n]*$", re.MULTILINE
 """The libraries, beside the C library, whose versions a kernel can need."""
 
 
-def check_needs(needs: Mapping[str, str]) -> None:
-    """Raises CannotLoad, with both versions, if this machine has less than an artifact `needs`."""
-    check(needs, offered(), "this machine")
+class Machine(Struct, frozen=True):
+    """What a process can load. `offered`: the versions of `offered()`. `problem`: why it can load no library at all, or
+    ''."""
+
+    offered: dict[str, str]
+    problem: str = ""
 
 
-def check(needs: Mapping[str, str], has: Mapping[str, str], where: str) -> None:
-    """Raises CannotLoad if a machine, called `where`, that offers `has` has less than an artifact `needs`."""
+def check_needs(needs: Mapping[str, str], has: Mapping[str, str], where: str) -> None:
+    """Raises CannotLoad, with both versions, if the machine `where` offers less than an artifact `needs`."""
     lacking = symbol_versions.lacking(needs, has)
     if lacking:
         wanted = ", ".join(f"{name} {needs[name]}" for name in lacking)
@@ -40,7 +45,7 @@ def check(needs: Mapping[str, str], has: Mapping[str, str], where: str) -> None:
 
 
 @functools.cache
-def offered() -> Mapping[str, str]:
+def offered() -> dict[str, str]:
     """The version of each family (symbol_versions.py), where it can be known. Call it after torch was imported."""
     found: dict[str, str] = {}
     with contextlib.suppress(OSError, ValueError):  # ValueError: another C library

@@ -16,7 +16,7 @@ import hashlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -24,15 +24,20 @@ from msgspec import Struct
 
 from ...compiler import decoding
 from ...compiler.api import compiles
-from ...compiler.errors import DeadlineExceeded, JobUnreachable, RelayError, SpecializeInputs
+from ...compiler.artifact.symbol_versions import CUDA
+from ...compiler.errors import CannotLoad, DeadlineExceeded, JobUnreachable, RelayError, SpecializeInputs
 from ..gateway.compile_client import GatewayClient
 from ..gateway.deadline import Deadline
+from .machine import Machine, check_needs
 
 _HEARTBEAT_SECONDS = 1.0
 _LOST_SECONDS = 15.0
 """A leader without a heartbeat for so long is replaced. Taking over too early costs one more request."""
 _FIRST_PAUSE_SECONDS = 0.01
 _LONGEST_PAUSE_SECONDS = 0.25
+_JOIN_SECONDS = 5.0
+"""How long the first graph that a process leads waits for the others to tell what they can load. Some may compile
+nothing, ever."""
 _CHUNK_BYTES = 4 << 20
 """c10d's TCPStore refuses values past 8 MiB."""
 _POSTED_BYTES = 256 << 20
@@ -62,6 +67,9 @@ class Agreement(Protocol):
 
     def done(self, key: str, decision: Decision) -> None:
         """This process, which did not lead, has the bytes. Raises JobUnreachable."""
+
+    def check_needs(self, needs: Mapping[str, str]) -> None:
+        """Raises CannotLoad if a process of the job, as far as is known, cannot load what `needs` this."""
 
 
 class AgreementStore:
@@ -104,6 +112,48 @@ class _PostedArtifact(NamedTuple):
     size: int
 
 
+class JobMachines:
+    """What the machines of a job's processes can load. Each process tells it once, before its first graph; machines
+    that are alike are one entry."""
+
+    def __init__(self, store: AgreementStore, processes: int) -> None:
+        self._store = store
+        self._processes = processes
+        self._known: list[Machine] = []
+        self._complete = False
+        self._waited = False
+
+    def join(self, machine: Machine) -> None:
+        """Tell what this process can load. Raises JobUnreachable."""
+        data = msgspec.json.encode(machine, order="deterministic")
+        if self._store.add(f"machine/{hashlib.sha256(data).hexdigest()}", 1) == 1:
+            number = self._store.add("machines", 1)
+            self._store.put(f"machine/{number}", data)
+        self._store.add("joined", 1)
+
+    def known(self) -> list[Machine]:
+        """All kinds of machines, once all processes have joined. The first call waits for them, but not for long; one
+        that joins later is known from then on. Raises JobUnreachable."""
+        if not self._complete:
+            self._complete = self._all_joined()
+            for number in range(len(self._known) + 1, self._store.add("machines", 0) + 1):
+                data = self._store.get(f"machine/{number}")
+                if data is None:  # it is being put
+                    break
+                self._known.append(_decoded(data, Machine))
+        return self._known
+
+    def _all_joined(self) -> bool:
+        until, pause = time.monotonic() + _JOIN_SECONDS, _FIRST_PAUSE_SECONDS
+        while self._store.add("joined", 0) < self._processes:
+            if self._waited or time.monotonic() > until:
+                self._waited = True
+                return False
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
+        return True
+
+
 class StoreAgreement:
     """A job whose processes share a c10d store. `readers`: how many others will want what one leads."""
 
@@ -111,6 +161,7 @@ class StoreAgreement:
         self._store = store
         self._readers = readers
         self._posted: deque[_PostedArtifact] = deque()
+        self.machines = JobMachines(store, readers + 1)
 
     def agree(self, key: str, seconds: float, obtain: ObtainArtifact) -> Decision:
         clock = Deadline(seconds)
@@ -140,6 +191,18 @@ class StoreAgreement:
     def done(self, key: str, decision: Decision) -> None:
         if self._store.add(f"{key}/read", 1) == self._readers:
             self._drop(key, *decision.posted)
+
+    def check_needs(self, needs: Mapping[str, str]) -> None:
+        machines: list[Machine] = []
+        with contextlib.suppress(JobUnreachable):  # the decision cannot be posted either
+            machines = self.machines.known() if needs else []
+        for machine in machines:
+            check_needs(needs, machine.offered, "the machine of another process of this job")
+            if machine.problem and needs.keys() - {CUDA}:
+                raise CannotLoad(
+                    f"a process of this job can load no library: {machine.problem}",
+                    hint="Give it a cache folder or a TMPDIR that is not mounted noexec",
+                )
 
     # --- leading -------------------------------------------------------------------------------------------
 
@@ -254,6 +317,9 @@ class GatewayAgreement:
     def done(self, key: str, decision: Decision) -> None:
         return
 
+    def check_needs(self, needs: Mapping[str, str]) -> None:
+        return
+
 
 def refusal(error: RelayError) -> Decision:
     return Decision(error=compiles.ErrorBody(error.code, error.message, error.advice))
@@ -264,7 +330,11 @@ def _chunk(key: str, generation: int, index: int) -> str:
 
 
 def _read(data: bytes) -> Decision:
+    return _decoded(data, Decision)
+
+
+def _decoded(data: bytes, kind: type[T]) -> T:
     try:
-        return decoding.from_json(data, type=Decision)
+        return decoding.from_json(data, type=kind)
     except msgspec.MsgspecError as error:
-        raise JobUnreachable(f"the job's store holds no decision of this version: {error}") from None
+        raise JobUnreachable(f"the job's store holds what another version wrote: {error}") from None

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import logging
+import mmap
 import os
 import shutil
 import tempfile
@@ -67,6 +68,20 @@ def store_library(binary: bytes, folder: Path) -> Path:
         raise CannotLoad(f"no folder takes its libraries: {problem}; {error}") from None
     _log.info("libraries are in %s for this process alone: %s", path.parent, problem)
     return path
+
+
+def why_nothing_loads(folder: Path) -> str:
+    """Why code can be loaded from no folder that `store_library` uses; '' if it can be."""
+    try:
+        path = store_library(b"a file to map", folder)
+        with path.open("rb") as file:
+            mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC).close()
+        path.unlink()
+    except CannotLoad as error:
+        return error.message
+    except OSError as error:
+        return f"nothing in {path.parent} can be executed: {error.strerror}"
+    return ""
 
 
 def _stored(binary: bytes, path: Path) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 import torch.distributed
 from msgspec import Struct
 
+from ...compiler.artifact import container
 from ...compiler.artifact.container import Artifact
 from ...compiler.errors import (
     ArtifactError,
@@ -35,8 +36,10 @@ from ..reports.run_report import Outcome, RunReport
 from ..settings import ClientSettings, LauncherInfo
 from . import load
 from .disk_cache import DiskCache
+from .machine import Machine, offered
 from .prefetch import Prefetch
 from .rank_agreement import Agreement, AgreementStore, Decision, GatewayAgreement, StoreAgreement
+from .shared_libraries import why_nothing_loads
 from .trust_store import TrustStore
 
 _STORE_SECONDS = 30.0
@@ -227,7 +230,10 @@ class ArtifactSource:
             return None
         run = launch.run if launch is not None else ""
         prefix = f"torchrelay/{_digest(f'{self._settings.job}/{run}')[:16]}/"
-        return StoreAgreement(AgreementStore(store, prefix), size - 1)
+        agreement = StoreAgreement(AgreementStore(store, prefix), size - 1)
+        problem = why_nothing_loads(self._settings.cache_dir / "lib")
+        agreement.machines.join(Machine(offered(), problem))
+        return agreement
 
     def _obtain_for_job(self, job: Agreement, wanted: ArtifactRequest) -> LoadedArtifact:
         """The artifact that the job decides on; this process obtains it if it is the first to need it."""
@@ -238,6 +244,7 @@ class ArtifactSource:
             nonlocal own, failure
             try:
                 own = self._obtain_here(wanted)
+                job.check_needs(container.read_manifest(own.data).needs)
             except RelayError as error:
                 failure = error
                 raise

@@ -1,7 +1,9 @@
-"""One rank of a small DDP job; torchrun or Ray Train starts it: FOLDER [LATE] [CUDA] in; FOLDER/<rank>.json out.
+"""One rank of a small DDP job; torchrun or Ray Train starts it: FOLDER [LATE] [CUDA] [NOEXEC] in; FOLDER/<rank>.json
+out.
 
 It trains twice from the same start, through torchrelay and compiled locally. With LATE, only rank 0 begins at once; the
-others when FOLDER/go appears. With CUDA, each rank has a GPU. Each rank has a disk cache of its own.
+others when FOLDER/go appears. With CUDA, each rank has a GPU. With NOEXEC, rank 1 can execute nothing in its folders,
+as on a hardened machine, and the model is another one. Each rank has a disk cache of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ STEPS = 3
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.rise, self.fall = nn.Linear(8, 24), nn.Linear(24, 1)
+        width = 28 if "NOEXEC" in sys.argv else 24
+        self.rise, self.fall = nn.Linear(8, width), nn.Linear(width, 1)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self.fall(nn.functional.gelu(self.rise(rows)))
@@ -52,7 +55,18 @@ def train(backend: str, rank: int, folder: Path, device: torch.device, *, waits:
     return losses
 
 
+def without_execution(folder: Path) -> None:
+    """Start this process again where no file that it can write can be executed."""
+    place = folder / "noexec"
+    place.mkdir()
+    script = 'mount -t tmpfs -o noexec none "$0" && mkdir "$0/cache-1" && TMPDIR="$0" NOEXEC=yes exec "$@"'
+    within = ["unshare", "--user", "--mount", "--map-root-user", "sh", "-c", script, str(place)]
+    os.execvp(within[0], [*within, sys.executable, *sys.argv])
+
+
 def main() -> None:
+    if "NOEXEC" in sys.argv[2:] and os.environ["RANK"] == "1" and "NOEXEC" not in os.environ:
+        without_execution(Path(sys.argv[1]))
     device = torch.device("cpu")
     if "CUDA" in sys.argv[2:]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -65,7 +79,7 @@ def main() -> None:
 def run(folder: Path, device: torch.device, *, late: bool = False) -> None:
     """What a rank does inside a process group."""
     rank = dist.get_rank()
-    cache = folder / f"cache-{rank}"
+    cache = folder / ("noexec/" if "NOEXEC" in os.environ else "") / f"cache-{rank}"
     os.environ["TORCHRELAY_CACHE_DIR"] = str(cache)
     relay = train("torchrelay", rank, folder, device, waits=late and rank > 0)
     torch._dynamo.reset()

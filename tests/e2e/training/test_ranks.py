@@ -49,14 +49,20 @@ def torchrun(
 
 
 def results(folder: Path, ranks: int, agent: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """What each rank told, after what holds for every job: the same keys everywhere, and losses as locally."""
+    """What each rank told, after what holds for every job: the same keys and artifacts, and losses as locally."""
+    found = decisions(folder, ranks, agent)
+    assert all(rank["digests"] == found[0]["digests"] for rank in found)
+    return found
+
+
+def decisions(folder: Path, ranks: int, agent: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """What each rank told: none decided alone."""
     output = agent.communicate(timeout=300)[0]
     assert agent.returncode == 0, output[-4000:]
     found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
     for rank in found:
         assert rank["relay"] == pytest.approx(rank["local"], rel=1e-4)
         assert rank["keys"] == found[0]["keys"] != []
-        assert rank["digests"] == found[0]["digests"]
         assert rank["alone"] == {}
     return found
 
@@ -125,6 +131,20 @@ def test_what_one_rank_could_not_have_no_rank_has(tmp_path: Path) -> None:
     with torchrun(tmp_path / "job", 4, TORCHRELAY_URL="http://127.0.0.1:1") as agent:
         found = results(tmp_path / "job", 4, agent)
     assert {outcome for rank in found for outcome in rank["outcomes"]} == {"fallbackgateway_unreachable"}
+
+
+@pytest.mark.slow
+def test_what_one_rank_cannot_load_no_rank_loads(service: PrivateService, tmp_path: Path) -> None:
+    if subprocess.run(["unshare", "--user", "--mount", "--map-root-user", "true"]).returncode:
+        pytest.skip("this machine lets nobody mount a file system in a user namespace")
+    before = service.stats()["requests"]
+    with torchrun(tmp_path / "job", 2, "LATE", "NOEXEC", **service.environment) as agent:
+        while service.stats()["requests"] == before:  # rank 0, which can load it, leads
+            assert agent.poll() is None
+            time.sleep(0.1)
+        (tmp_path / "job" / "go").touch()
+        found = decisions(tmp_path / "job", 2, agent)
+    assert {outcome for rank in found for outcome in rank["outcomes"]} == {"fallbackcannot_load"}
 
 
 @pytest.mark.slow

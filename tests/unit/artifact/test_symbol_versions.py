@@ -25,7 +25,7 @@ def mapped(name: str) -> bytes:
 def test_what_torch_needs_is_there_since_it_was_loaded() -> None:
     needs = symbol_versions.needed(TORCH)
     assert {"GLIBC", "GLIBCXX", "CXXABI"} <= needs.keys() <= machine.offered().keys()
-    machine.check_needs(needs)
+    machine.check_needs(needs, machine.offered(), "this machine")
 
 
 def test_the_c_library_defines_the_version_that_it_says_it_has() -> None:
@@ -40,7 +40,7 @@ def test_the_highest_version_counts() -> None:
 
 def test_a_refusal_names_both_versions() -> None:
     with pytest.raises(CannotLoad, match=r"GLIBC 2\.99, GLIBCXX 3\.4\.30, .* GLIBC 2\.36, GLIBCXX 3\.4\.9"):
-        machine.check(
+        machine.check_needs(
             {"GLIBC": "2.99", "GLIBCXX": "3.4.30", "CXXABI": "1.3.9", "GOMP": "5.0"},
             {
                 "GLIBC": "2.36",

@@ -14,8 +14,9 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 from torchrelay.clients.artifacts import rank_agreement as module
+from torchrelay.clients.artifacts.machine import Machine
 from torchrelay.clients.artifacts.rank_agreement import AgreementStore, Decision, StoreAgreement
-from torchrelay.compiler.errors import JobUnreachable, NoWorker
+from torchrelay.compiler.errors import CannotLoad, JobUnreachable, NoWorker
 from torchrelay.compiler.torch_internals.distributed import job_store
 
 KEY = "ab" * 32
@@ -187,6 +188,47 @@ def test_at_the_deadline_all_decide_that_there_is_nothing(rank: Callable[..., St
         over.set()
         assert leader.result() == decision
     assert decision.error is not None and decision.error.code == "deadline_exceeded"
+
+
+def test_what_one_machine_of_a_job_cannot_load_is_refused_for_all(
+    rank: Callable[..., StoreAgreement],
+) -> None:
+    new, old, strict = jobs = [rank(2) for _ in range(3)]
+    old.machines.join(Machine({"GLIBC": "2.31"}))
+    strict.machines.join(Machine({"GLIBC": "2.41"}, problem="/tmp is mounted noexec"))
+    new.machines.join(Machine({"GLIBC": "2.41"}))
+    for job in jobs:
+        with pytest.raises(CannotLoad, match=r"GLIBC 2\.38, the machine of another .* has GLIBC 2\.31"):
+            job.check_needs({"GLIBC": "2.38"})
+        with pytest.raises(CannotLoad, match="/tmp is mounted noexec"):
+            job.check_needs({"GLIBC": "2.14"})
+        job.check_needs({})  # no library inside
+        job.check_needs({"CUDA": "12.0"})
+
+
+def test_the_store_is_asked_about_machines_once(
+    rank: Callable[..., StoreAgreement], server: list[dist.TCPStore]
+) -> None:
+    jobs = [rank() for _ in range(RANKS)]
+    with ThreadPoolExecutor(RANKS) as pool:
+        list(pool.map(lambda job: job.machines.join(Machine({"GLIBC": "2.36"})), jobs))
+    assert jobs[0].machines.known() == [Machine({"GLIBC": "2.36"})]
+    server.clear()
+    assert len(jobs[0].machines.known()) == 1
+
+
+def test_a_process_that_joins_late_is_waited_for_once_and_known_from_then_on(
+    rank: Callable[..., StoreAgreement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_JOIN_SECONDS", 0.3)
+    first, second = rank(1), rank(1)
+    first.machines.join(Machine({"GLIBC": "2.41"}))
+    first.check_needs({"GLIBC": "2.38"})
+    monkeypatch.setattr(module, "_JOIN_SECONDS", 3600.0)
+    first.check_needs({"GLIBC": "2.38"})
+    second.machines.join(Machine({"GLIBC": "2.31"}))
+    with pytest.raises(CannotLoad):
+        first.check_needs({"GLIBC": "2.38"})
 
 
 def test_too_many_bytes_for_the_store_are_taken_out_oldest_first(
