@@ -78,7 +78,7 @@ def _highest(library: bytes, kind: int, names: _Names) -> dict[str, str]:
                 family, _, version = text.rpartition("_")
                 if family and _number(version):
                     merge(found, {family: version})
-    except (struct.error, IndexError) as error:
+    except (struct.error, IndexError, OverflowError) as error:  # OverflowError: an offset over 2**63
         raise ValueError(f"a damaged ELF file: {error}") from None
     return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torchrelay.clients.artifacts import machine
 from torchrelay.compiler.artifact import symbol_versions
@@ -60,6 +60,7 @@ def test_what_is_no_library_is_an_error() -> None:
 SMALL = mapped("/libgcc_s.so.1")
 
 
+@example(0x28, b"\xff" * 8, False)  # the offset of the table of sections, over 2**63
 @given(st.integers(0, len(SMALL) - 1), st.binary(min_size=1, max_size=8), st.booleans())
 def test_a_damaged_library_gives_no_other_error(position: int, junk: bytes, cut: bool) -> None:
     data = SMALL[:position] + junk + (b"" if cut else SMALL[position + len(junk) :])
