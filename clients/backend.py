@@ -7,6 +7,7 @@ this process; only TORCHRELAY_MODE=require raises, and then the typed error itse
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import functools
 import logging
@@ -114,7 +115,25 @@ def _compile_locally(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], mode: str, options: Mapping[str, Any]
 ) -> Callable[..., Any]:
     patches = {**config.mode_options(mode), **options}
-    return compile_fx.compile_graph(gm, example_inputs, patches)
+    try:
+        return compile_fx.compile_graph(gm, example_inputs, patches)
+    except Exception:
+        if _threads_start():
+            raise
+        _log.warning(
+            "torchrelay: a graph runs as it is: Inductor compiles in threads, and none can start at exit"
+        )
+        return gm.forward
+
+
+def _threads_start() -> bool:
+    """Whether Inductor's thread pools work. They do not once Python has begun to end, as in an atexit handler."""
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(int)
+    except RuntimeError:
+        return False
+    return True
 
 
 class RelayBackend:

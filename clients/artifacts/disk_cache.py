@@ -15,13 +15,13 @@ import contextlib
 import logging
 import os
 import stat
-import threading
 import time
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from ...compiler.forking.fork_safe_lock import ForkSafeLock
 from ..atomic_file import locked, write_atomically
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class DiskCache:
         self._libraries = folder / "lib"
         self._limit = limit_bytes
         self._trim_every = trim_every
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._puts = 0
         self._complained = False
 

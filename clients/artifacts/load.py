@@ -17,6 +17,7 @@ from typing import Any
 from ...compiler.artifact import container, member_names
 from ...compiler.artifact.signing import Trust
 from ...compiler.errors import ArtifactError, CannotLoad, RelayError, ToolchainMismatch
+from ...compiler.forking.fork_safe_lock import ForkSafeLock
 from ...compiler.request import schema, size_expr
 from ...compiler.torch_internals.loading import bundle
 from ...compiler.torch_internals.loading import preload as loading_preload
@@ -29,24 +30,33 @@ class _Collector:
     """Python's cyclic garbage collector, off while any thread is inside `paused()`, then as it was."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
+        self._lock = ForkSafeLock(after_fork=self._forget_other_threads)
+        self._inside: list[int] = []
+        """The threads, each as often as it is inside."""
         self._enabled = True
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         with self._lock:
-            if self._inside == 0:
+            if not self._inside:
                 self._enabled = gc.isenabled()
                 gc.disable()
-            self._inside += 1
+            self._inside.append(threading.get_ident())
         try:
             yield
         finally:
             with self._lock:
-                self._inside -= 1
-                if self._inside == 0 and self._enabled:
-                    gc.enable()
+                self._inside.remove(threading.get_ident())
+                self._resume()
+
+    def _resume(self) -> None:
+        if not self._inside and self._enabled:
+            gc.enable()
+
+    def _forget_other_threads(self) -> None:
+        if self._inside:
+            self._inside = [thread for thread in self._inside if thread == threading.get_ident()]
+            self._resume()
 
 
 collector = _Collector()

@@ -85,8 +85,8 @@ class Prefetch:
         os.register_at_fork(before=lambda: self._is_owner() and self._imported.wait(_FORK_SECONDS))
 
     def take(self, key: str) -> PrefetchedArtifact | None:
-        """The artifact, if it was prefetched. It is returned once. Waits for one that is being fetched, but not
-        longer than the caller's own request to the gateway could take."""
+        """The artifact, if it was prefetched. It is returned once. Waits for one that is being fetched, but not longer
+        than for a gateway that says nothing: the caller's own request may be answered faster."""
         if not self._is_owner():
             return None
         with self._changed:
@@ -95,7 +95,7 @@ class Prefetch:
                 self._asked.add(key)  # the caller fetches it now, so this thread need not
                 return None
         with contextlib.suppress(TimeoutError):
-            return begun.result(min(_FETCH_SECONDS, self._settings.deadline))
+            return begun.result(min(self._settings.idle_timeout, self._settings.deadline))
         return None
 
     def used(self, key: str, *, early: bool) -> None:
@@ -229,7 +229,8 @@ class Prefetch:
 
 @functools.cache
 def prefetch_with(settings: ClientSettings) -> Prefetch | None:
-    """This process' prefetch from these settings' gateway, started now if it was not; None where none is wanted."""
+    """This process' prefetch from these settings' gateway, started now if it was not; None where none is wanted, or
+    none can start."""
     if sys.platform != "linux" or not settings.prefetch or not settings.url or settings.mode == "off":
         return None
     scripts = script_names()
@@ -238,7 +239,10 @@ def prefetch_with(settings: ClientSettings) -> Prefetch | None:
     launch = load_launcher_info()
     # One rank of each machine fetches for all: they share its disk.
     prefetch = Prefetch(settings, scripts, fetches=launch is None or launch.local_rank == 0)
-    prefetch.start()
+    try:
+        prefetch.start()
+    except RuntimeError:  # no thread can start, as at exit
+        return None
     return prefetch
 
 

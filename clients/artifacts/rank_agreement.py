@@ -251,7 +251,8 @@ class StoreAgreement:
                 while not over.wait(every) and time.monotonic() < until:
                     self._store.add(name, 1)
 
-        threading.Thread(target=beat, name="torchrelay leads", daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # no thread can start, as at exit: others may take over
+            threading.Thread(target=beat, name="torchrelay leads", daemon=True).start()
         try:
             yield
         finally:

@@ -7,9 +7,10 @@ obtains the artifact for all (rank_agreement.py).
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -164,19 +165,14 @@ class ArtifactSource:
             return None
 
     def _fetch(self, wanted: ArtifactRequest) -> FetchResult:
-        """Ask the gateway, and import meanwhile, in a thread, what loading the answer needs.
-
-        The gateway is asked in the caller's thread so that Ctrl-C ends the wait at once.
-        """
-        with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="torchrelay") as pool:
-            loader = pool.submit(load.preload)
+        """Ask the gateway, in the caller's thread so that Ctrl-C ends the wait at once."""
+        with _importing_loader():
             fetched = self._gateway.compile(
                 codec.compress(wanted.canonical),
                 wanted.key,
                 cache_only=self._settings.mode == "cache",
                 deadline=self._settings.deadline,
             )
-            loader.result()
         self._report.add_seconds("wait", fetched.wait_seconds)
         self._report.add_seconds("fetch", fetched.fetch_seconds)
         return fetched
@@ -299,6 +295,19 @@ class ArtifactSource:
         """Go on without the job: from now on this process obtains each artifact by itself."""
         self._left_job = error
         self._report.alone(error)
+
+
+@contextlib.contextmanager
+def _importing_loader() -> Iterator[None]:
+    """Import meanwhile, in a thread, what loading an artifact needs. Where no thread can start, as at exit, loading
+    imports it."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(RuntimeError):
+            pool = stack.enter_context(
+                concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="torchrelay")
+            )
+            pool.submit(load.preload)
+        yield
 
 
 def _digest(text: str) -> str:

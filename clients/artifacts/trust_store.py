@@ -8,6 +8,7 @@ are revoked.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -21,6 +22,7 @@ from ...compiler.artifact import trust_document
 from ...compiler.artifact.signing import Trust, read_key
 from ...compiler.artifact.trust_document import KnownKeys, SignedDocument
 from ...compiler.errors import RelayError, SignatureError
+from ...compiler.forking.fork_safe_lock import ForkSafeLock
 from ..atomic_file import locked, write_atomically
 from ..settings import ClientSettings
 
@@ -45,7 +47,7 @@ class TrustStore:
         self._pinned = trust_document.known_from_settings(keys, settings.public_keys)
         self._namespace = settings.namespace
         self._folder = settings.state_dir
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._known = self._pinned
         self._seen: tuple[int, int] | None = None  # the file's time and inode when it was last read
         self._reread()
@@ -69,12 +71,14 @@ class TrustStore:
         self._fetch(fetch)
 
     def refresh_if_stale(self, fetch: Fetch) -> None:
-        """Fetch the document in a thread, if no process on this machine has for an hour."""
+        """Fetch the document in a thread, if no process on this machine has for an hour. A check in the future, from
+        before the clock was set back, counts as none."""
         with self._lock:
-            if self._refreshing is not None or time.time() - self._known.checked < _STALE_SECONDS:
+            if self._refreshing is not None or 0 <= time.time() - self._known.checked < _STALE_SECONDS:
                 return
             self._refreshing = threading.Thread(target=self._fetch, args=(fetch,), daemon=True)
-        self._refreshing.start()
+        with contextlib.suppress(RuntimeError):  # no thread can start, as at exit
+            self._refreshing.start()
 
     def learn(self, signed: SignedDocument) -> None:
         """Raises SignatureError for a document that no known key signed."""

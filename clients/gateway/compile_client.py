@@ -127,7 +127,7 @@ class GatewayClient(HttpApi):
     # --- the small calls -----------------------------------------------------------------------------------
 
     def info(self) -> dict[str, Any]:
-        """{version, schema, namespace, key_ids, public_keys}."""
+        """{version, schema, pipeline, namespace, key_ids, public_keys}."""
         return self._call("GET", "/v1/info", dict[str, Any])
 
     @property

@@ -11,7 +11,6 @@ import logging
 import os
 import random
 import ssl
-import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -37,6 +36,7 @@ from ...compiler.errors import (
     Unauthenticated,
     Unavailable,
 )
+from ...compiler.forking.fork_safe_lock import ForkSafeLock
 from ..settings import ClientSettings, CredentialsWarning
 from .deadline import Deadline
 
@@ -81,7 +81,7 @@ class Connection:
     def __init__(self, settings: ClientSettings, transport: httpx2.BaseTransport | None = None) -> None:
         self._settings = settings
         self._transport = transport
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._client: httpx2.Client | None = None
         self._owner = 0
         self._dead_until = 0.0

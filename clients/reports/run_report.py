@@ -13,7 +13,6 @@ import functools
 import logging
 import os
 import sys
-import threading
 import time
 import warnings
 from collections import Counter, deque
@@ -26,6 +25,7 @@ from msgspec import Struct
 
 from ...compiler import decoding
 from ...compiler.errors import ClientError, RelayError
+from ...compiler.forking.fork_safe_lock import ForkSafeLock
 from ..atomic_file import write_atomically
 from ..settings import LauncherInfo
 
@@ -105,7 +105,7 @@ class RunReport:
     """The counters behind `torchrelay.report()`; safe for threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._outcomes: Counter[Outcome] = Counter()
         self._fallbacks: Counter[str] = Counter()
         self._alone: Counter[str] = Counter()

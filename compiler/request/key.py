@@ -14,7 +14,7 @@ import msgspec
 
 from . import codec, schema
 
-DOMAIN = b"torchrelay request v1\0"
+DOMAIN = b"torchrelay request v%d\0" % schema.PIPELINE
 
 DETAIL_BYTES = 16 << 10
 """The most that one component holds, as JSON."""
@@ -62,6 +62,8 @@ def components(request: schema.GraphRequest) -> dict[str, str]:
             {"name": item.name, "source": _digest(item.source), "configurations": _digest(item.configs)}
             for item in request.kernels
         )
+    if schema.PIPELINE > 1:
+        parts["pipeline"] = str(schema.PIPELINE)
     if request.eager:
         parts["eager"] = _digest(request.eager)
     if request.meshes:

@@ -29,6 +29,7 @@ _DETAILED = {
 """Parts with a digest and, beside it, details of what they contain; and what one of their items is called."""
 _WEIGHTS = {
     "schema": 10.0,
+    "pipeline": 10.0,
     "toolchain": 4.0,
     "target": 4.0,
     "mode": 2.0,
@@ -37,9 +38,21 @@ _WEIGHTS = {
     "inputs": 2.0,
 }
 """What a difference weighs; other parts 1. Of graphs and inputs: up to twice that, the more of them differ."""
-_ORDER = ("schema", "toolchain", "target", "mode", "meshes", "options", "aot_options", "ambient", *_DETAILED)
+_ORDER = (
+    "schema",
+    "pipeline",
+    "toolchain",
+    "target",
+    "mode",
+    "meshes",
+    "options",
+    "aot_options",
+    "ambient",
+    *_DETAILED,
+)
 _LABELS = {
     "schema": "wire schema",
+    "pipeline": "revision of the pipeline",
     "meshes": "mesh",
     "eager": "nodes compiled to operator calls:",
     "inputs.count": "inputs:",

@@ -17,6 +17,8 @@ from msgspec import Struct
 from ..tuning import records
 
 SCHEMA = 1
+PIPELINE = 1
+"""Part of every key: raised when the workers compile what is published already anew (CONTRIBUTING.md says when)."""
 
 
 class WireStruct(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):

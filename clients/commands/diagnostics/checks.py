@@ -139,6 +139,10 @@ def _gateway(gateway: GatewayClient, settings: ClientSettings) -> str:
     info = gateway.info()
     if info.get("schema") != schema.SCHEMA:
         raise SchemaMismatch(f"the gateway speaks schema {info.get('schema')}, this client {schema.SCHEMA}")
+    if (theirs := info.get("pipeline", 1)) != schema.PIPELINE:
+        raise SchemaMismatch(
+            f"the gateway's keys have revision {theirs} of the pipeline, this client's {schema.PIPELINE}"
+        )
     return f"{settings.url}, version {info.get('version')}, schema {schema.SCHEMA}, token accepted"
 
 

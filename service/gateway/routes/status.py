@@ -25,6 +25,8 @@ class InfoReply(Struct, frozen=True):
 
     version: str
     schema: int
+    pipeline: int
+    """The revision of the pipeline that is part of the keys (compiler/request/schema.py)."""
     namespace: str
     """Of the token; artifacts for it are signed for this namespace."""
     key_ids: list[str]
@@ -61,6 +63,7 @@ async def info(gateway: Gateway, grant: Reader) -> InfoReply:
     return InfoReply(
         version=VERSION,
         schema=request_schema.SCHEMA,
+        pipeline=request_schema.PIPELINE,
         namespace=grant.namespace,
         key_ids=[key_id(key) for key in gateway.keyring.public],
         public_keys=[key_text(key) for key in gateway.keyring.public],

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ import httpx2
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from service_parts import TOKEN, ArtifactPool, GatewayProcess, Running, graph
+from torchrelay.clients.artifacts.disk_cache import DiskCache
+from torchrelay.clients.artifacts.trust_store import TrustStore
 from torchrelay.clients.gateway import follow_compile
 from torchrelay.clients.gateway.compile_client import FetchResult, GatewayClient
 from torchrelay.clients.gateway.event_stream import EventStream
@@ -74,6 +78,26 @@ def test_who_asks_meanwhile_is_coalesced(start_gateway: Callable[..., Running]) 
     assert len({result.data for result in found}) == 1
     assert sorted(result.coalesced for result in found) == [False, True, True, True]
     assert (stats["compiles"], stats["coalesced"], stats["requests"]) == (1, 3, 4)
+
+
+def test_a_clock_that_jumps_by_an_hour_changes_nothing(
+    start_gateway: Callable[..., Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start_gateway(ArtifactPool(seconds=0.5))
+    true, jumps = time.time, itertools.cycle((0.0, 3600.0, -3600.0))
+    monkeypatch.setattr(time, "time", lambda: true() + next(jumps))
+    disk = DiskCache(tmp_path, 1 << 20, trim_every=1)
+    with client(running.url) as mine:
+        found = [compile_graph(mine, graph(size)) for size in (1, 2, 1)]
+        trust = TrustStore(
+            ClientSettings(cache_dir=tmp_path, public_keys=tuple(mine.info()["public_keys"])),
+        )
+        trust.learn(mine.trust_document())
+    assert [result.hit for result in found] == [False, False, True]
+    for result in found:
+        name = container.read_manifest(result.data).key
+        assert disk.put(name, result.data)
+        assert container.verify(disk.get(name) or b"", trust.trust(), key=name).manifest.key == name
 
 
 def test_cache_mode_finds_only_what_is_there(gateway: Running) -> None:

@@ -194,6 +194,20 @@ def test_a_process_served_from_its_disk_asks_for_news_once(tmp_path: Path) -> No
     store(tmp_path).refresh_if_stale(fetch)  # a moment ago is news enough
 
 
+def test_a_check_that_lies_in_the_future_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time", lambda: 4e9)
+        store(tmp_path).learn(told(2, BOTH, FIRST))
+    asked = threading.Event()
+
+    def fetch() -> SignedDocument:
+        asked.set()
+        raise GatewayUnreachable("gone")
+
+    store(tmp_path).refresh_if_stale(fetch)
+    assert asked.wait(20)
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff"])
 def test_a_damaged_file_costs_memory_and_no_run(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()

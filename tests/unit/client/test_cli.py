@@ -225,7 +225,13 @@ def test_the_doctor_wants_every_signer_of_the_gateway_trusted(
     assert "torchrelay login" in checks["signature"][2]
 
 
-def test_the_doctor_notices_another_schema(environment: dict[str, str], gateway: dict[str, Any]) -> None:
+def test_the_doctor_notices_another_schema_or_pipeline(
+    environment: dict[str, str], gateway: dict[str, Any]
+) -> None:
+    info = gateway["/v1/info"][1]
+    gateway["/v1/info"] = (200, {**info, "pipeline": schema.PIPELINE + 1})
+    _, checks = diagnosis(environment)
+    assert f"revision {schema.PIPELINE + 1} of the pipeline" in checks["gateway"][1]
     gateway["/v1/info"] = (200, {"version": "9", "schema": 9, "key_ids": [], "public_keys": []})
     _, checks = diagnosis(environment)
     assert checks["gateway"][0] == "fail"

@@ -237,10 +237,10 @@ def test_a_run_without_graphs_and_a_forked_child_leave_none(tmp_path: Path) -> N
 def test_a_child_that_is_forked_while_a_graph_is_counted_ends(tmp_path: Path) -> None:
     program = (
         "run.record('hit')\n"
-        "run._lock.acquire()\n"
+        "run._lock.__enter__()\n"
         "if (child := os.fork()) == 0: sys.exit()\n"
         "os.waitpid(child, 0)\n"
-        "run._lock.release()\n"
+        "run._lock.__exit__()\n"
     )
     leave(tmp_path / "state", program, tmp_path)
     assert last_run(tmp_path / "state") is not None

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import pytest
 import strategies
 import torch
 from hypothesis import HealthCheck, given, settings
 from torchrelay.compiler.graph import encode
-from torchrelay.compiler.request import codec, key, schema
+from torchrelay.compiler.request import codec, key, key_diff, schema
 from torchrelay.compiler.tuning import records
 
 RANDOM = settings(
@@ -115,8 +117,25 @@ def test_the_key_covers_every_field() -> None:
 
 def test_the_key_is_the_digest_of_the_canonical_bytes_and_of_nothing_else() -> None:
     request = full_request()
-    expected = hashlib.sha256(b"torchrelay request v1\0" + codec.encode_request(request)).hexdigest()
+    domain = f"torchrelay request v{schema.PIPELINE}\0".encode()
+    expected = hashlib.sha256(domain + codec.encode_request(request)).hexdigest()
     assert key.key_of(request) == expected
+
+
+def test_a_raised_revision_of_the_pipeline_changes_every_key_and_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request = full_request()
+    monkeypatch.setattr(schema, "PIPELINE", schema.PIPELINE + 1)
+    spec = importlib.util.find_spec(key.__name__)
+    assert spec is not None and spec.loader is not None
+    raised = importlib.util.module_from_spec(spec)  # the module as the next release has it
+    spec.loader.exec_module(raised)
+    assert raised.key_of(request) != key.key_of(request)
+    told = raised.components(request)
+    monkeypatch.undo()
+    (difference,) = key_diff.compare(told, key.components(request)).differences
+    assert difference.text.startswith(f"revision of the pipeline {schema.PIPELINE + 1} against ")
 
 
 def full_request() -> schema.GraphRequest:
