@@ -167,7 +167,7 @@ class RelayBackend:
                 captured = prepared.captured
                 canonical = codec.encode_request(captured.request)
             with self.report.timed("key"):
-                key = keys.key_of_bytes(canonical)
+                key = keys.key_of(captured.request, canonical)
             try:
                 found = self._source.obtain(ArtifactRequest(captured, canonical, key, prepared.local.inputs))
             except SpecializeInputs as error:
@@ -184,7 +184,7 @@ class RelayBackend:
                 raise
             raise _unexpected(error) from error
         self.report.record(
-            found.outcome, key=key, seconds=time.perf_counter() - start, nodes=len(gm.graph.nodes)
+            found.outcome, key=found.key, seconds=time.perf_counter() - start, nodes=len(gm.graph.nodes)
         )
         return prepared.bind(found.compiled)
 

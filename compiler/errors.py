@@ -34,6 +34,7 @@ RelayError
     DeadlineExceeded        deadline_exceeded    -
     NotCached               not_cached           -    mode `cache`, and nobody has compiled this yet
     ArtifactError           bad_artifact         -    truncated, wrong digest, unknown format
+      SizesDiffer           sizes_differ         -    compiled for other sizes, with assumptions that do not hold here
       CannotLoad            cannot_load          -    whole, but its libraries do not load on this machine
     SignatureError          bad_signature        -
     ToolchainMismatch       toolchain_mismatch   -
@@ -252,6 +253,13 @@ class NotCached(ClientError):
 class ArtifactError(ClientError):
     code = "bad_artifact"
     hint = "The file is damaged; it was not used"
+
+
+class SizesDiffer(ArtifactError):
+    """The client then requests an artifact for exactly its sizes; a user does not see this."""
+
+    code = "sizes_differ"
+    hint = "Request it with exact sizes"
 
 
 class CannotLoad(ArtifactError):

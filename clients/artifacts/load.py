@@ -16,7 +16,7 @@ from typing import Any
 
 from ...compiler.artifact import container, member_names
 from ...compiler.artifact.signing import Trust
-from ...compiler.errors import ArtifactError, CannotLoad, RelayError, ToolchainMismatch
+from ...compiler.errors import ArtifactError, CannotLoad, RelayError, SizesDiffer, ToolchainMismatch
 from ...compiler.forking.fork_safe_lock import ForkSafeLock
 from ...compiler.request import schema, size_expr
 from ...compiler.torch_internals.loading import bundle
@@ -94,15 +94,15 @@ def load(
     """Make a verified artifact callable on this process' device.
 
     Guards that the compile added on symbolic sizes become guards of Dynamo's own shape environment, so that a
-    size which breaks one recompiles. Raises ArtifactError if a part is missing, or a guard does not
-    hold for the example sizes.
+    size which breaks one recompiles. Raises ArtifactError if a part is missing, SizesDiffer if a guard does not hold
+    for the example sizes.
     """
     missing = {member_names.BUNDLE, member_names.LIBRARIES} - opened.members.keys()
     if missing:
         raise ArtifactError(f"the artifact lacks {', '.join(sorted(missing))}")
     for guard in opened.manifest.guards:
         if not bool(size_expr.evaluate(guard, captured.symints)):
-            raise ArtifactError(f"the artifact assumes {guard}, which does not hold here")
+            raise SizesDiffer(f"the artifact assumes {guard}, which does not hold here")
     libraries = cpp_libraries(opened, cache_dir / "lib")
     modules = triton_modules(opened, cache_dir / "lib")
     try:

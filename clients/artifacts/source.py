@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import torch.distributed
 from msgspec import Struct
 
@@ -26,9 +27,11 @@ from ...compiler.errors import (
     JobUnreachable,
     RelayError,
     SignatureError,
+    SizesDiffer,
     ToolchainMismatch,
 )
 from ...compiler.request import codec
+from ...compiler.request.key import key_of
 from ...compiler.torch_internals.distributed import job_store
 from ..capture.request import CapturedGraph
 from ..gateway.compile_client import FetchResult, GatewayClient
@@ -58,10 +61,18 @@ class ArtifactRequest(Struct, frozen=True):
     key: str
     inputs: Sequence[Any]
 
+    def with_exact_sizes(self) -> ArtifactRequest:
+        """The same for no sizes but those of the example inputs."""
+        request = msgspec.structs.replace(self.captured.request, exact_sizes=True)
+        canonical = codec.encode_request(request)
+        captured = msgspec.structs.replace(self.captured, request=request)
+        return ArtifactRequest(captured, canonical, key_of(request, canonical), self.inputs)
+
 
 class LoadedArtifact(Struct, frozen=True):
-    """What a graph runs as, where it came from, and the artifact's file."""
+    """What a graph runs as, the key it is under, where it came from, and the artifact's file."""
 
+    key: str
     compiled: Callable[..., Any]
     outcome: Outcome
     data: bytes
@@ -97,7 +108,14 @@ class ArtifactSource:
         self._decided: dict[str, Decision] = {}
 
     def obtain(self, wanted: ArtifactRequest) -> LoadedArtifact:
-        """Raises RelayError, of whatever kind the failure was; the same one in every process of a job."""
+        """An artifact that fits the example sizes. Raises RelayError, of whatever kind the failure was; the same one in
+        every process of a job."""
+        try:
+            return self._obtain(wanted)
+        except SizesDiffer:
+            return self._obtain(wanted.with_exact_sizes())
+
+    def _obtain(self, wanted: ArtifactRequest) -> LoadedArtifact:
         job = None
         if self._left_job is not None:
             self._report.alone(self._left_job)
@@ -124,12 +142,12 @@ class ArtifactSource:
         fetched = self._fetch(wanted)
         try:
             compiled = self._load(fetched.data, wanted)
-        except CannotLoad:
+        except (CannotLoad, SizesDiffer):
             self._disk.put(wanted.key, fetched.data)
             raise
         self._disk.put(wanted.key, fetched.data)
         outcome: Outcome = "hit" if fetched.hit else "coalesced" if fetched.coalesced else "miss"
-        return LoadedArtifact(compiled, outcome, fetched.data)
+        return LoadedArtifact(wanted.key, compiled, outcome, fetched.data)
 
     def _prefetched(self, wanted: ArtifactRequest) -> LoadedArtifact | None:
         with self._report.timed("wait"):
@@ -141,14 +159,16 @@ class ArtifactSource:
                 self._trust.trust().key_for(early.opened.statement)
                 load.check_fit(early.opened, wanted.captured.request)
             compiled = self._load_opened(early.opened, wanted)
-        except CannotLoad:
+        except (CannotLoad, SizesDiffer):
             raise
         except _UNUSABLE:
             self._disk.remove(wanted.key)
             return None
         if early.fetched:
             self._report.prefetched()
-        return LoadedArtifact(compiled, "hit" if early.fetched else "disk_hit", early.data, early.fetched)
+        return LoadedArtifact(
+            wanted.key, compiled, "hit" if early.fetched else "disk_hit", early.data, early.fetched
+        )
 
     def _stored(self, wanted: ArtifactRequest) -> LoadedArtifact | None:
         stored = self._disk.get(wanted.key)
@@ -157,8 +177,8 @@ class ArtifactSource:
         if self._settings.url:
             self._trust.refresh_if_stale(self._gateway.trust_document)
         try:
-            return LoadedArtifact(self._load(stored, wanted), "disk_hit", stored)
-        except CannotLoad:  # the service has the same one: do not download it at each start
+            return LoadedArtifact(wanted.key, self._load(stored, wanted), "disk_hit", stored)
+        except (CannotLoad, SizesDiffer):  # the service has the same one: do not download it at each start
             raise
         except _UNUSABLE:
             self._disk.remove(wanted.key)  # damaged, or signed by a key since withdrawn: ask the service
@@ -262,6 +282,8 @@ class ArtifactSource:
             return own
         try:
             return self._load_decided(job, wanted, decision, repeated=repeated)
+        except SizesDiffer:
+            raise
         except RelayError as error:
             self._report.alone(error)
             raise
@@ -289,7 +311,7 @@ class ArtifactSource:
         compiled = self._load(data, wanted)
         if data is not stored:
             self._disk.put(wanted.key, data)
-        return LoadedArtifact(compiled, "disk_hit" if repeated else "shared", data)
+        return LoadedArtifact(wanted.key, compiled, "disk_hit" if repeated else "shared", data)
 
     def _leave_job(self, error: JobUnreachable) -> None:
         """Go on without the job: from now on this process obtains each artifact by itself."""

@@ -69,7 +69,7 @@ class GraphRecorder:
             prepared = prepare(gm, example_inputs, mode=chosen, options=dict(options or {}))
             request = prepared.captured.request
             for variant in meshes.at_all_coordinates(request) if prepared.local.even else [request]:
-                name = key.key_of_bytes(codec.encode_request(variant))
+                name = key.key_of(variant)
                 self.found.setdefault(name, codec.pack_request(variant))
         except RelayError as error:
             self.skipped.setdefault(f"a graph of {len(gm.graph.nodes)} nodes: {error.message}")

@@ -1,7 +1,8 @@
 """Stage 3: canonical request -> cache key; and the digests of its parts, to explain why two keys differ.
 
-A request holds nothing that differs between two ranks, users or checkouts that ask for the same thing, and
-its encoding has one form, so the key is a digest of the bytes.
+A request holds nothing that differs between two ranks, users or checkouts that ask for the same thing, and its encoding
+has one form, so the key is a digest of the bytes. Example values of symbolic sizes (hints) are left out: the first that
+is compiled serves all sizes that its guards allow. A request that tunes is for the sizes that it measures.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from . import codec, schema
+from . import codec, schema, tuning_pins
 
 DOMAIN = b"torchrelay request v%d\0" % schema.PIPELINE
 
@@ -24,14 +25,20 @@ _NODES = 1500
 _INPUTS = 5000
 
 
-def key_of(request: schema.GraphRequest) -> str:
-    """64 hex digits: SHA-256 over a domain prefix and the request's canonical bytes."""
-    return key_of_bytes(codec.encode_request(request))
-
-
-def key_of_bytes(data: bytes) -> str:
-    """The key of `codec.encode_request`'s bytes."""
+def key_of(request: schema.GraphRequest, canonical: bytes | None = None) -> str:
+    """64 hex digits: SHA-256 over a domain prefix and the request's canonical bytes, without hints unless its sizes are
+    exact. canonical: `codec.encode_request(request)`, if the caller has it."""
+    keyed = _keyed(request)
+    data = canonical if keyed is request and canonical is not None else codec.encode_request(keyed)
     return hashlib.sha256(DOMAIN + data).hexdigest()
+
+
+def _keyed(request: schema.GraphRequest) -> schema.GraphRequest:
+    """What the key covers."""
+    if not request.symbols or request.exact_sizes or tuning_pins.tunes(request):
+        return request
+    symbols = [msgspec.structs.replace(symbol, hint=0) for symbol in request.symbols]
+    return msgspec.structs.replace(request, symbols=symbols)
 
 
 def components(request: schema.GraphRequest) -> dict[str, str]:
@@ -40,6 +47,7 @@ def components(request: schema.GraphRequest) -> dict[str, str]:
     Long parts are a digest of 16 hex digits, and beside it as much of what they hold as DETAIL_BYTES allows:
     a request with 12 layers of a transformer has about 10 KB, and none has more than 200 KB.
     """
+    request = _keyed(request)
     parts = {
         "schema": str(request.schema),
         "graph": _digest(request.graph),
@@ -56,6 +64,8 @@ def components(request: schema.GraphRequest) -> dict[str, str]:
         ),
         "mode": request.mode,
     }
+    if request.exact_sizes:
+        parts["exact_sizes"] = "true"
     if request.kernels:
         parts["kernels"] = _digest(request.kernels)
         parts["kernels.list"] = _list(

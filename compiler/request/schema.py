@@ -241,7 +241,8 @@ Input = TensorInput | SymIntInput | ScalarInput
 
 
 class Symbol(WireStruct, frozen=True):
-    """A symbolic integer: its name in expressions (canonical: s0, s1, ...), example value and range."""
+    """A symbolic integer: its name in expressions (canonical: s0, s1, ...), example value and range. What depends on
+    the example value is a guard of the artifact, so the key does not cover it (key.py)."""
 
     name: str
     hint: int
@@ -347,3 +348,5 @@ class GraphRequest(WireStruct, frozen=True, omit_defaults=True):
     meshes: list[Mesh] = []
     """In order of first use. A tensor that is spread over one comes as this process' part of it: see
     compiler/request/meshes.py for the calls that make a DTensor of it, and of a DTensor a part."""
+    exact_sizes: bool = False
+    """The key covers the symbols' hints, because an artifact for other hints has guards that these do not meet."""

@@ -77,6 +77,8 @@ class _RequestCheck:
             raise LimitExceeded(f"{len(request.inputs)} inputs, {limits.inputs} allowed")
         if len(request.symbols) + len(request.relations) > limits.inputs:
             raise LimitExceeded(f"more than {limits.inputs} symbols and relations")
+        if request.exact_sizes and not request.symbols:
+            raise MalformedRequest("exact sizes in a request without symbols")
         for index, symbol in enumerate(request.symbols):
             self._symbol(index, symbol)
         for relation in request.relations:

@@ -39,7 +39,7 @@ def parse(body: bytes, limits: codec.Limits) -> CompileRequest:
     validate.check_request(request, limits)
     canonical = codec.encode_request(request)
     return CompileRequest(
-        key.key_of_bytes(canonical),
+        key.key_of(request, canonical),
         canonical,
         request.toolchain,
         request.target,

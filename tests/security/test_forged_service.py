@@ -403,7 +403,7 @@ assert done == [], done
 def test_nothing_is_imported_opened_or_run_before_an_artifact_is_refused(tmp_path: Path) -> None:
     signer = Ed25519PrivateKey.from_private_bytes(b"\1" * 32)
     body = graph()
-    name = key.key_of_bytes(codec.encode_request(codec.unpack_request(body)))
+    name = key.key_of(codec.unpack_request(body))
     files = evil_members(tmp_path / "canary")
     good = signed(files, signer, key=name)
     forged = [forge(good) for forge in FORGERIES]

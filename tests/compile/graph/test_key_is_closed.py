@@ -311,6 +311,8 @@ def test_what_does_not_matter_keeps_the_key() -> None:
         assert ask() == before
     with precisions(fp32(backends.cuda.matmul, "ieee")):
         assert ask() == before
+    sizes = {ask(None, torch.ones(size, 6), dynamic=True) for size in (8, 12, 2, 500)}
+    assert len(sizes) == 1
 
 
 def test_every_entry_of_the_configuration_is_sent_fixed_or_local() -> None:

@@ -23,7 +23,7 @@ from torchrelay.compiler.request import codec, key
 
 
 def key_of(body: bytes) -> str:
-    return key.key_of_bytes(codec.decompress(body, 1 << 20))
+    return key.key_of(codec.unpack_request(body))
 
 
 def changed(body: bytes, **fields: Any) -> bytes:

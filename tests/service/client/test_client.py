@@ -35,7 +35,7 @@ def client(url: str, **changes: Any) -> GatewayClient:
 
 
 def compile_graph(gateway: GatewayClient, body: bytes, **more: Any) -> FetchResult:
-    name = key.key_of_bytes(codec.decompress(body, 1 << 20))
+    name = key.key_of(codec.unpack_request(body))
     return gateway.compile(body, name, **{"cache_only": False, "deadline": 30.0, **more})
 
 
@@ -59,7 +59,7 @@ def test_a_miss_then_a_hit_of_the_same_signed_bytes(gateway: Running) -> None:
     assert (first.hit, first.coalesced, second.hit) == (False, False, True)
     assert first.data == second.data
     trusted = [Ed25519PublicKey.from_public_bytes(base64.b64decode(text)) for text in info["public_keys"]]
-    name = key.key_of_bytes(codec.decompress(body, 1 << 20))
+    name = key.key_of(codec.unpack_request(body))
     assert container.verify(first.data, Trust.of(trusted), key=name).manifest.key == name
 
 

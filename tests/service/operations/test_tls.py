@@ -49,7 +49,7 @@ def test_a_client_that_knows_the_authority_compiles_over_tls(
     encrypted: Running, client: Callable[..., GatewayClient], authority: Authority
 ) -> None:
     body = graph()
-    name = key.key_of_bytes(codec.encode_request(codec.unpack_request(body)))
+    name = key.key_of(codec.unpack_request(body))
     with client(ca_file=authority.file) as gateway:
         found = gateway.compile(body, name, cache_only=False, deadline=60)
         trust = Trust.of([read_key(text) for text in gateway.info()["public_keys"]], namespace="default")

@@ -363,7 +363,7 @@ def test_what_is_searched_now_is_told(http: httpx2.Client, pool: SearchingPool) 
 def test_a_graph_that_was_compiled_is_tuned_by_its_key(http: httpx2.Client, pool: SearchingPool) -> None:
     body = graph(24)
     compiled(http, body)
-    plain = keys.key_of_bytes(codec.encode_request(codec.unpack_request(body)))
+    plain = keys.key_of(codec.unpack_request(body))
     pool.questions = [found(entry(16)), found(entry(32))]
     pool.tuned = [(problem(16).text(), 3), (problem(32).text(), 1)]
     name = begun(http, GraphTuneItem(2, plain))
@@ -375,7 +375,7 @@ def test_a_graph_that_was_compiled_is_tuned_by_its_key(http: httpx2.Client, pool
     assert (second.entry.problem, second.graphs) == (problem(32), [(tuned, 1)])
     request = codec.unpack_request(graph(24))
     request = msgspec.structs.replace(request, mode="max-autotune-no-cudagraphs")
-    assert tuned == keys.key_of_bytes(codec.encode_request(request))
+    assert tuned == keys.key_of(request)
     assert http.get(f"/v1/artifacts/{tuned}").status_code == 200
 
 
@@ -389,7 +389,7 @@ def test_what_the_farm_searched_for_a_graph_is_told_with_all_timings(
     pool.questions = [msgspec.msgpack.encode(wanted)]
     pool.patient = True
     pool.tuned = [(problem(16).text(), 2), (problem(32).text(), 1)]
-    name = begun(http, GraphTuneItem(2, keys.key_of_bytes(codec.encode_request(codec.unpack_request(body)))))
+    name = begun(http, GraphTuneItem(2, keys.key_of(codec.unpack_request(body))))
     assert ended(http, name)["items"]["done"] == 1
     of_graph = {each.entry.problem: each for each in results(http, name) if each.graphs}
     assert not of_graph[problem(16)].known
@@ -426,7 +426,7 @@ def sent(http: httpx2.Client, body: bytes) -> str:
 def test_a_graph_whose_artifact_is_there_compiles_nothing(http: httpx2.Client, pool: SearchingPool) -> None:
     body = graph(24)
     compiled(http, body)
-    plain = keys.key_of_bytes(codec.encode_request(codec.unpack_request(body)))
+    plain = keys.key_of(codec.unpack_request(body))
     pool.questions = [found(entry(16))]
     pool.tuned = [(problem(16).text(), 1)]
     ended(http, begun(http, GraphTuneItem(2, plain)))
@@ -441,7 +441,7 @@ def test_a_graph_whose_artifact_is_there_compiles_nothing(http: httpx2.Client, p
 def test_a_graph_that_does_not_compile_fails_alone(http: httpx2.Client, pool: SearchingPool) -> None:
     body = graph(24)
     assert post(http, body).status_code == 202
-    plain = keys.key_of_bytes(codec.encode_request(codec.unpack_request(body)))
+    plain = keys.key_of(codec.unpack_request(body))
     wait_until(lambda: http.get(f"/v1/artifacts/{plain}").status_code == 200, seconds=20)
     pool.errors = [CompileFailed("no such kernel")]
     name = begun(http, GraphTuneItem(2, plain), operator(16))
@@ -454,7 +454,7 @@ def test_a_graph_waits_until_a_worker_has_nothing_else_to_do(
 ) -> None:
     body = graph(24)
     compiled(http, body)
-    plain = keys.key_of_bytes(codec.encode_request(codec.unpack_request(body)))
+    plain = keys.key_of(codec.unpack_request(body))
     pool.state = "busy"
     name = begun(http, GraphTuneItem(2, plain))
     wait_until(lambda: states(http, name)[1][1] == "done", seconds=20)
@@ -483,7 +483,7 @@ def test_a_job_is_driven_again_though_the_cancellation_of_its_graph_was_lost(
     body = graph(24)
     compiled(http, body)
     pool.state = "busy"
-    name = begun(http, GraphTuneItem(2, keys.key_of_bytes(codec.encode_request(codec.unpack_request(body)))))
+    name = begun(http, GraphTuneItem(2, keys.key_of(codec.unpack_request(body))))
     wait_until(lambda: shown(http, name)["state"] == "running", seconds=20)
     http.post(f"/v1/tunes/{name}/cancel")
     wait_until(lambda: bool(lost), seconds=20)

@@ -13,8 +13,8 @@ from service_parts import TARGET, TOOLCHAIN, Running
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.tuning import kernels
 from torchrelay.compiler.api.tuning.jobs import KernelTuneItem
-from torchrelay.compiler.request import codec, schema
 from torchrelay.compiler.request import key as keys
+from torchrelay.compiler.request import schema
 from torchrelay.compiler.tuning import queries, records
 from torchrelay.compiler.tuning.records import DeviceEnvironment, Operand, Timing
 from tune_parts import SearchingPool, begin, begun, ended, job, results, states
@@ -85,7 +85,7 @@ def test_a_kernel_is_compiled_for_the_jobs_device_and_told_with_all_timings(
     assert (told["line"], told["text"]) == (7, "kernels:scale")
     assert told["detail"].startswith("BLOCK=64 num_warps=4 num_stages=3")
     request = kernels.request(kernel(), TOOLCHAIN, source_parts.GPU)
-    made = keys.key_of_bytes(codec.encode_request(request))
+    made = keys.key_of(request)
     assert pool.calls == [made]
     (found,) = (each for each in results(http, name) if not each.ceiling)
     assert (found.line, found.known) == (7, False)

@@ -50,7 +50,7 @@ def captured(
 
 
 def keys(found: CapturedGraphs) -> list[str]:
-    return [key.key_of_bytes(codec.encode_request(codec.unpack_request(body))) for body in found.bodies]
+    return [key.key_of(codec.unpack_request(body)) for body in found.bodies]
 
 
 def asked_by_ranks(folder: Path, **more: str) -> dict[str, list[str]]:

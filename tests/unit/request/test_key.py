@@ -35,6 +35,7 @@ def test_a_request_survives_the_wire(request: schema.GraphRequest) -> None:
 @given(strategies.requests())
 @settings(RANDOM, max_examples=12)
 def test_each_single_change_changes_the_key(request: schema.GraphRequest) -> None:
+    request = msgspec.structs.replace(request, exact_sizes=bool(request.symbols))
     original = key.key_of(request)
     explained = key.components(request)
     for change in changes(request):
@@ -215,6 +216,22 @@ def test_a_request_without_a_tuning_lock_keeps_the_key_it_had() -> None:
 
 
 # --- what the key leaves out -------------------------------------------------------------------------------
+
+
+def test_example_sizes_reach_the_key_only_if_they_are_exact_or_measured() -> None:
+    def with_hint(hint: int, **changes: Any) -> schema.GraphRequest:
+        symbols = [schema.Symbol(name="s0", hint=hint, lower=2, upper=None)]
+        return msgspec.structs.replace(full_request(), symbols=symbols, **changes)
+
+    plain: dict[str, Any] = {"options": [], "tuning_lock": None}
+    assert key.key_of(with_hint(8, **plain)) == key.key_of(with_hint(12, **plain))
+    assert key.components(with_hint(8, **plain)) == key.components(with_hint(12, **plain))
+    others = [{**plain, "exact_sizes": True}, {**plain, "mode": "max-autotune"}, {}]
+    found = [with_hint(hint, **changes) for changes in others for hint in (8, 12)]
+    assert len({key.key_of(request) for request in found}) == 6
+    assert b"exact_sizes" not in codec.encode_request(with_hint(8, **plain))
+    for request in (with_hint(8, **plain), *found):
+        assert key.key_of(request, codec.encode_request(request)) == key.key_of(request)
 
 
 def attention(prefix: str, index: int, *, swap: bool) -> torch.fx.GraphModule:
