@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..compiler.api.training.jobs import PACKAGE_BYTES
@@ -32,6 +32,13 @@ def default_credentials_file() -> Path:
 def _xdg(variable: str, fallback: str) -> Path:
     root = Path(os.environ.get(variable, ""))
     return (root if root.is_absolute() else Path.home() / fallback) / "torchrelay"
+
+
+def _absolute_paths(value: str) -> str:
+    for path in filter(None, value.split(",")):
+        if not Path(path).is_absolute():
+            raise ValueError(f"{path!r} is not the absolute path of a Python")
+    return value
 
 
 class ServiceSettings(BaseSettings):
@@ -167,6 +174,10 @@ class ServiceSettings(BaseSettings):
     """Compiles at once for CPU targets, on the local Ray."""
     gpu_slots_per_gpu: Annotated[int, Field(ge=0)] = 1
     """0 leaves GPUs alone."""
+    toolchains: Annotated[str, AfterValidator(_absolute_paths)] = ""
+    """For clients of other Python and PyTorch versions: Pythons of other environments, as absolute paths on the worker
+    nodes, separated by commas. Each needs torchrelay's base install and a torch; each slot of a node is there once more
+    for each of them."""
     worker_memory_limit_bytes: Bytes = 16 << 30
     """Memory of one compile, all its processes together."""
     isolation: Literal["auto", "required", "off"] = "auto"
@@ -196,6 +207,10 @@ class ServiceSettings(BaseSettings):
             kernels=self.request_kernels,
             source_bytes=self.request_source_bytes,
         )
+
+    @property
+    def toolchain_pythons(self) -> tuple[str, ...]:
+        return tuple(filter(None, self.toolchains.split(",")))
 
     @property
     def keys_location(self) -> Path:

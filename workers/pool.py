@@ -402,11 +402,11 @@ class WorkerPool:
     def _settle(self, cluster: RayCluster, nodes: list[RayNode]) -> None:
         """Add the slots that `nodes` offer and are missing; remove those of nodes that have gone."""
         offered: dict[tuple[str, DeviceKind, int], RayNode] = {}
+        pythons = len(self._pythons())
         for node in nodes:
-            offered |= {(node.id, "cpu", i): node for i in range(node.cpu_slots)}
-            offered |= {
-                (node.id, "cuda", i): node for i in range(node.gpus * self._settings.gpu_slots_per_gpu)
-            }
+            gpu_slots = node.gpus * self._settings.gpu_slots_per_gpu
+            offered |= {(node.id, "cpu", i): node for i in range(node.cpu_slots * pythons)}
+            offered |= {(node.id, "cuda", i): node for i in range(gpu_slots * pythons)}
         for place, slot in list(self._slots.all.items()):
             if place not in offered:
                 log.warning("worker %s has gone with its node", slot.worker)
@@ -463,11 +463,17 @@ class WorkerPool:
             raise CompileKilled(f"worker {slot.worker} answered its start with {type(answer).__name__}")
         return answer
 
+    def _pythons(self) -> tuple[str | None, ...]:
+        """What runs the slots of a node, in turn; None: the Python of Ray's nodes."""
+        return (None, *self._settings.toolchains)
+
     def _slot_settings(self, slot: Slot) -> SlotSettings:
+        pythons, gpus = self._pythons(), slot.node.gpus
         return SlotSettings(
             worker=slot.worker,
             kind=slot.kind,
-            gpu=slot.index % slot.node.gpus if slot.kind == "cuda" else 0,
+            gpu=slot.index // len(pythons) % gpus if slot.kind == "cuda" else 0,
+            python=pythons[slot.index % len(pythons)],
             engine=self._settings.engine,
             limits=JobLimits(
                 memory_bytes=self._settings.memory_limit_bytes, request=self._settings.request_limits

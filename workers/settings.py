@@ -46,6 +46,8 @@ class SlotSettings(Struct, frozen=True, kw_only=True):
     kind: Literal["cpu", "cuda"]
     gpu: int = 0
     """Which of the GPUs that its node sees is its own."""
+    python: str | None = None
+    """The Python of another environment, with another torch, that runs its jobs; None: the actor's own."""
     engine: str = ENGINE
     """Module with preload(), describe(kind), compile_graph(...) and search(...)."""
     limits: JobLimits = JobLimits()
@@ -77,6 +79,8 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     """Of the embedded cluster. Nodes of a running cluster offer theirs (ray_resources.node_resources)."""
     gpu_slots_per_gpu: int = 1
     """0 leaves GPUs alone."""
+    toolchains: tuple[str, ...] = ()
+    """Pythons of other environments, as absolute paths on the nodes: each slot of a node is there once more for each."""
     memory_limit_bytes: int = JobLimits().memory_bytes
     request_limits: codec.Limits = codec.Limits()
     kernels_dir: str | None = None

@@ -47,7 +47,7 @@ def own_gpu(current: Mapping[str, str], index: int) -> dict[str, str]:
 def server_environment(
     current: Mapping[str, str], python_path: str, worker: str, gpu: int | None = None
 ) -> dict[str, str]:
-    """What a fork server is started with. `python_path`: where the package was imported from; `gpu`: its own one."""
+    """What a fork server is started with. `python_path`: where it finds the package; `gpu`: its own one."""
     mark, _, value = slot_mark(worker).partition("=")
     return {
         **{name: value for name, value in current.items() if name in _PASSED},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import os
 import shutil
 import signal
@@ -95,19 +96,19 @@ class RayCluster:
 
         from ..slot.actor import CompileSlot
 
-        device: dict[str, Any]
+        toolchains = 1 + len(self._settings.toolchains)
         if settings.kind == "cuda":
-            slots = node.gpus * self._settings.gpu_slots_per_gpu
-            device = {"resources": {OFFER: round(_GPU_SLOTS_SHARE / slots - DRIVER_SHARE / 2, 4)}}
+            slots = node.gpus * self._settings.gpu_slots_per_gpu * toolchains
+            share = {OFFER: round(_GPU_SLOTS_SHARE / slots - DRIVER_SHARE / 2, 4)}
         else:
-            device = {"resources": {CPU_SLOTS: 1}}
+            share = {CPU_SLOTS: math.floor(10_000 / toolchains) / 10_000}  # Ray counts in ten thousandths
         options = {
             "num_cpus": 0,
             "num_gpus": 0,
             "max_restarts": 0,
             "max_concurrency": 16,  # so that a cancel reaches an actor whose job runs
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False),
-            **device,
+            "resources": share,
         }
         return ray.remote(CompileSlot).options(**options).remote(settings)
 

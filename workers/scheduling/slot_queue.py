@@ -124,21 +124,22 @@ class SlotQueue:
     def search_devices(self, toolchain: schema.Toolchain, target: schema.Target) -> list[SearchDevice]:
         """One for each device that is up. Raises NoWorker where there is none, nor one to come; and where training jobs
         hold all of them: a rank may wait for a compile that waits for a search."""
-        by_device: dict[tuple[str, str], list[Slot]] = {}
         suitable = [slot for slot in self.all.values() if slot.searches(toolchain, target)]
         if not suitable and not any(slot.may_come(target.kind) for slot in self.all.values()):
             raise self._none_for(toolchain, target)
         if suitable and all(slot.held(self.held) for slot in suitable):
             raise DevicesHeld("training jobs hold all devices on which kernels could be measured", hint="")
-        for slot in suitable:
+        best: dict[tuple[str, str], Slot] = {}
+        for slot in sorted(suitable, key=lambda slot: (not slot.searching, slot.state == "busy")):
             if slot.up() and not slot.held(self.held):
-                by_device.setdefault(slot.device(), []).append(slot)
-        devices = []
-        for slots in by_device.values():
-            best = min(slots, key=lambda slot: (not slot.searching, slot.state == "busy"))
-            compiling = any(slot.state == "busy" for slot in slots)
-            devices.append(SearchDevice(best.worker, searching=best.searching, compiling=compiling))
-        return devices
+                best.setdefault(slot.device(), slot)
+        # slots with other toolchains use the device too
+        searched = {slot.device() for slot in self.all.values() if slot.searching}
+        compiling = {slot.device() for slot in self.all.values() if slot.state == "busy"}
+        return [
+            SearchDevice(slot.worker, searching=device in searched, compiling=device in compiling)
+            for device, slot in best.items()
+        ]
 
     def take_search_device(self, worker: str, toolchain: schema.Toolchain, target: schema.Target) -> Slot:
         """The slot of that name, its device now searched. Raises NoWorker, Overloaded."""

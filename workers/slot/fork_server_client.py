@@ -71,29 +71,16 @@ class _ForkServerProcess:
     @classmethod
     async def start(cls, settings: SlotSettings) -> _ForkServerProcess:
         """Start the process; `receive` gives its greeting. Raises OSError."""
-        environment = server_environment(
-            os.environ,
-            os.pathsep.join(entry for entry in sys.path if entry),
-            settings.worker,
-            settings.gpu if settings.kind == "cuda" else None,
-        )
         jobs_dir, lock = private_folders.make(settings.jobs_root)
-        shared = private_folders.shared(settings.shared_dir)
-        settings = msgspec.structs.replace(settings, shared_dir=shared and str(shared))
         here, there = socket.socketpair()
         with there:
-            command = [
-                *(sys.executable, "-P", "-m", "torchrelay.workers.fork_server.server"),
-                *("--socket", str(there.fileno()), "--jobs", str(jobs_dir)),
-                *("--settings", msgspec.json.encode(settings).decode()),
-            ]
-            process = subprocess.Popen(
-                command,
-                pass_fds=[there.fileno(), lock],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,
-            )
+            try:
+                process = _start_process(settings, jobs_dir, there.fileno(), lock)
+            except OSError:
+                here.close()
+                shutil.rmtree(jobs_dir, ignore_errors=True)
+                os.close(lock)
+                raise
         streams = await asyncio.open_connection(sock=here)
         return cls(settings, process, jobs_dir, lock, streams)
 
@@ -135,6 +122,42 @@ class _ForkServerProcess:
         self.gone.set()
 
 
+def _start_process(
+    settings: SlotSettings, jobs_dir: Path, connection: int, lock: int
+) -> subprocess.Popen[bytes]:
+    """Raises OSError."""
+    gpu = settings.gpu if settings.kind == "cuda" else None
+    if settings.python is None:
+        python_path = os.pathsep.join(entry for entry in sys.path if entry)
+        environment = server_environment(os.environ, python_path, settings.worker, gpu)
+    else:
+        environment = server_environment(os.environ, str(_package_folder(jobs_dir)), settings.worker, gpu)
+        environment.pop("VIRTUAL_ENV", None)  # it names the actor's environment
+    shared = private_folders.shared(settings.shared_dir)
+    settings = msgspec.structs.replace(settings, shared_dir=shared and str(shared))
+    command = [
+        *(settings.python or sys.executable, "-P", "-m", "torchrelay.workers.fork_server.server"),
+        *("--socket", str(connection), "--jobs", str(jobs_dir)),
+        *("--settings", msgspec.json.encode(settings).decode()),
+    ]
+    return subprocess.Popen(
+        command,
+        pass_fds=[connection, lock],
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def _package_folder(jobs_dir: Path) -> Path:
+    """A folder from which another Python imports this very package, and nothing else of the actor's environment: the
+    service and all of its workers run the same code."""
+    folder = jobs_dir / "package"
+    folder.mkdir()
+    (folder / "torchrelay").symlink_to(Path(__file__).resolve().parents[2])
+    return folder
+
+
 class ForkServerClient:
     """One job at a time, each in a fresh child of a warm fork server."""
 
@@ -152,7 +175,10 @@ class ForkServerClient:
         async with self._starting:
             if self._server is None:
                 become_subreaper()
-                server = await _ForkServerProcess.start(self._settings)
+                try:
+                    server = await _ForkServerProcess.start(self._settings)
+                except OSError as error:
+                    return msgspec.msgpack.encode(self._cannot_start(str(error)))
                 try:
                     answer = await self._first_answer(server)
                 except asyncio.CancelledError:
@@ -173,15 +199,19 @@ class ForkServerClient:
                 self._watching = asyncio.create_task(self._watch(server))
             return msgspec.msgpack.encode(self._server.ready)
 
-    @staticmethod
-    async def _first_answer(server: _ForkServerProcess) -> Answer:
+    def _cannot_start(self, reason: str) -> JobFailed:
+        python, hint = self._settings.python, "See the worker's log"
+        if python is None:
+            return JobFailed.of(CompileFailed(f"the worker cannot start: {reason}", hint=hint))
+        hint += f", and run `{python} -c 'import torch, msgspec, cryptography'` on its node"
+        return JobFailed.of(CompileFailed(f"the worker cannot start with {python}: {reason}", hint=hint))
+
+    async def _first_answer(self, server: _ForkServerProcess) -> Answer:
         try:
             async with asyncio.timeout(_WARM_SECONDS):
                 return await server.receive()
         except ForkServerLost as error:
-            return JobFailed.of(
-                CompileFailed(f"the worker cannot start: {error}", hint="See the worker's log")
-            )
+            return self._cannot_start(str(error))
         except TimeoutError:
             return JobFailed.of(CompileTimeout(f"the worker was not warm after {_WARM_SECONDS:.0f} s"))
 

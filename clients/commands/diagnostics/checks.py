@@ -193,7 +193,8 @@ def _toolchain(gateway: GatewayClient, settings: ClientSettings) -> str:
     targets = [local_target("cpu"), *([local_target("cuda")] if torch.cuda.is_available() else [])]
     for target in targets:
         if not any(worker.toolchain == own and _serves(worker.target, target) for worker in workers):
-            offered = "; ".join(sorted({_described(w.toolchain, w.target) for w in workers})) or "none"
+            known = [worker for worker in workers if worker.toolchain.torch]  # others still start
+            offered = "; ".join(sorted({_described(w.toolchain, w.target) for w in known})) or "none"
             raise NoWorker(f"no worker for {_described(own, target)} (workers: {offered})")
     return ", ".join(_described(own, target) for target in targets)
 

@@ -14,6 +14,7 @@ def worker_pool(settings: ServiceSettings) -> WorkerPool:
             temp_dir=settings.ray_temp_dir,
             cpu_slots=settings.cpu_slots,
             gpu_slots_per_gpu=settings.gpu_slots_per_gpu,
+            toolchains=settings.toolchain_pythons,
             queue_limit=settings.max_queued,
             memory_limit_bytes=settings.worker_memory_limit_bytes,
             request_limits=settings.limits,

@@ -119,7 +119,7 @@ def answer(workdir, progress, text="artifact", sleep=0.0):
 
 
 def surroundings(workdir, progress):
-    """What a job can see: environment, directories, limits, pid."""
+    """What a job can see: environment, directories, limits, pid, Python."""
     return msgspec.json.encode(
         {
             "pid": os.getpid(),
@@ -129,6 +129,8 @@ def surroundings(workdir, progress):
             "temporary": tempfile.gettempdir(),
             "workdir": str(workdir),
             "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
+            "prefix": sys.prefix,
+            "code": str(Path(fork_server_queries.__file__).resolve()),
             "descriptors": [str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in _descriptors()],
         }
     )
