@@ -11,7 +11,10 @@ ONLY ?= not slow
 # One part in eight of the slow tests: make test-slow SHARE=3/8
 SHARE ?= 0/1
 
-.PHONY: demo test test-all test-slow test-gpu check flow bench clean
+# Which versions, PyTorch's and maybe Python's: make test-versions VERSIONS="2.15 2.11@python3.12"
+VERSIONS ?=
+
+.PHONY: demo test test-all test-slow test-versions test-gpu check flow bench clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +39,9 @@ test-all: $(VENV)/.ready  ## everything that needs no GPU, but for what is marke
 
 test-slow: $(VENV)/.ready  ## what takes over 20 s each: faults at length, whose processes fill a processor each
 	$(PYTEST) -n 2 -m slow --share $(SHARE)
+
+test-versions: $(VENV)/.ready  ## the short tests with each supported PyTorch, in environments of their own: one table
+	$(BIN)/python .ci/versions.py $(VERSIONS)
 
 test-gpu:  ## on a host with an NVIDIA GPU; uses the Python that runs make
 	$(PYTHON) -m pytest tests/gpu

@@ -80,7 +80,7 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     gpu_slots_per_gpu: int = 1
     """0 leaves GPUs alone."""
     toolchains: tuple[str, ...] = ()
-    """Pythons of other environments, as absolute paths on the nodes: each slot of a node is there once more for each."""
+    """Pythons of other environments, absolute paths on the nodes; each slot of a node is there once more for each."""
     memory_limit_bytes: int = JobLimits().memory_bytes
     request_limits: codec.Limits = codec.Limits()
     kernels_dir: str | None = None

@@ -115,6 +115,7 @@ def test_each_declared_dependency_is_imported() -> None:
     unused = {
         name
         for name in names - set(USED_BY_OTHERS)
-        if not provides.get(name, {name.replace("-", "_")}) & imported
+        # one that this Python does not need is not installed: backports.zstd
+        if not provides.get(name, {name.partition(".")[0].replace("-", "_")}) & imported
     }
     assert unused == set()

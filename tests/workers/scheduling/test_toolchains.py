@@ -10,11 +10,13 @@ import sysconfig
 import venv
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import engine
 import msgspec
 import pytest
 from pool_parts import RAY_TOKEN
+from torchrelay.compiler import decoding
 from torchrelay.compiler.errors import CompileFailed, NoWorker
 from torchrelay.compiler.request import schema
 from torchrelay.workers.messages import JobFailed, decode_answer
@@ -51,7 +53,7 @@ async def running(toolchains: tuple[str, ...]) -> AsyncIterator[WorkerPool]:
         await pool.close()
 
 
-async def where(pool: WorkerPool, toolchain: schema.Toolchain) -> dict[str, object]:
+async def where(pool: WorkerPool, toolchain: schema.Toolchain) -> dict[str, Any]:
     """What a job for this toolchain sees around it."""
     artifact = await pool.compile(
         msgspec.json.encode({"do": "surroundings"}),
@@ -61,8 +63,7 @@ async def where(pool: WorkerPool, toolchain: schema.Toolchain) -> dict[str, obje
         deadline_seconds=60,
         on_progress=lambda *_: None,
     )
-    seen: dict[str, object] = msgspec.json.decode(artifact)
-    return seen
+    return decoding.from_json(artifact, type=dict[str, Any])
 
 
 def test_a_job_runs_in_the_environment_of_its_toolchain(other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
