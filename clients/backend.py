@@ -29,6 +29,7 @@ from .artifacts.source import ArtifactRequest, ArtifactSource
 from .capture.configuration import Mode
 from .capture.locked_tunings import LockedTunings
 from .capture.prepare import prepare
+from .capture.replace_inductor import replace_inductor, restore_inductor
 from .gateway.compile_client import GatewayClient
 from .reports.run_report import FallbackWarning, RunReport, process_report
 from .settings import ClientSettings, check_platform, load_launcher_info, load_settings, requires_artifacts
@@ -234,14 +235,19 @@ def compile(
 
 
 def enable() -> None:
-    """Make torchrelay the back end of every `torch.compile` in this process that names none.
+    """Make torchrelay the back end of every `torch.compile` in this process that names none, or names "inductor".
 
-    Raises Unsupported where this torch has no setting for it (before 2.13): name the back end there.
+    Trainers name it: Accelerate, Hugging Face's Trainer, torchtitan. `Module.compile` is included, and Accelerate
+    accepts "torchrelay" as a back end's name from here on. A function that was imported before by `from torch import
+    compile` is reached only where it names no back end, from torch 2.13 on. A second call changes nothing.
     """
+    replace_inductor()
     backend_interface.set_default_backend("torchrelay")
     start_early()
 
 
 def disable() -> None:
-    """Undo `enable`: back to PyTorch's own default back end."""
-    backend_interface.set_default_backend(None)
+    """Undo `enable`. What was compiled before keeps its back end. A second call changes nothing."""
+    restore_inductor()
+    if backend_interface.default_backend() == "torchrelay":
+        backend_interface.set_default_backend(None)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from ...compiler.torch_internals.dynamo.backend_interface import default_backend
+
 DEFAULT = "inductor"
-"""What torch.compile uses where no back end is named. Programs name it too (Hugging Face's Trainer does)."""
+"""PyTorch's own back end, where no other is set as the default. Programs name it too (Hugging Face's Trainer does)."""
 
 
 def compile_with_backend(
-    backend: Callable[..., Any], names: Sequence[str], *, mode: str | None = None
+    backend: Callable[..., Any] | str, names: Sequence[str], *, mode: str | None = None
 ) -> Callable[..., Any]:
     """torch.compile, with `backend` wherever one of `names` is meant. mode: of those graphs for which the program says
     neither mode nor options."""
@@ -21,7 +23,7 @@ def compile_with_backend(
 
     @functools.wraps(original)
     def compile(model: Any = None, **options: Any) -> Any:
-        if (options.get("backend") or DEFAULT) in names:
+        if (options.get("backend") or default_backend()) in names:
             options["backend"] = backend
             if mode is not None and not options.get("options"):
                 options["mode"] = options.get("mode") or mode
@@ -30,3 +32,46 @@ def compile_with_backend(
         return original(model, **options)
 
     return compile
+
+
+class CompilePatch:
+    """Puts torchrelay in Inductor's place in this process's torch.compile, and takes it out again.
+
+    Others replace torch.compile too (Lightning does when it is imported), before or after. A function of ours that
+    they hold stays in their chain; while the patch is off, it changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._on = False
+        self._replaced: dict[Callable[..., Any], Callable[..., Any]] = {}
+        """Each function of ours, and the torch.compile that it replaced."""
+
+    def enable(self) -> None:
+        self._on = True
+        if any(function in self._replaced for function in _chain(torch.compile)):
+            return
+        original, redirected = torch.compile, compile_with_backend("torchrelay", (DEFAULT,))
+
+        @functools.wraps(original)
+        def compile(model: Any = None, **options: Any) -> Any:
+            return (redirected if self._on else original)(model, **options)
+
+        self._replaced[compile] = original
+        torch.compile = compile
+
+    def disable(self) -> None:
+        self._on = False
+        while torch.compile in self._replaced:
+            torch.compile = self._replaced[torch.compile]
+
+
+def _chain(function: Any) -> Iterator[Any]:
+    """`function` and what it wraps, as functools.wraps records it."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+@functools.cache
+def process_patch() -> CompilePatch:
+    return CompilePatch()

@@ -56,7 +56,7 @@ torch._higher_order_ops.triton_kernel_wrap: kernel_side_table.add_constant_args 
 torch._inductor: list_mode_options (mode, dynamic); torch._inductor.config: _config; cpp.threads; get_config_copy ()
 torch._ops: HigherOrderOperator; OpOverload._schema; OpOverloadPacket
 torch._subclasses.fake_tensor: FakeTensor.item_memo; FakeTensorMode.shape_env
-torch.compiler: set_default_backend (backend) since 2.13
+torch.compiler: get_default_backend () since 2.13; set_default_backend (backend) since 2.13
 torch.fx.experimental.sym_node: SymNode._expr; .expr; .hint; .shape_env
 torch.fx.experimental.symbolic_shapes: ShapeEnv.backed_var_to_val | ShapeEnv.var_to_val;
     .create_symintnode (sym, *, hint); .guards; .var_to_range

@@ -3,12 +3,9 @@ for it."""
 
 from __future__ import annotations
 
-import contextlib
 from typing import Literal
 
 import torch
-
-from ....compiler.errors import Unsupported
 
 TUNED_MODE: Literal["max-autotune-no-cudagraphs"] = "max-autotune-no-cudagraphs"
 
@@ -19,8 +16,7 @@ def compile_through_service(*, tune: bool = False) -> None:
     from ...backend import enable, torchrelay
     from ...capture.patch_compile import DEFAULT, compile_with_backend
 
-    with contextlib.suppress(Unsupported):  # before torch 2.13
-        enable()
+    enable()
     torch.compile = compile_with_backend(
         torchrelay, ("torchrelay", DEFAULT), mode=TUNED_MODE if tune else None
     )

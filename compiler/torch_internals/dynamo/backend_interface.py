@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from ...errors import Unsupported
-
 
 def symbols_to_specialize(error: BaseException) -> frozenset[str] | None:
     """Names of the symbolic floats that cannot stay symbolic, if that is what `error` says; else None.
@@ -34,13 +32,16 @@ def restart_analysis(specialized: Iterable[str]) -> BaseException:
 
 
 def set_default_backend(name: str | None) -> None:
-    """torch.compiler.set_default_backend, from torch 2.13 on. Raises Unsupported before."""
-    if not hasattr(torch.compiler, "set_default_backend"):
-        raise Unsupported(
-            f"torch {torch.__version__} has no default back end to set",
-            hint='Name it: torch.compile(model, backend="torchrelay")',
-        )
-    torch.compiler.set_default_backend(name)
+    """torch.compiler.set_default_backend. Before torch 2.13 there is none, and nothing to set."""
+    if hasattr(torch.compiler, "set_default_backend"):
+        torch.compiler.set_default_backend(name)
+
+
+def default_backend() -> Any:
+    """The back end of a torch.compile that names none: a name or a function."""
+    return (
+        torch.compiler.get_default_backend() if hasattr(torch.compiler, "get_default_backend") else "inductor"
+    )
 
 
 def uncompiled(module: Any) -> Any:

@@ -110,18 +110,16 @@ def test_the_functions_own_name_compiles_too(remote: RelayBackend) -> None:
     assert counts() == (0, 0, 1)
 
 
-def test_enabled_for_the_process_it_needs_no_name(remote: RelayBackend) -> None:
-    if not hasattr(torch.compiler, "set_default_backend"):
-        with pytest.raises(torchrelay.errors.Unsupported, match="has no default back end"):
-            torchrelay.enable()
-        return
-    x = torch.randn(4, 8)
+def test_enabled_for_the_process_it_needs_no_name_and_takes_inductors(remote: RelayBackend) -> None:
+    x, module = torch.randn(4, 8), torch.nn.Softsign()
     torchrelay.enable()
     try:
         torch.testing.assert_close(torch.compile(lambda x: x.sin() * 23)(x), x.sin() * 23)
+        module.compile(backend="inductor")
+        torch.testing.assert_close(module(x), torch.nn.functional.softsign(x))
     finally:
         torchrelay.disable()
-    assert counts() == (0, 0, 1)
+    assert counts() == (0, 0, 2)
 
 
 @pytest.mark.parametrize(
