@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ...compiler import VERSION
-from . import capture, export, login, start_service
+from . import capture, export, login, run, start_service
 from .administration import audit, cache, keys, namespace, stats, token
 from .diagnostics import doctor, explain
 from .training import train
@@ -35,6 +35,9 @@ def application() -> typer.Typer:
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     app.command("up", context_settings=passed_on)(start_service.up)
     app.command("demo", context_settings=passed_on)(start_service.demo)
+    # Options after the program are the program's own.
+    ends = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+    app.command("run", context_settings=ends)(run.run)
     app.command("capture")(capture.capture)
     app.command("doctor")(doctor.doctor)
     app.command("stats")(stats.stats)
