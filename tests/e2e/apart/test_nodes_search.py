@@ -5,6 +5,7 @@ Like test_up_apart.py, whose parts it uses, this file is the test and the progra
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -56,6 +57,20 @@ def items(apart):
     return job["items"]
 
 
+def wait_for_the_end(apart):
+    """A busy machine may need 40 s for each problem; a job that is stuck finishes none in 300 s."""
+    done = items(apart).get("done", 0)
+    while done < PROBLEMS:
+        more = functools.partial(has_done_more, apart, done)
+        apart.wait(more, f"more than {done} of {PROBLEMS} problems done", 300)
+        done = items(apart)["done"]
+    assert items(apart) == {"done": PROBLEMS}
+
+
+def has_done_more(apart, than):
+    return items(apart).get("done", 0) > than
+
+
 def come_and_go(apart):
     here = f"redis-server - --port {apart.redis_port} --bind 127.0.0.1"
     apart.compose["redis"]["command"][-1] = apart.compose["redis"]["command"][-1].replace(
@@ -84,7 +99,7 @@ def come_and_go(apart):
     lost = [node, *node.children(recursive=True)]
     for process in lost:  # as a machine that loses power: nothing of it says good-bye
         kill(process)
-    apart.wait(lambda: items(apart) == {"done": PROBLEMS}, "the job's end without the first node", 400)
+    wait_for_the_end(apart)
     assert first not in {worker["id"] for worker in json.loads(apart.get("/v1/workers")[1])}
 
 
@@ -101,7 +116,7 @@ def test_a_job_is_searched_on_nodes_that_join_and_without_nodes_that_are_lost(tm
     if not inside:
         pytest.skip("nodes on one address need a network namespace")
     ran = subprocess.run(
-        [*inside, sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=1200
+        [*inside, sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=1700
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
