@@ -9,6 +9,7 @@ from torchrelay.examples.harness.private_service import PrivateService
 from trainer_programs import PROGRAMS, ROUNDING, run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "library"), [("generate", "transformers"), ("blocks", "diffusers")])
 def test_outputs_are_those_of_inductor(
     service: PrivateService, folder: Path, what: str, library: str
