@@ -99,12 +99,11 @@ def main() -> int:
         python = named or sys.executable
         try:
             made = environment_for_unit_tests(torch) if arguments.unit else environment(torch, python)
-        except (OSError, subprocess.CalledProcessError) as error:
+            rows.append(tested(made, *short))
+            ran.append((made, rows[-1]))
+        except (OSError, subprocess.CalledProcessError) as error:  # one that does not import torch, too
             print(error, file=sys.stderr)
             rows.append(Row(torch, named, "", "not installed", ""))
-            continue
-        rows.append(tested(made, *short))
-        ran.append((made, rows[-1]))
     if len(ran) > 1 and not arguments.unit:
         (first, one), (second, other) = ran[:2]
         row = tested(first, TWO_TOOLCHAINS, "-q", TORCHRELAY_TEST_TOOLCHAIN=str(second))
