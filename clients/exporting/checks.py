@@ -15,7 +15,7 @@ import torch
 from msgspec import Struct
 
 from ...compiler.errors import ExportFailed, VerifyFailed
-from ...compiler.graph.numerics import TOLERANCE, difference
+from ...compiler.graph.numerics import TOLERANCE, difference, rounded_share
 from ...compiler.torch_internals.dynamo import symbolic_shapes
 from .options import EagerComparison, ExportedTensor
 
@@ -119,7 +119,7 @@ def _compared(
     worst = 0.0
     for position, (one, other) in enumerate(zip(wanted, had, strict=True)):
         try:
-            gap, _ = difference(f"output {position}", one, other, tolerance=tolerance)
+            gap, _ = difference(f"output {position}", one, other, integer_share=rounded_share(tolerance))
         except VerifyFailed as error:
             raise ExportFailed(f"{what}: {error.message}") from None
         if not gap <= tolerance:

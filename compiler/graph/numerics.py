@@ -20,25 +20,31 @@ TOLERANCE: dict[torch.dtype, float] = {
 """The largest relative difference allowed in a graph whose lowest precision is this dtype's."""
 
 
-def fill(value: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
+def fill(value: torch.Tensor, draw: torch.Generator, integers: tuple[int, int] = (0, 2)) -> torch.Tensor:
     """Floats have mean 0 and standard deviation 0.5; those of scalars and vectors are made
-    positive, because they may be variances. Integers are 0 or 1."""
+    positive, because they may be variances. Integers are from the first of `integers` to below the second."""
     if value.dtype.is_floating_point or value.dtype.is_complex:
         wide = torch.float32 if not value.dtype.is_complex else torch.complex64
         noise = torch.randn(value.shape, generator=draw, device=value.device, dtype=wide)
         if value.dim() <= 1 and not value.dtype.is_complex:
             noise = noise.abs()
         return value.copy_(noise * 0.5)
-    return value.copy_(torch.randint(0, 2, value.shape, generator=draw, device=value.device))
+    return value.copy_(torch.randint(*integers, value.shape, generator=draw, device=value.device))
+
+
+def rounded_share(tolerance: float) -> float:
+    """The share of integers and booleans that may differ where they were computed from floats: the floats may be within
+    rounding of a threshold."""
+    return max(1e-3, tolerance / 4)
 
 
 def difference(
-    name: str, want: Any, have: Any, floor: float = 1e-3, tolerance: float = 0.0
+    name: str, want: Any, have: Any, floor: float = 1e-3, integer_share: float = 0.0
 ) -> tuple[float, float]:
     """The largest difference relative to the largest magnitude (at least `floor`), and the largest difference itself.
 
-    Some integers and booleans may differ, a share that follows from `tolerance`: they may be results of comparisons of
-    values that are within rounding of a threshold. Raises VerifyFailed if shapes or dtypes differ.
+    Integers and booleans must be equal, but for `integer_share` of them. Raises VerifyFailed if shapes or dtypes
+    differ.
     """
     if not isinstance(want, torch.Tensor) or not isinstance(have, torch.Tensor):
         if want is None or have is None or isinstance(want, torch.Tensor) != isinstance(have, torch.Tensor):
@@ -54,7 +60,7 @@ def difference(
         return 0.0, 0.0
     if not (want.dtype.is_floating_point or want.dtype.is_complex):
         wrong = (want != have).sum().item() / want.numel()
-        return (0.0, 0.0) if wrong <= max(1e-3, tolerance / 4) else (math.inf, math.inf)
+        return (0.0, 0.0) if wrong <= integer_share else (math.inf, math.inf)
     wide = torch.complex128 if want.dtype.is_complex else torch.float64
     a, b = want.to(wide), have.to(wide)
     gap, magnitude = float((a - b).abs().max()), float(a.abs().max())

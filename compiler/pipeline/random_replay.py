@@ -30,6 +30,8 @@ class AtenReference(NamedTuple):
     """How far the value changes when the inputs change by a few units in the last place."""
     exact: Callable[[], Any]
     """The value in float64; None if ATen cannot compute it."""
+    rounded: bool = True
+    """Whether it was computed from floats; False: from integers alone."""
 
 
 Compare = Callable[[str, Any, Any, float, AtenReference], None]
@@ -97,10 +99,12 @@ class Replay:
         names = [f"output {p}" for p in range(len(outputs))]
         names += [f"input {p} after the call" for p in changed]
         scale = max((_magnitude(value) for value in reference.values), default=0.0)
+        rounded = reference.rounded + [True] * len(changed)
         for position, (name, a, b) in enumerate(zip(names, reference.values, have, strict=True)):
             doubt = AtenReference(
                 functools.partial(reference.noise_of, position),
                 functools.partial(reference.exact, position),
+                rounded[position],
             )
             self._compare(f"{name} of graph {self.graphs}", a, b, scale, doubt)
 
@@ -111,6 +115,7 @@ class _Reference:
     def __init__(self, gm: torch.fx.GraphModule, inputs: list[Any], state: _Generators, way: Masks) -> None:
         self._gm, self._inputs, self._state, self._way = gm, inputs, state, way
         self.changed = _changed_inputs(gm)
+        self.rounded = _rounded_outputs(gm)
         self.values: list[Any] = []
 
     def run(self) -> None:
@@ -261,6 +266,19 @@ def _changed_inputs(gm: torch.fx.GraphModule) -> list[int]:
     changed = {node.args[0] for node in gm.graph.nodes if operators.mutates_inputs(node.target) and node.args}
     placeholders = gm.graph.find_nodes(op="placeholder")
     return [position for position, node in enumerate(placeholders) if node in changed]
+
+
+def _rounded_outputs(gm: torch.fx.GraphModule) -> list[bool]:
+    """For each output, whether a float or an unknown value is among what it is computed from."""
+    rounded: dict[torch.fx.Node, bool] = {}
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        whole = isinstance(value, int | torch.SymInt) or (
+            isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex)
+        )
+        rounded[node] = not whole or any(rounded[given] for given in node.all_input_nodes)
+    (output,) = gm.graph.find_nodes(op="output")
+    return [isinstance(value, torch.fx.Node) and rounded[value] for value in _listed(output.args[0])]
 
 
 def rng_variant(gm: torch.fx.GraphModule) -> RngVariant:

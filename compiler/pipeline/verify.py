@@ -6,6 +6,11 @@ tolerance is that of the lowest precision in the graph; a value that is rounding
 multiple of that noise. Where a graph draws random numbers, forward and backward are compared separately
 (random_replay.py).
 
+Integer inputs are drawn over their range (integer_inputs.py). Integers and booleans must be equal if they were computed
+from integers alone. Of those that were computed from floats, the share of numerics.rounded_share may differ.
+
+All inputs are drawn from fixed seeds.
+
 Some graphs cannot be compared: their inputs exceed the memory limit, eager fails on random inputs, or their random
 numbers cannot be drawn again. They are skipped, and the manifest says why.
 """
@@ -25,10 +30,11 @@ from msgspec import Struct
 from ..artifact import manifest
 from ..errors import VerifyFailed
 from ..graph import ambient, targets
-from ..graph.numerics import TOLERANCE, difference, fill
+from ..graph.numerics import TOLERANCE, difference, fill, rounded_share
 from ..request import schema
 from ..torch_internals.inductor import compiled_graphs
-from . import philox, program, random_replay
+from . import integer_inputs, philox, program, random_replay
+from .integer_inputs import IntegerFacts
 
 
 class VerifySettings(Struct, frozen=True, kw_only=True):
@@ -76,26 +82,37 @@ def verify(
     if need > (limit := settings.limit(request.target.kind)):
         return skipped(f"inputs need {need} bytes, limit {limit}")
     gm = program.decode_request(request, symbols)
+    try:
+        facts = _integer_facts(request, gm, symbols) if _takes_integers(request) else None
+    except Exception as error:  # random inputs may be invalid for a graph
+        return skipped(_cannot_run(error))
+    ranges = {} if facts is None else facts.ranges
     if name := random_node(gm):
         unknown = next(filter(None, map(random_replay.cannot_draw, (halves or {}).values())), "")
         if not halves or unknown:
             return skipped(f"the graph draws random numbers ({unknown or name})")
         try:
-            worst = _replayed(request, gm, compiled, symbols, halves)
+            worst = _replayed(request, gm, compiled, symbols, ranges, halves)
         except philox.CannotReplay as error:
             return skipped(f"the graph draws random numbers, and cannot be run with ATen: {error}")
         except torch.OutOfMemoryError as error:
             return skipped(f"the GPU has too little memory for both: {str(error)[:200]}")
         return manifest.Verification("passed", "", worst, time.perf_counter() - start)
     try:
-        expected = _run(request, gm, symbols)
-    except Exception as error:  # random inputs may be invalid, such as an index out of range
-        return skipped(f"eager cannot run on random inputs: {type(error).__name__}: {str(error)[:200]}")
+        expected = _run(request, gm, symbols, ranges)
+        if facts is None and any(map(_is_without_rounding, (*expected.outputs, *expected.mutated))):
+            facts = _integer_facts(request, gm, symbols)
+    except Exception as error:
+        return skipped(_cannot_run(error))
     try:
-        worst = _compared(request, gm, compiled, symbols, expected)
+        worst = _compared(request, gm, compiled, symbols, expected, facts)
     except torch.OutOfMemoryError as error:  # eager's results are held beside the compiled graph's
         return skipped(f"the GPU has too little memory for both: {str(error)[:200]}")
     return manifest.Verification("passed", "", worst, time.perf_counter() - start)
+
+
+def _cannot_run(error: Exception) -> str:
+    return f"eager cannot run on random inputs: {type(error).__name__}: {str(error)[:200]}"
 
 
 def _compared(
@@ -104,22 +121,67 @@ def _compared(
     compiled: Callable[..., Any],
     symbols: dict[str, int],
     expected: _Outcome,
+    facts: IntegerFacts | None,
 ) -> float:
     """The largest difference of any value from eager's. Raises VerifyFailed."""
-    found = _run(request, compiled, symbols)
+    ranges = {} if facts is None else facts.ranges
+    found = _run(request, compiled, symbols, ranges)
     tolerance = _tolerance(request, gm, expected.outputs)
     worst = 0.0
-    eager = _Eager(request, gm, symbols, expected)
+    eager = _Eager(request, gm, symbols, ranges, expected)
+    exact = frozenset() if facts is None else _exact_names(request, facts)
     gradient_floor = _gradient_floor(expected)
     for name, want, have in _pairs(expected, found):
         floor = gradient_floor if name.startswith("gradient") else 1e-3
         doubt = random_replay.AtenReference(
             functools.partial(eager.noise_of, name), functools.partial(eager.exact, name)
         )
+        share = 0.0 if name in exact else rounded_share(tolerance)
         worst = max(
-            worst, _judge(name, want, have, doubt, floor, tolerance, 20.0 * tolerance * gradient_floor)
+            worst, _judge(name, want, have, doubt, floor, tolerance, share, 20.0 * tolerance * gradient_floor)
         )
     return worst
+
+
+def _integer_facts(
+    request: schema.GraphRequest, gm: torch.fx.GraphModule, symbols: dict[str, int]
+) -> IntegerFacts:
+    """Raises what eager raises even where all integers are 0 or 1."""
+
+    def run(inputs: Sequence[Any]) -> Sequence[Any]:
+        with ambient.apply_ambient(request.ambient), torch.no_grad():
+            result = gm(*inputs)
+        return result if isinstance(result, tuple | list) else [result]
+
+    return integer_inputs.find_facts(run, _random_inputs(request, symbols, {}), _draw_integers)
+
+
+def _draw_integers(position: int, value: torch.Tensor, integers: integer_inputs.Range) -> None:
+    """Fill the input at a position; its integers depend on nothing else."""
+    for dim, (size, stride) in enumerate(zip(value.shape, value.stride(), strict=True)):
+        if stride == 0 and size > 1:  # an expanded tensor has each value once
+            value = value.narrow(dim, 0, 1)
+    with contextlib.suppress(RuntimeError):  # memory that overlaps in another way stays as it is
+        fill(value, torch.Generator(value.device).manual_seed(position), integers)
+
+
+def _exact_names(request: schema.GraphRequest, facts: IntegerFacts) -> frozenset[str]:
+    """Names, as `_named` has them, of the values that contain no rounding."""
+    tensors = [p for p, spec in enumerate(request.inputs) if isinstance(spec, schema.TensorInput)]
+    mutated = (f"input after the call {i}" for i, position in enumerate(tensors) if position in facts.inputs)
+    return frozenset([*(f"output {position}" for position in facts.outputs), *mutated])
+
+
+def _is_without_rounding(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex)
+
+
+def _takes_integers(request: schema.GraphRequest) -> bool:
+    return any(
+        integer_inputs.is_integer_dtype(getattr(torch, spec.dtype))
+        for spec in request.inputs
+        if isinstance(spec, schema.TensorInput)
+    )
 
 
 def _replayed(
@@ -127,6 +189,7 @@ def _replayed(
     gm: torch.fx.GraphModule,
     compiled: Callable[..., Any],
     symbols: dict[str, int],
+    ranges: Mapping[int, integer_inputs.Range],
     halves: Mapping[int, torch.fx.GraphModule],
 ) -> float:
     """The largest difference of any value of the forward or the backward from ATen's. Raises VerifyFailed."""
@@ -136,10 +199,11 @@ def _replayed(
     def compare(name: str, want: Any, have: Any, scale: float, doubt: random_replay.AtenReference) -> None:
         nonlocal worst
         floor = max(1e-3, 1e-3 * scale)
-        worst = max(worst, _judge(name, want, have, doubt, floor, tolerance, 20.0 * tolerance * floor))
+        share = rounded_share(tolerance) if doubt.rounded else 0.0
+        worst = max(worst, _judge(name, want, have, doubt, floor, tolerance, share, 20.0 * tolerance * floor))
 
     with compiled_graphs.intercepting_calls(halves, random_replay.Replay(compare)):
-        _run(request, compiled, symbols)
+        _run(request, compiled, symbols, ranges)
     return worst
 
 
@@ -150,19 +214,26 @@ def _judge(
     doubt: random_replay.AtenReference,
     floor: float,
     tolerance: float,
+    integer_share: float,
     residue: float,
 ) -> float:
     """The largest difference of a value from eager's. Raises VerifyFailed if it is too large to be rounding."""
-    relative, absolute = difference(name, want, have, floor, tolerance)
+    relative, absolute = difference(name, want, have, floor, integer_share)
     if (
         not relative <= tolerance
         and not absolute <= NOISE_MULTIPLE * doubt.noise()
         and not _is_rounding(want, have, doubt.exact(), residue)
     ):
+        if _is_without_rounding(want):
+            raise VerifyFailed(f"{name} differs from eager in {_share(want, have)} integers")
         raise VerifyFailed(
             f"{name} differs from eager by {relative:.3g} of its magnitude, tolerance {tolerance:g}"
         )
     return absolute
+
+
+def _share(want: torch.Tensor, have: torch.Tensor) -> str:
+    return f"{int((want != have).sum())} of {want.numel()}"
 
 
 def _is_rounding(want: Any, have: Any, exact: Any, residue: float) -> bool:
@@ -192,7 +263,7 @@ def exercise(request: schema.GraphRequest, compiled: Callable[..., Any], setting
         return
     # Random inputs may be invalid for the graph; its kernels then keep all candidates.
     with contextlib.suppress(RuntimeError, IndexError):
-        _run(request, compiled, symbols)
+        _run(request, compiled, symbols, {})
 
 
 class _Eager:
@@ -208,10 +279,11 @@ class _Eager:
         request: schema.GraphRequest,
         gm: torch.fx.GraphModule,
         symbols: dict[str, int],
+        ranges: Mapping[int, integer_inputs.Range],
         expected: _Outcome,
     ) -> None:
         self._expected = expected
-        self._run = functools.partial(_run, request, gm, symbols)
+        self._run = functools.partial(_run, request, gm, symbols, ranges)
 
     def noise_of(self, name: str) -> float:
         """How far a value changes when its inputs change by four units in the last place."""
@@ -226,7 +298,9 @@ class _Eager:
         noise: dict[str, float] = {}
         for nudge in (4.0, -4.0):
             for name, want, have in _pairs(self._expected, self._run(nudge=nudge)):
-                noise[name] = max(noise.get(name, 0.0), difference(name, want, have)[1])
+                noise[name] = max(
+                    noise.get(name, 0.0), difference(name, want, have, integer_share=rounded_share(0.0))[1]
+                )
         return noise
 
     @functools.cached_property
@@ -286,36 +360,46 @@ def _argument(node: torch.fx.Node, position: int, name: str, default: object) ->
 
 
 def _random_inputs(
-    request: schema.GraphRequest, symbols: dict[str, int], nudge: float, exact: bool
+    request: schema.GraphRequest,
+    symbols: dict[str, int],
+    ranges: Mapping[int, integer_inputs.Range],
+    nudge: float = 0.0,
+    exact: bool = False,
 ) -> list[Any]:
-    """Seeded inputs. nudge: change each float by so many units in the last place, up or down at random. exact: the
-    same floats as float64."""
-    generator: dict[str, torch.Generator] = {}
+    """Seeded inputs. ranges: of integers, by position; the others are 0 or 1. nudge: change each float by so many units
+    in the last place, up or down at random. exact: the same floats as float64."""
+    generators: dict[tuple[str, int], torch.Generator] = {}
+
+    def generator(device: str, seed: int) -> torch.Generator:
+        return generators.setdefault((device, seed), torch.Generator(device).manual_seed(seed))
 
     def make(spec: schema.TensorInput, shape: list[int], stride: list[int]) -> torch.Tensor:
         value = torch.empty_strided(shape, stride, dtype=getattr(torch, spec.dtype), device=spec.device)
         if spec.number is not None:
             return value.fill_(spec.number)
-        draw = generator.setdefault(spec.device, torch.Generator(spec.device).manual_seed(0))
-        fill(value, draw)
+        fill(value, generator(spec.device, 0))
         if nudge and value.dtype.is_floating_point:
             step = nudge * torch.finfo(value.dtype).eps
-            signs = torch.randint(0, 2, value.shape, device=value.device) * 2 - 1
-            value.copy_(value * (1 + step * signs))
+            drawn = torch.randint(0, 2, value.shape, generator=generator(spec.device, 2), device=value.device)
+            value.copy_(value * (1 + step * (drawn * 2 - 1)))
         return value.double() if exact and value.dtype.is_floating_point else value
 
-    return program.make_inputs(request, symbols, make)
+    inputs = program.make_inputs(request, symbols, make)
+    for position, integers in ranges.items():
+        _draw_integers(position, inputs[position], integers)
+    return inputs
 
 
 def _run(
     request: schema.GraphRequest,
     function: Callable[..., Any],
     symbols: dict[str, int],
+    ranges: Mapping[int, integer_inputs.Range],
     nudge: float = 0.0,
     *,
     exact: bool = False,
 ) -> _Outcome:
-    inputs = _random_inputs(request, symbols, nudge, exact)
+    inputs = _random_inputs(request, symbols, ranges, nudge, exact)
     sources = [_gradient_source(v) for v in inputs if isinstance(v, torch.Tensor) and v.requires_grad]
     with ambient.apply_ambient(request.ambient):
         result = function(*inputs)

@@ -23,6 +23,7 @@ from typing import Any, Self
 import torch
 
 from ..forking.forked_process import ForkedProcess, ForkedProcessLost
+from ..graph import numerics
 from ..torch_internals import devices
 from ..tuning.candidates import Candidates, RunnableCandidates
 
@@ -61,6 +62,36 @@ def error_of(result: torch.Tensor, reference: torch.Tensor | None) -> float | No
     difference = float((result.double() - reference).abs().max()) if reference.numel() else 0.0
     error = difference / (largest or 1.0)
     return error if error == error else float("inf")
+
+
+class Agreement:
+    """The results of candidates that have no reference: equal ones, but for `tolerance`, form a group.
+
+    The largest group is taken to be right; of equally large ones the first.
+    """
+
+    MAX_GROUPS = 8
+
+    def __init__(self, tolerance: float) -> None:
+        self._tolerance = tolerance
+        self._groups: list[tuple[torch.Tensor, list[int]]] = []
+        self._others: list[int] = []
+
+    def add(self, candidate: int, result: torch.Tensor) -> None:
+        for reference, members in self._groups:
+            error = error_of(result, reference)
+            if error is not None and error <= self._tolerance:
+                members.append(candidate)
+                return
+        if len(self._groups) < self.MAX_GROUPS and not bool(result.isnan().any()):
+            self._groups.append((result.double(), [candidate]))
+        else:
+            self._others.append(candidate)
+
+    def disagreeing(self) -> list[int]:
+        """The candidates outside the largest group."""
+        groups = sorted((members for _, members in self._groups), key=len, reverse=True)
+        return sorted(sum(groups[1:], self._others))
 
 
 class ForkedCpuRunner:
@@ -209,7 +240,8 @@ class InProcessRunner(abc.ABC):
     """Runs candidates in this process; a candidate that ends the process ends the search. Subclasses take samples.
     `start` and `take` as in ForkedCpuRunner.
 
-    group: samples taken at a time. before_group: called with a group's candidates before it is taken.
+    agreement: gets each started candidate's result. group: samples taken at a time. before_group: called with a group's
+    candidates before it is taken.
     """
 
     GROUP = 48
@@ -219,9 +251,11 @@ class InProcessRunner(abc.ABC):
         selection: RunnableCandidates,
         reference: torch.Tensor | None = None,
         *,
+        agreement: Agreement | None = None,
         group: int = GROUP,
         before_group: Callable[[Sequence[int]], None] = lambda group: None,
     ) -> None:
+        self._agreement = agreement
         self._selection = selection
         self._reference = reference
         self._group = group
@@ -244,6 +278,8 @@ class InProcessRunner(abc.ABC):
         try:
             result = self._selection.run(candidate, body)
             self._synchronize()
+            if self._agreement is not None:
+                self._agreement.add(candidate, result)
             return error_of(result, self._reference)
         except Exception as error:
             self._ready.pop((0, candidate), None)
@@ -375,9 +411,15 @@ def gpu_works() -> bool:
         return False
 
 
-def candidate_runner(selection: Candidates, threads: int) -> ForkedCpuRunner | GpuRunner:
-    """For a prepared selection, to be used in a `with` block. threads: for kernels on a CPU."""
+def candidate_runner(
+    selection: Candidates, threads: int
+) -> tuple[ForkedCpuRunner | GpuRunner, Agreement | None]:
+    """For a prepared selection, to be used in a `with` block. threads: for kernels on a CPU. The second compares
+    candidates with one another, where none is PyTorch's own kernel, which a reference needs."""
     reference = selection.reference()
     if selection.device == "cpu":
-        return ForkedCpuRunner(selection, reference, threads)
-    return GpuRunner(selection, reference)
+        return ForkedCpuRunner(selection, reference, threads), None
+    agreement = None
+    if reference is None and not selection.aten:
+        agreement = Agreement(numerics.TOLERANCE.get(getattr(torch, selection.problem.result.dtype), 0.0))
+    return GpuRunner(selection, reference, agreement=agreement), agreement

@@ -1,6 +1,7 @@
 """Stage 8: measures an operator's built candidates; returns the winner, all timings and all failures.
 
-Only a candidate that agrees with a reference in float64 can win, where there is such a reference.
+Only a candidate that agrees with a reference in float64 can win, or PyTorch's own kernel. On a GPU, attention has
+neither: its candidates must agree with most of each other.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 import torch
 
 from ..errors import CompileFailed
+from ..graph import numerics
 from ..torch_internals.algorithm_selection.padding_candidates import PADDING_PREFIX
 from ..tuning import records
 from ..tuning.candidates import Candidates
@@ -66,7 +68,7 @@ def compare_candidates(
         with exclusive(lock_folder):
             with watchdog(benchmark.FIRST_SECONDS):
                 selection.prepare(seed=int(name[:8], 16))
-                runner = benchmark.candidate_runner(selection, threads)
+                runner, agreement = benchmark.candidate_runner(selection, threads)
             with runner:
                 for candidate in preferred(selection):
                     if candidate in failed:
@@ -78,7 +80,12 @@ def compare_candidates(
                     except benchmark.CandidateFailed as error:
                         failed[candidate] = str(error)
                         after_failure()
-                failed |= inaccurate_candidates(selection, errors)
+                if agreement is None:
+                    failed |= inaccurate_candidates(selection, errors)
+                else:
+                    failed |= dict.fromkeys(
+                        agreement.disagreeing(), "differs from what most candidates compute"
+                    )
 
                 def take(order: Sequence[int]) -> list[float | None]:
                     with watchdog(benchmark.SAMPLE_SECONDS + 0.1 * len(order)):
@@ -164,15 +171,17 @@ def preferred(selection: Candidates) -> list[int]:
 
 
 def inaccurate_candidates(selection: Candidates, errors: Mapping[int, float | None]) -> dict[int, str]:
-    """Candidates whose error is larger than the error of PyTorch's own kernel allows, and why."""
+    """Candidates that cannot win, and why: those whose error is larger than the error of PyTorch's own kernel allows,
+    and those that nothing can be compared with, unless they are PyTorch's own."""
     own = [error for candidate, error in errors.items() if candidate in selection.aten and error is not None]
-    if not own:
-        return {}
     dtype = getattr(torch, selection.problem.result.dtype)
     ulp = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
-    allowed = _TIMES_ATEN * min(own) + _ULPS * ulp
-    return {
-        candidate: f"is off by {error:.2g} of the largest value, where {allowed:.2g} is rounding"
-        for candidate, error in errors.items()
-        if error is not None and not error <= allowed
-    }
+    allowed = _TIMES_ATEN * min(own) + _ULPS * ulp if own else numerics.TOLERANCE.get(dtype, 0.0)
+    wrong: dict[int, str] = {}
+    for candidate, error in errors.items():
+        if error is None:
+            if not selection.candidates[candidate].startswith("aten "):
+                wrong[candidate] = "has no reference in float64 that it could be compared with"
+        elif not error <= allowed:
+            wrong[candidate] = f"is off by {error:.2g} of the largest value, where {allowed:.2g} is rounding"
+    return wrong

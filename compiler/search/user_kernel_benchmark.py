@@ -186,7 +186,7 @@ class KernelBenchmark:
         allowed = _tolerance(reference)
         for name, expected in reference.items():
             difference, largest = _difference(self._arguments[name], expected)
-            if not difference <= allowed * largest:
+            if not difference <= (allowed * largest if expected.dtype.is_floating_point else 0.0):
                 return (
                     f"leaves {name} {difference:.3g} off what the first configuration does, where the largest value "
                     f"is {largest:.3g}"

@@ -144,7 +144,8 @@ torch.fx.experimental.symbolic_shapes: DimDynamic.DYNAMIC; ShapeEnv (*, duck_sha
     .create_unspecified_symbol (val, source, *, dynamic_dim); .ignore_fresh_unbacked_symbols (); SymExprPrinter ();
     free_unbacked_symbols (x)
 torch.fx.interpreter: tqdm; torch.fx.passes.fake_tensor_prop: FakeTensorProp (module, mode)
-torch.utils._ordered_set: OrderedSet; torch.utils._python_dispatch: _disable_current_modes ()
+torch.utils._ordered_set: OrderedSet;
+torch.utils._python_dispatch: TorchDispatchMode.supports_higher_order_operators; _disable_current_modes ()
 torch.utils._sympy.numbers: int_oo; torch.utils._sympy.value_ranges: ValueRanges (lower, upper)
 torch.utils._triton: has_triton_package ()
 """,

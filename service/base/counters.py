@@ -20,8 +20,9 @@ class Counters(Struct, frozen=True, kw_only=True):
     with `wait=cache`); a coalesced request joined one; a refused one met a failure remembered from a moment ago; a
     rate-limited one does not count. seconds_saved: compile seconds that hits and coalesced requests did not spend;
     seconds_spent: what workers did, failures included. problems_searched, problems_recalled: tuning problems of
-    published compiles that were measured there, and those whose winner was known. fallbacks: graphs that clients
-    compiled locally, by error code.
+    published compiles that were measured there, and those whose winner was known. unverified: published compiles of
+    which nothing was compared with eager; each one's manifest says why. fallbacks: graphs that clients compiled
+    locally, by error code.
     """
 
     requests: int
@@ -42,6 +43,7 @@ class Counters(Struct, frozen=True, kw_only=True):
     bytes_served: int
     problems_searched: int
     problems_recalled: int
+    unverified: int
     compiling: int
     entries: int
     bytes_stored: int

@@ -62,6 +62,8 @@ class Offer(Struct, frozen=True):
     searched: int = 0
     """Tuning problems that its compile says it measured, and `recalled`: that it knew."""
     recalled: int = 0
+    unverified: bool = False
+    """Whether its worker compared nothing with eager; the manifest says why."""
 
 
 async def make_offer(key: str, data: bytes, components: dict[str, str]) -> Offer:
@@ -80,6 +82,7 @@ async def make_offer(key: str, data: bytes, components: dict[str, str]) -> Offer
         signer=signed.origin or signed.key_id,
         searched=max(0, min(manifest.searched, _MOST_PROBLEMS)),
         recalled=max(0, min(manifest.recalled, _MOST_PROBLEMS)),
+        unverified=manifest.verification.status == "skipped",
     )
 
 
@@ -235,6 +238,7 @@ class ArtifactCache:
                 keys.wake,
                 offer.searched,
                 offer.recalled,
+                int(offer.unverified),
                 *event.fields(),
             ],
         )

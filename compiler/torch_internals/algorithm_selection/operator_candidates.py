@@ -18,6 +18,7 @@ from ...tuning.tile_config import slowest_first
 from ..cpp.kernel_libraries import candidate_context
 from ..inductor.config import changed_options
 from ..patching import patched
+from . import float64_products
 from .precision import precision_settings
 
 
@@ -161,7 +162,8 @@ class OperatorCandidates:
         return CandidateBuilds([future for _, future in begun.values()], wait)
 
     def prepare(self, seed: int) -> None:
-        """Make the example inputs: random, or as the operator wants them (`input_gen_fns`)."""
+        """Make the example inputs: random, or as the operator wants them (`input_gen_fns`). 8-bit integers take all
+        values; Inductor would have zeros, whose product is right in any order."""
         from torch._dynamo.utils import counters
         from torch._inductor.virtualized import V
 
@@ -175,6 +177,12 @@ class OperatorCandidates:
                 self._given["layout"],
                 self._given.get("input_gen_fns"),
             )
+            for tensor in self._arguments.triton.input_tensors:
+                if tensor.dtype in (torch.int8, torch.uint8):
+                    limits = torch.iinfo(tensor.dtype)
+                    tensor.copy_(
+                        torch.randint(limits.min, limits.max + 1, tensor.shape, device=tensor.device)
+                    )
         self._places = {0: self._arguments}
 
     def move(self, copy: int) -> bool:
@@ -185,12 +193,16 @@ class OperatorCandidates:
         return True
 
     def reference(self) -> torch.Tensor | None:
-        """What PyTorch's own kernel makes of the inputs in float64; None where it cannot."""
+        """The result of the inputs in float64; None where it cannot be computed."""
         if not self.aten:
             return None
-        inputs = [x.double() if x.is_floating_point() else x for x in self._arguments.extern.input_tensors]
+        inputs = list(self._arguments.extern.input_tensors)
         try:
-            result = self._choices[self.aten[0]].to_callable()(*inputs)
+            known = float64_products.product(self.problem.op, inputs)
+            if known is not None:
+                return known
+            wide = [x.double() if x.is_floating_point() else x for x in inputs]
+            result = self._choices[self.aten[0]].to_callable()(*wide)
         except Exception:  # no such kernel for float64, or none that takes it
             return None
         return result if isinstance(result, torch.Tensor) and result.dtype == torch.float64 else None

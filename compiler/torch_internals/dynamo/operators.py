@@ -16,6 +16,11 @@ def mutates_inputs(target: Any) -> bool:
     return isinstance(target, OpOverload) and bool(target._schema.is_mutable)
 
 
+def is_pytorchs(target: Any) -> bool:
+    """Whether an operator is one of PyTorch's own libraries `aten` and `prims`."""
+    return isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
+
+
 def schema_argument(node: torch.fx.Node, name: str) -> Any:
     """An operator call's argument by its name in the schema, its default where the call has none."""
     for position, declared in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]

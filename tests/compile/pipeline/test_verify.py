@@ -193,3 +193,85 @@ def test_a_small_gradient_that_is_not_zero_must_be_right() -> None:
     verify(request, program(1e-3), VerifySettings())
     with pytest.raises(VerifyFailed, match="gradient"):
         verify(request, program(1.02e-3), VerifySettings())
+
+
+def test_integers_are_drawn_over_the_dimension_that_they_index() -> None:
+    table, scores = torch.randn(100, 4), torch.randn(8, 10)
+
+    def program(token: torch.Tensor, label: torch.Tensor, table: torch.Tensor, scores: torch.Tensor) -> Any:
+        return (
+            table[token],
+            nn.functional.cross_entropy(scores, label),
+            torch.gather(table, 0, token[:, None]),
+        )
+
+    request = request_of(program, torch.randint(0, 100, (8,)), torch.randint(0, 10, (8,)), table, scores)
+    eager, seen = eager_of(request), []
+
+    def compiled(*inputs: Any) -> Any:
+        seen.append([x.clone() for x in inputs if not x.is_floating_point()])
+        return eager(*inputs)
+
+    assert verify(request, compiled, VerifySettings()).status == "passed"
+    assert verify(request, compiled, VerifySettings()).status == "passed"
+    (token, label), again = seen
+    assert token.max() > 50 and token.min() >= 0 and 2 < label.max() < 10
+    assert torch.equal(token, again[0]) and torch.equal(label, again[1])
+
+    def wrong_rows(*inputs: Any) -> Any:
+        """As the review has it: a lowering that adds 1 to indices from 2 on."""
+        return eager(
+            *[torch.where(x >= 2, (x + 1) % 10, x) if not x.is_floating_point() else x for x in inputs]
+        )
+
+    with pytest.raises(VerifyFailed, match="output"):
+        verify(request, wrong_rows, VerifySettings())
+
+
+def test_an_index_that_a_number_is_added_to_and_an_integer_mask_are_drawn_as_eager_takes_them() -> None:
+    def program(place: torch.Tensor, mask: torch.Tensor, table: torch.Tensor) -> Any:
+        hidden = table[place + 2]
+        return hidden, (hidden.sum(-1) + (1 - mask) * torch.finfo(torch.float32).min).softmax(0)
+
+    request = request_of(
+        program, torch.randint(0, 10, (8,)), torch.ones(8, dtype=torch.int64), torch.randn(64, 4)
+    )
+    eager, seen = eager_of(request), []
+
+    def compiled(*inputs: Any) -> Any:
+        seen.append([x.clone() for x in inputs if not x.is_floating_point()])
+        return eager(*inputs)
+
+    assert verify(request, compiled, VerifySettings()).status == "passed"
+    place, mask = seen[0]
+    assert 2 < place.max() < 62 and set(mask.tolist()) == {0, 1}
+
+
+def test_integers_of_integers_must_be_equal_and_those_of_floats_nearly() -> None:
+    request = request_of(lambda x, y: (x * 3 - 1, y > 0.1), torch.arange(8192), torch.randn(8192))
+    eager = eager_of(request)
+
+    def changed(output: int) -> Callee:
+        def call(*inputs: Any) -> Any:
+            outputs = list(eager(*inputs))
+            outputs[output] = outputs[output].clone()
+            outputs[output][5] = ~outputs[output][5]
+            return outputs
+
+        return call
+
+    with pytest.raises(VerifyFailed, match="output 0 differs from eager in 1 of 8192 integers"):
+        verify(request, changed(0), VerifySettings())
+    assert verify(request, changed(1), VerifySettings()).status == "passed"
+
+
+def test_eight_bit_integers_take_all_values() -> None:
+    request = request_of(lambda x: x.float() * 0.5, torch.zeros(4096, dtype=torch.int8))
+    eager, seen = eager_of(request), []
+
+    def compiled(*inputs: Any) -> Any:
+        seen.append(inputs[0].clone())
+        return eager(*inputs)
+
+    assert verify(request, compiled, VerifySettings()).status == "passed"
+    assert (seen[0].min(), seen[0].max()) == (-128, 127)

@@ -116,7 +116,7 @@ def test_a_job_is_searched_on_nodes_that_join_and_without_nodes_that_are_lost(tm
     if not inside:
         pytest.skip("nodes on one address need a network namespace")
     ran = subprocess.run(
-        [*inside, sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=1700
+        [*inside, sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=1400
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 

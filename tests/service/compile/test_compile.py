@@ -49,6 +49,19 @@ def test_artifacts_are_signed_by_the_key_that_info_names(gateway: Running, http:
     assert {path.stat().st_mode & 0o777 for path in gateway.settings.keys_location.iterdir()} == {0o600}
 
 
+def test_compiles_that_nothing_was_compared_of_are_counted_and_their_manifests_say_why(
+    gateway: Running, http: httpx2.Client
+) -> None:
+    compiled(http, graph(1))
+    assert http.get("/v1/stats").json()["unverified"] == 0
+    gateway.pool.unverified = "inputs need 9 bytes, limit 8"
+    data = compiled(http, graph(2))
+    assert container.read_manifest(data).verification.reason == "inputs need 9 bytes, limit 8"
+    stats = http.get("/v1/stats").json()
+    assert (stats["compiles"], stats["unverified"]) == (2, 1)
+    assert 'torchrelay_shared_unverified_total{namespace="default"} 1.0' in http.get("/metrics").text
+
+
 def test_a_look_into_the_cache_starts_no_compile(gateway: Running, http: httpx2.Client) -> None:
     answer = post(http, graph(), wait="cache")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")

@@ -6,8 +6,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torchrelay.compiler.graph import device_environment, toolchain
-from torchrelay.compiler.search import compare_candidates, device_lock
+from torchrelay.compiler.search import benchmark, compare_candidates, device_lock
+from torchrelay.compiler.torch_internals.algorithm_selection import float64_products
 from torchrelay.compiler.tuning.records import Operand, Problem
 
 
@@ -43,9 +45,73 @@ def test_a_candidate_is_wrong_when_it_is_much_further_off_than_pytorchs_own(dtyp
     assert set(found) == ({2} if wrong else set())
 
 
-def test_without_a_reference_or_a_kernel_of_pytorchs_nothing_is_wrong():
-    assert compare_candidates.inaccurate_candidates(selection(), {1: None, 2: None}) == {}
-    assert compare_candidates.inaccurate_candidates(selection(aten=[]), {0: 0.5, 2: 0.5}) == {}
+def test_without_a_reference_only_pytorchs_own_kernels_can_win():
+    found = compare_candidates.inaccurate_candidates(selection(), {0: None, 1: None, 2: None, 3: None})
+    assert set(found) == {0, 2} and "no reference" in found[0]
+
+
+def test_without_a_kernel_of_pytorchs_the_dtypes_tolerance_decides():
+    found = compare_candidates.inaccurate_candidates(selection(aten=[]), {0: 0.5, 2: 1e-3})
+    assert set(found) == {0}
+
+
+def test_candidates_without_any_reference_must_agree_with_most():
+    results = [torch.ones(4), torch.full((4,), 2.0), torch.full((4,), 2.001), torch.full((4,), float("nan"))]
+    agreement = benchmark.Agreement(5e-3)
+    for candidate, result in enumerate(results):
+        agreement.add(candidate, result)
+    assert agreement.disagreeing() == [0, 3]
+
+
+def drawn(dtype, *shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def test_products_of_integers_are_exact_in_float64():
+    a, b = (
+        torch.arange(-128, 128, dtype=torch.int32).repeat(8).view(32, 64).to(torch.int8) for _ in range(2)
+    )
+    own = torch._int_mm(a, b.t().contiguous())
+    assert own.abs().max() > 2**15
+    assert torch.equal(float64_products.product("int_mm", [a, b.t()]), own.double())
+
+
+@pytest.mark.parametrize("scales", [((), ()), ((32, 1), (1, 16))], ids=["tensor", "rows and columns"])
+def test_scaled_products_have_a_reference(scales):
+    a, b = drawn(torch.float8_e4m3fn, 32, 64), drawn(torch.float8_e4m3fn, 16, 64).t()
+    scale_a, scale_b = (drawn(torch.float32, *shape).abs() + 0.5 for shape in scales)
+    found = float64_products.product("scaled_mm", [a, b, scale_a, scale_b])
+    own = (a.float() @ b.float()) * scale_a * scale_b
+    assert torch.allclose(found.float(), own, rtol=1e-5, atol=1e-4)
+    assert float64_products.product("scaled_mm", [a, b, torch.ones(32, 2), torch.ones(2, 16)]) is None
+
+
+@pytest.mark.parametrize(
+    "a, b, offsets",
+    [
+        ((32, 16), (4, 16, 16), [8, 8, 24, 32]),
+        ((4, 16, 32), (32, 32), [8, 8, 24, 32]),
+        ((16, 32), (32, 16), [8, 8, 24, 32]),
+        ((4, 16, 32), (4, 32, 16), None),
+    ],
+)
+def test_grouped_products_have_a_reference(a, b, offsets):
+    a, b = drawn(torch.bfloat16, *a), drawn(torch.bfloat16, *b)
+    ends = [] if offsets is None else [torch.tensor(offsets, dtype=torch.int32)]
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        pytest.skip("this PyTorch has no public grouped_mm")
+    own = torch.nn.functional.grouped_mm(a, b, **({"offs": ends[0]} if ends else {}))
+    found = float64_products.product("grouped_mm", [a, b, *ends])
+    assert torch.allclose(found.float(), own.float(), rtol=2e-2, atol=0.1)
+
+
+def test_scaled_grouped_products_have_a_reference():
+    a, b = drawn(torch.float8_e4m3fn, 32, 16), drawn(torch.float8_e4m3fn, 2, 8, 16).transpose(1, 2)
+    scale_a, scale_b = drawn(torch.float32, 32).abs(), drawn(torch.float32, 2, 8).abs()
+    ends = torch.tensor([12, 32], dtype=torch.int32)
+    found = float64_products.product("scaled_grouped_mm", [a, b, scale_a, scale_b, ends])
+    wide = [(a[:12].double() @ b[0].double()) * scale_b[0], (a[12:].double() @ b[1].double()) * scale_b[1]]
+    assert torch.allclose(found, torch.cat(wide) * scale_a[:, None])
 
 
 def test_the_processors_model_is_linuxs_own_name_for_it(tmp_path):

@@ -1,12 +1,13 @@
 -- Offer an artifact whose blob is already stored. The first publication of a key stands. Only the lease's holder
 -- publishes, or an administrator who imports: that ends a compile in progress as its own result would.
 -- KEYS: Keys.entry_keys, then Keys.compile_keys. ARGV: token: owner:fence or 'import'; searched, recalled: tuning
--- problems that were measured, and that were known; the audit entry's fields come last.
+-- problems that were measured, and that were known; unverified: 1 if nothing was compared with eager, else 0; the
+-- audit entry's fields come last.
 -- Returns {'published', digest}, {'exists', digest}, {'refused'} or {'blobless'}.
 local index, lru, _, sizes, total, inline, stats, audit = unpack(KEYS)
 local _, lease, _, active, events, request, run, waiters = unpack(KEYS, 9)
 local key, most_audited, blob, token, digest, size, place, namespace = unpack(ARGV)
-local seconds, components, ttl_ms, wake, searched, recalled = unpack(ARGV, 9)
+local seconds, components, ttl_ms, wake, searched, recalled, unverified = unpack(ARGV, 9)
 local existing = redis.call('HGET', index, 'digest')
 if existing == digest then
   if redis.call('HGET', index, 'place') == 'redis' then
@@ -41,10 +42,11 @@ if not imported then
   redis.call('HINCRBY', stats, 'compiles', 1)
   redis.call('HINCRBY', stats, 'problems_searched', searched)
   redis.call('HINCRBY', stats, 'problems_recalled', recalled)
+  redis.call('HINCRBY', stats, 'unverified', unverified)
 end
 redis.call('HINCRBYFLOAT', stats, 'seconds_saved', saved)
 redis.call('DEL', lease, run, request, waiters)
 redis.call('ZREM', active, key)
-redis.call('XADD', audit, 'MAXLEN', '~', most_audited, '*', unpack(ARGV, 15))
+redis.call('XADD', audit, 'MAXLEN', '~', most_audited, '*', unpack(ARGV, 16))
 redis.call('PUBLISH', wake, key)
 return {'published', digest}

@@ -1,0 +1,241 @@
+"""Finds the range that each integer input of a graph may be drawn from, and what is computed from integers alone.
+
+The graph runs with eager, and each operator's integer arguments are looked at before it runs. An index out of range
+limits the inputs that it was computed from to the size of the dimension: on a GPU the operator itself would end the
+process. An operator that is not known to take any integer limits them to 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from msgspec import Struct
+
+from ..torch_internals.dynamo.operator_calls import tensors_in, watching_calls
+from ..torch_internals.dynamo.operators import is_pytorchs
+
+Range = tuple[int, int]
+"""The least integer, and the one after the largest."""
+
+NARROW: Range = (0, 2)
+_WIDE = 1 << 15
+_MAX_RUNS = 64
+
+
+class IntegerFacts(Struct, frozen=True):
+    """ranges: of the inputs, by position. outputs, inputs: positions of results, and of inputs after the call, that
+    contain no rounding, because they are integers and were computed from integers alone."""
+
+    ranges: Mapping[int, Range]
+    outputs: frozenset[int]
+    inputs: frozenset[int]
+
+
+def wide_range(dtype: torch.dtype) -> Range:
+    """All of a type with 8 bits; 16 bits of the others, whose squares then fit into 32."""
+    limits = torch.iinfo(dtype)
+    return max(limits.min, -_WIDE), min(limits.max + 1, _WIDE)
+
+
+def is_integer(value: Any) -> bool:
+    """Whether it is a tensor of integers; booleans are none."""
+    return isinstance(value, torch.Tensor) and is_integer_dtype(value.dtype)
+
+
+def is_integer_dtype(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
+def find_facts(
+    run: Callable[[Sequence[Any]], Sequence[Any]],
+    inputs: Sequence[Any],
+    draw: Callable[[int, torch.Tensor, Range], None],
+) -> IntegerFacts:
+    """run(inputs): the graph's outputs with eager; it may change its inputs. draw(position, input, range): fills an
+    integer input, the same each time. Raises what `run` raises even if all integers are 0 or 1."""
+    positions = [p for p, value in enumerate(inputs) if is_integer(value)]
+    ranges = {p: wide_range(inputs[p].dtype) for p in positions}
+    indices: set[int] = set()
+    for _ in range(_MAX_RUNS):
+        for position in positions:
+            draw(position, inputs[position], ranges[position])
+        watch = _Watch(inputs, ranges, indices)
+        others = {p: NARROW for p in positions if p not in indices}
+        try:
+            with torch.no_grad(), watching_calls(watch):
+                outputs = run(inputs)
+        except _RangeChanged:
+            continue
+        except Exception:
+            if all(each == NARROW for each in ranges.values()):
+                raise
+            # Not for every integer: a count below zero, a division by zero.
+            ranges.update(
+                others if any(ranges[p] != NARROW for p in others) else dict.fromkeys(ranges, NARROW)
+            )
+            continue
+        if not all(map(_is_finite, outputs)) and any(ranges[p] != NARROW for p in others):
+            ranges.update(others)  # a mask, perhaps: (1 - mask) * the least number
+            continue
+        return IntegerFacts(
+            ranges=ranges,
+            outputs=frozenset(p for p, value in enumerate(outputs) if watch.is_exact(value)),
+            inputs=frozenset(p for p, value in enumerate(inputs) if watch.is_exact(value)),
+        )
+    raise RuntimeError("no range of its integers was found that the graph accepts")
+
+
+class _RangeChanged(Exception):
+    """The graph must run again, with other integers."""
+
+
+class _Watch:
+    """Looks at each operator's integers. Narrows `ranges`, and adds to `indices` the inputs that are used as such."""
+
+    def __init__(self, inputs: Sequence[Any], ranges: dict[int, Range], indices: set[int]) -> None:
+        self._ranges = ranges
+        self._indices = indices
+        self._known: dict[int, tuple[torch.Tensor, frozenset[int], bool]] = {}
+        """By address of the memory: a tensor that keeps it, the inputs it was computed from, whether by floats."""
+        for position, value in enumerate(inputs):
+            if isinstance(value, torch.Tensor) and not _has_rounding(value):
+                self._note(value, frozenset([position] if position in ranges else []), False)
+
+    def is_exact(self, value: Any) -> bool:
+        """Whether it is a tensor that was computed from integers alone."""
+        return isinstance(value, torch.Tensor) and not self._is_rounded(value)
+
+    def _is_rounded(self, value: torch.Tensor) -> bool:
+        known = self._known.get(_address(value))
+        return _has_rounding(value) or (known is not None and known[2])
+
+    def __call__(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        tensors = tensors_in((args, kwargs))
+        checked = _INDEXING.get(getattr(operator, "overloadpacket", None))
+        sources = frozenset().union(*(self._sources(value) for value in tensors))
+        if checked is not None:
+            for index, size, *allowed in checked(*args, **kwargs):
+                self._check(index, size, *allowed)
+        elif not _takes_any_integer(operator) and any(self._ranges[source] != NARROW for source in sources):
+            self._ranges.update(dict.fromkeys(sources, NARROW))
+            raise _RangeChanged
+        rounded = any(map(self._is_rounded, tensors))
+        results = operator(*args, **kwargs)
+        for result in tensors_in(results):
+            if not _has_rounding(result):
+                self._note(result, sources if result.dtype is not torch.bool else frozenset(), rounded)
+        return results
+
+    def _note(self, value: torch.Tensor, sources: frozenset[int], rounded: bool) -> None:
+        _, before, was_rounded = self._known.get(_address(value), (value, frozenset(), False))
+        self._known[_address(value)] = value, sources | before, rounded or was_rounded
+
+    def _sources(self, value: torch.Tensor) -> frozenset[int]:
+        """The inputs that its integers were computed from."""
+        known = self._known.get(_address(value)) if is_integer(value) else None
+        return frozenset() if known is None else known[1]
+
+    def _check(self, index: torch.Tensor, size: int, allowed: int = 0) -> None:
+        outside = (index < 0) | (index >= size)
+        if not is_integer(index) or not bool((outside & (index != allowed)).any()):
+            return
+        sources = self._sources(index)
+        for source in sources:
+            low, high = self._ranges[source]
+            self._indices.add(source)
+            # The index may be the input and a number: then it is still too large for the dimension's size.
+            narrower = (0, size) if low < 0 or size < high else (0, high // 2)
+            self._ranges[source] = narrower if narrower[1] > 1 else (0, 1)
+            if self._ranges[source] == (low, high):
+                raise IndexError(f"an index outside 0 to {size - 1}")
+        if not sources:
+            raise IndexError(f"an index outside 0 to {size - 1}")
+        raise _RangeChanged
+
+
+def _address(value: torch.Tensor) -> int:
+    return value.untyped_storage().data_ptr()
+
+
+def _has_rounding(value: torch.Tensor) -> bool:
+    return value.dtype.is_floating_point or value.dtype.is_complex
+
+
+def _is_finite(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or not _has_rounding(value) or value.dtype.itemsize == 1:
+        return True
+    return bool(torch.isfinite(value).all())
+
+
+# --- what operators do with integers ----------------------------------------------------------------------
+
+aten = torch.ops.aten
+
+
+def _of_dimension(self: Any, dim: int, index: Any, *rest: Any, **named: Any) -> Iterator[tuple[Any, int]]:
+    yield index, self.size(dim) if self.dim() else 1
+
+
+def _of_rows(weight: Any, indices: Any, *rest: Any, **named: Any) -> Iterator[tuple[Any, int]]:
+    yield indices, weight.size(0)
+
+
+def _of_elements(self: Any, index: Any, *rest: Any, **named: Any) -> Iterator[tuple[Any, int]]:
+    yield index, self.numel()
+
+
+def _of_several(self: Any, indices: Any, *rest: Any, **named: Any) -> Iterator[tuple[Any, int]]:
+    dim = 0
+    for index in indices:
+        if index is None or is_integer(index):
+            if index is not None:
+                yield index, self.size(dim)
+            dim += 1
+        else:
+            dim += index.dim()  # a mask
+
+
+def _of_classes(
+    self: Any, target: Any, weight: Any, reduction: Any, ignore_index: int
+) -> Iterator[tuple[Any, int, int]]:
+    yield target, self.size(1 if self.dim() > 1 else 0), ignore_index
+
+
+def _packets(names: str) -> list[Any]:
+    """Those of the names that this version of PyTorch has, and their forms that change their first argument."""
+    found = [getattr(aten, form, None) for name in names.split() for form in (name, f"{name}_")]
+    return [packet for packet in found if packet is not None]
+
+
+_INDEXING: dict[Any, Callable[..., Iterator[tuple[Any, int] | tuple[Any, int, int]]]] = {
+    **dict.fromkeys(
+        _packets(
+            "gather scatter scatter_add scatter_reduce index_select index_add index_copy index_fill index_reduce"
+        ),
+        _of_dimension,
+    ),
+    **dict.fromkeys(_packets("embedding"), _of_rows),
+    **dict.fromkeys(_packets("take put"), _of_elements),
+    **dict.fromkeys(_packets("index index_put _index_put_impl _unsafe_index _unsafe_index_put"), _of_several),
+    **dict.fromkeys(_packets("nll_loss_forward nll_loss2d_forward"), _of_classes),
+}
+"""Operators that take indices: each index with its dimension's size, and a number that is allowed besides."""
+
+_ANY_INTEGER = frozenset(
+    _packets(
+        "_int_mm _to_copy _unsafe_view addmm all alias amax amin any argmax argmin argsort baddbmm bmm bucketize cat "
+        "clone constant_pad_nd copy cummax cummin cumprod cumsum detach empty_like fill flip full_like isin "
+        "lift_fresh lift_fresh_copy masked_fill masked_scatter masked_select max mean min mm mv new_empty "
+        "new_empty_strided new_full new_ones new_zeros nonzero ones_like prod repeat roll scalar_tensor "
+        "searchsorted sort stack sum topk tril triu where zero zeros_like"
+    )
+)
+
+
+def _takes_any_integer(operator: Any) -> bool:
+    """From a closed list, because a GPU's operator may read any memory by a wrong integer."""
+    return is_pytorchs(operator) and (
+        operator.is_view or torch.Tag.pointwise in operator.tags or operator.overloadpacket in _ANY_INTEGER
+    )
