@@ -15,7 +15,7 @@ import torch
 from ...compiler.errors import BadOption
 from ...compiler.request import schema
 from ...compiler.request.operator_table import rules, table
-from ...compiler.torch_internals.inductor import config, config_modules
+from ...compiler.torch_internals.inductor import config, config_modules, user_extensions
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Options = list[tuple[str, schema.OptionValue]]
@@ -35,8 +35,10 @@ def read_configuration(mode: Mode, options: Mapping[str, Any]) -> tuple[Options,
     for module in rules.LOCAL_ENTRIES:
         if module not in (rules.INDUCTOR, rules.FUNCTORCH):
             _refuse_changes(module, config_modules.config_entries(module), known, ())
-    for device in config_modules.custom_backend_passes():
-        raise BadOption(f"a pass or configuration of your own for {device} graphs cannot be sent")
+    for extension in user_extensions.user_extensions():
+        raise BadOption(
+            f"{extension} cannot be sent", hint="The service compiles with PyTorch as it is; compile locally"
+        )
     chosen = _changed(inductor, known.options)
     for name, value in options.items():
         name = name.replace("-", "_")

@@ -73,7 +73,7 @@ def capture(
         symbols=symbols.described(),
         relations=symbols.relations(),
         constants=constants,
-        ambient=read_ambient(kind, values),
+        ambient=read_ambient(kind, values, gm),
         mode=mode,
         options=inductor_options,
         aot_options=aot_options,

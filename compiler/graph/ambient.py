@@ -9,13 +9,18 @@ from typing import Any
 
 import torch
 
-from ..request import schema
-from ..torch_internals import precision
+from ..errors import Unsupported
+from ..request import allowed_names, schema
+from ..torch_internals import attention, devices, precision
 from ..torch_internals.inductor import config
 from .torch_names import dtype_name
 
 
-def read_ambient(kind: str, values: Sequence[Any]) -> schema.Ambient:
+def read_ambient(kind: str, values: Sequence[Any], gm: torch.fx.GraphModule) -> schema.Ambient:
+    """This process' state, as far as it changes what `gm` compiles to. kind: cpu or cuda; values: the graph's inputs.
+    Raises Unsupported for a state that no worker can be set to."""
+    if devices.sm_carveout():
+        raise Unsupported("multiprocessors set aside (torch._C._set_sm_carveout_experimental)")
     autocast = [
         schema.Autocast(
             device=device,
@@ -37,7 +42,7 @@ def read_ambient(kind: str, values: Sequence[Any]) -> schema.Ambient:
         deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
         fill_uninitialized=bool(torch.utils.deterministic.fill_uninitialized_memory),  # type: ignore[attr-defined]
         threads=config.codegen_threads() if kind == "cpu" or on_cpu else 1,
-        flags=current_flags(),
+        flags=sorted([*current_flags(), *_einsum_flags(gm)]),
     )
 
 
@@ -63,15 +68,58 @@ _SDP_FLAGS: dict[str, tuple[Any, Any]] = {
 }
 """A flag's name -> the functions that read and set it: the kernels of scaled dot product attention."""
 
+_AUTOCAST_DTYPES = {"cpu": torch.bfloat16, "cuda": torch.float16}
+"""What torch.autocast(device) without a dtype means, unless torch.set_autocast_dtype has said otherwise."""
+
+_EINSUM = "opt_einsum.strategy"
+
 
 def current_flags() -> list[tuple[str, bool | int | str]]:
-    """This process' flags that change a graph's kernels, with their values, sorted by name."""
+    """This process' flags that change a graph's kernels, with their values, sorted by name.
+
+    A flag of _AUTOCAST_DTYPES, and one that `attention` reads, is there only if it is not PyTorch's default.
+    """
     values: dict[str, bool | int | str] = {
         name: _plain(getattr(owner, attribute)) for name, (owner, attribute) in _BACKEND_FLAGS.items()
     }
     values |= {name: bool(read()) for name, (read, _) in _SDP_FLAGS.items()}
     values |= precision.read_precisions()
+    values |= attention.read_choices()
+    for device, default in _AUTOCAST_DTYPES.items():
+        dtype = torch.get_autocast_dtype(device)
+        if (
+            not torch.is_autocast_enabled(device) and dtype != default
+        ):  # one that is enabled is in Ambient.autocast
+            values[f"{allowed_names.AUTOCAST_DTYPE}{device}"] = dtype_name(dtype)
     return sorted(values.items())
+
+
+def _einsum_flags(gm: torch.fx.GraphModule) -> list[tuple[str, bool | int | str]]:
+    """How opt_einsum orders the products of three or more tensors, where `gm` has any. PyTorch uses opt_einsum if it is
+    installed, and else multiplies from left to right."""
+    settings: Any = torch.backends.opt_einsum
+    if not (settings.is_available() and settings.enabled):
+        return []
+    for module in gm.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            tensors: list[torch.fx.Node] = []
+            torch.fx.map_arg(node.args, tensors.append)
+            if node.target is torch.functional.einsum and len(tensors) > 2:
+                return [(_EINSUM, str(settings.strategy))]
+    return []
+
+
+def _apply_einsum(strategy: str | None) -> None:
+    settings: Any = torch.backends.opt_einsum
+    if strategy is not None and not settings.is_available():
+        raise Unsupported(
+            "the client orders the products of torch.einsum with opt_einsum, which this worker does not have",
+            hint="Install opt_einsum on the workers, or set torch.backends.opt_einsum.enabled = False in the program",
+        )
+    if settings.is_available():
+        settings.enabled = True
+        settings.strategy = strategy or "auto"
+        settings.enabled = strategy is not None
 
 
 def _plain(value: Any) -> bool | int | str:
@@ -94,6 +142,13 @@ def apply_ambient(state: schema.Ambient) -> Iterator[None]:
                 setattr(owner, attribute, value)
         elif name in _SDP_FLAGS:
             _SDP_FLAGS[name][1](value)
+        elif name.startswith(allowed_names.AUTOCAST_DTYPE):
+            torch.set_autocast_dtype(
+                name.removeprefix(allowed_names.AUTOCAST_DTYPE), getattr(torch, str(value))
+            )
+    flags = dict(state.flags)
+    attention.apply_choices(flags)
+    _apply_einsum(str(flags[_EINSUM]) if _EINSUM in flags else None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(state.grad))
         if state.inference:

@@ -30,8 +30,12 @@ def local_toolchain() -> schema.Toolchain:
 
 
 def local_target(kind: Literal["cpu", "cuda"], index: int | None = None) -> schema.Target:
-    """This process' target: its CPU's instruction sets and, for `cuda`, the GPU `index` (default: current)."""
-    cpu = cpu_isa.instruction_sets(cpuinfo("flags").split())
+    """This process' target: its CPU's instruction sets and, for `cuda`, the GPU `index` (default: current).
+
+    Of the vector instructions only those that PyTorch's own kernels use: ATEN_CPU_CAPABILITY may have limited them, for
+    Inductor as well.
+    """
+    cpu = cpu_isa.instruction_sets(cpuinfo("flags").split(), torch.backends.cpu.get_cpu_capability())
     if kind == "cpu":
         return schema.Target(kind="cpu", name="", capability="", units=0, cpu=cpu)
     properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)

@@ -99,6 +99,7 @@ AMBIENT_FLAGS = frozenset(
         "sdp.cudnn",
         "sdp.flash",
         "sdp.math",
+        "sdp.math_reduced_precision",
         "sdp.mem_efficient",
     }
 )
@@ -110,6 +111,15 @@ FP32_PRECISION = re.compile(
 """Names of `Ambient.flags` whose values are in FP32_PRECISIONS."""
 
 FP32_PRECISIONS = frozenset({"ieee", "tf32", "bf16"})
+
+AUTOCAST_DTYPE = "autocast_dtype."
+"""Names of `Ambient.flags` whose values are dtypes begin with it, and end with a device's type."""
+
+TEXT_FLAGS: Mapping[str, re.Pattern[str]] = {
+    "opt_einsum.strategy": re.compile("auto|greedy|optimal"),
+    "sdp.priority": re.compile("[0-4]( [0-4]){4}"),
+}
+"""Names of `Ambient.flags` whose values are other texts."""
 
 MAX_TEXT = 1024
 """Characters of one string argument."""

@@ -6,6 +6,7 @@ Only names of this table reach a compiler's command line, whatever a request say
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 GCC_FLAGS: dict[str, str] = {
@@ -46,9 +47,19 @@ _VECTORS: tuple[tuple[str, frozenset[str]], ...] = (
 """Inductor's name of a vector instruction set -> the cpuinfo names that it needs."""
 
 
-def instruction_sets(cpuinfo_flags: Collection[str]) -> list[str]:
-    """The names of this table that a processor offers, sorted: `wire.Target.cpu`."""
-    return sorted(GCC_FLAGS.keys() & set(cpuinfo_flags))
+_BEYOND: dict[str, re.Pattern[str]] = {
+    "DEFAULT": re.compile(r"avx.*|amx_.*|fma|f16c"),
+    "AVX2": re.compile(r"avx512.*|amx_.*"),
+}
+"""PyTorch's CPU capability -> what it leaves unused."""
+
+
+def instruction_sets(cpuinfo_flags: Collection[str], capability: str = "") -> list[str]:
+    """The names of this table that a processor offers, sorted: `schema.Target.cpu`. capability: that PyTorch limits
+    itself to (torch.backends.cpu.get_cpu_capability)."""
+    offered = GCC_FLAGS.keys() & set(cpuinfo_flags)
+    beyond = _BEYOND.get(capability)
+    return sorted(name for name in offered if beyond is None or not beyond.fullmatch(name))
 
 
 def compiler_flags(cpu: Collection[str]) -> list[str]:

@@ -434,6 +434,12 @@ class _RequestCheck:
         for name, value in ambient.flags:
             if allowed_names.FP32_PRECISION.fullmatch(name):
                 _member(str(value), allowed_names.FP32_PRECISIONS, "fp32 precision")
+            elif name.startswith(allowed_names.AUTOCAST_DTYPE):
+                _member(name.removeprefix(allowed_names.AUTOCAST_DTYPE), allowed_names.DEVICES, "device")
+                _dtype(str(value))
+            elif name in allowed_names.TEXT_FLAGS:
+                if not allowed_names.TEXT_FLAGS[name].fullmatch(str(value)):
+                    raise MalformedRequest(f"ambient flag {name} = {str(value)[:60]!r} cannot be set")
             elif name not in allowed_names.AMBIENT_FLAGS or not isinstance(value, bool):
                 raise MalformedRequest(f"ambient flag {name[:60]!r} is unknown or not a bool")
 

@@ -47,14 +47,20 @@ torch._inductor.utils: BoxedBool (value)
     "capture": """
 torch: UntypedStorage._cdata; _TorchCompileInductorWrapper (mode, options, dynamic);
     _TorchCompileInductorWrapper.config
-torch._C: _log_api_usage_once; torch._dynamo.exc: ShortenTraceback; TensorifyScalarRestartAnalysis
+torch._C: _get_math_sdp_allow_fp16_bf16_reduction (); _get_sdp_priority_order ();
+    _get_sm_carveout_experimental (); _log_api_usage_once
+torch._dynamo.exc: ShortenTraceback; TensorifyScalarRestartAnalysis
 torch._dynamo.symbolic_convert: TensorifyState.force_specializations; .specialize (index)
 torch._dynamo.utils: MetricsContext._start_time_ns; .in_progress (); get_metrics_context ()
 torch._functorch.config: get_config_copy (); patch
 torch._higher_order_ops.triton_kernel_wrap: kernel_side_table.add_constant_args (args); .add_kernel (kernel);
     .get_constant_args (idx); .get_kernel (idx)
-torch._inductor: list_mode_options (mode, dynamic); torch._inductor.config: _config; cpp.threads; get_config_copy ()
-torch._ops: HigherOrderOperator; OpOverload._schema; OpOverloadPacket
+torch._inductor: list_mode_options (mode, dynamic)
+torch._inductor.codegen.common: DeviceCodegen.scheduling; .wrapper_codegen; device_codegens
+torch._inductor.compiler_bisector: CompilerBisector.bisection_enabled
+torch._inductor.config: _config; cpp.threads; get_config_copy ()
+torch._inductor.virtualized: _choices._key; threadlocal
+torch._ops: HigherOrderOperator; OpOverload._schema; .namespace; OpOverloadPacket._qualified_op_name
 torch._subclasses.fake_tensor: FakeTensor.item_memo; FakeTensorMode.shape_env
 torch.compiler: get_default_backend () since 2.13; set_default_backend (backend) since 2.13
 torch.fx.experimental.sym_node: SymNode._expr; .expr; .hint; .shape_env
@@ -70,7 +76,8 @@ torch.distributed.tensor: DTensor._local_tensor; ._spec;
 torch.distributed.tensor._utils: compute_global_tensor_info (tensor, mesh, placements)
 """,
     "compile": """
-torch._C: _ensureCUDADeviceGuardSet; torch._dispatch.python: enable_python_dispatcher
+torch._C: _ensureCUDADeviceGuardSet; _set_math_sdp_allow_fp16_bf16_reduction; _set_sdp_priority_order
+torch._dispatch.python: enable_python_dispatcher
 torch._dynamo.aot_compile_types: BundledAOTAutogradSerializableCallable (compiled_fn);
     BundledAOTAutogradSerializableCallable.serialize_compile_artifacts (fn)
 torch._dynamo.repro.after_aot: save_graph_repro; torch._dynamo.source: LocalSource (local_name)
@@ -98,9 +105,11 @@ torch._inductor.compile_fx: CompiledFxGraphConstantsWithGm (gm); _graph_counter;
     compile_fx (model_, example_inputs_, *, inner_compile, config_patches); compile_fx_inner (gm, example_inputs);
     fx_codegen_and_compile (gm, example_inputs, ...)
 torch._inductor.config: compile_threads; deterministic; patch; worker_start_method
-torch._inductor.cpp_builder: _get_optimization_cflags
-torch._inductor.cpu_vec_isa: VecAVX512; VecISA.check_build = (code); supported_vec_isa_list; valid_vec_isa_list = ()
-torch._inductor.decomposition: select_decomp_table ()
+torch._inductor.cpp_builder: _get_optimization_cflags; CppBuilder (name, sources, BuildOption);
+    CppBuilder.get_command_line (); CppTorchDeviceOptions (*, vec_isa, device_type)
+torch._inductor.cpu_vec_isa: VecAVX512; VecISA.check_build = (code); pick_vec_isa (); supported_vec_isa_list;
+    valid_vec_isa_list = ()
+torch._inductor.decomposition: decompositions; select_decomp_table ()
 torch._inductor.dtype_propagation: DtypePropagationOpsHandler.__init__ = ()
 torch._inductor.exc: CppCompileError.output
 torch._inductor.fx_passes.pad_mm: _should_pad = (match, mat1, mat2, op, input);
@@ -108,9 +117,11 @@ torch._inductor.fx_passes.pad_mm: _should_pad = (match, mat1, mat2, op, input);
     set_cached_base_mm_benchmark_time = (key, value); set_cached_should_pad = (key, value);
     should_exclude_padding_time = (match, arg_name)
 torch._inductor.graph: GraphLowering (gm, *, example_inputs, is_inference, layout_opt);
-    GraphLowering.compile_to_module = (); .constants; .graph_outputs; _post_grad_graph_counter since 2.13
+    GraphLowering.codegen (); .codegen_with_cpp_wrapper (); .compile_to_module = (); .constants; .cpp_wrapper;
+    .graph_outputs; _post_grad_graph_counter since 2.13
 torch._inductor.ir: Buffer (*, name, layout); IRNode.has_tensor_output (); Layout
 torch._inductor.kernel.mm_plus_mm: tuned_mm_plus_mm (mat1, mat2, mat3, mat4)
+torch._inductor.lowering: lowerings
 torch._inductor.kernel_template_choice: KernelTemplateChoice.choice; .inputs; .layout; .params; .template
 torch._inductor.output_code: CompiledFxGraph.__call__ = (inputs); .after_deserialization (constants);
     .prepare_for_serialization ()

@@ -291,7 +291,7 @@ LOCAL_ENTRIES: dict[str, re.Pattern[str]] = {
         r"|trace\..*|debug|debug_fusion|debug_ir_traceback|verbose_progress|disable_progress|developer_warnings"
         r"|warn_mix_layout|log_tlparse|enabled_metric_tables|torchinductor_worker_logpath|.*timeout.*"
         r"|max_autotune_report_choices_stats|autoheuristic_(log_path|collect\..*)|lookup_table\.check_src_hash"
-        r"|cpp\.(threads|cxx|vec_isa_ok)|cuda\.(cuda_cxx|version|arch)|.*\.cutlass_dir|comment_origin"
+        r"|cpp\.(threads|cxx)|cuda\.(cuda_cxx|version|arch)|.*\.cutlass_dir|comment_origin"
         r"|(xpu|rocm|halide|mtia)\..*|(xpu|tpu)_backend|triton\.proton_.*|sleep_sec_TESTING_ONLY"
     ),
     FUNCTORCH: re.compile(

@@ -25,12 +25,3 @@ def own_default(module: str, name: str) -> Any:
     """What an entry has in this process if no code has set it."""
     found: Any = importlib.import_module(module)
     return found._config[name].default
-
-
-def custom_backend_passes() -> list[str]:
-    """Devices whose graphs a pass of the user's own changes (torch._inductor.codegen.common.custom_backend_passes)."""
-    from torch._inductor.codegen import common
-
-    passes = getattr(common, "custom_backend_passes", {})
-    configs = getattr(common, "custom_backend_codegen_configs", {})
-    return [device for device in {**passes, **configs} if passes.get(device) or configs.get(device)]

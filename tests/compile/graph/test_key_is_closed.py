@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch._functorch.config
-import torch._inductor.config
-import torch.fx.experimental._config
+from programs import Model
+from settings import fp32, functorch, hooks, inductor, precisions
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torchrelay.clients.capture.prepare import prepare
 from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.request import key
 from torchrelay.compiler.request.operator_table import rules, table
-from torchrelay.compiler.torch_internals import precision
 from torchrelay.compiler.torch_internals.inductor import config_modules
-
-inductor: Any = torch._inductor.config
-functorch: Any = torch._functorch.config
-fx: Any = torch.fx.experimental._config
-
-
-class Model(nn.Module):
-    def __init__(self, width: int = 8, features: int = 6) -> None:
-        super().__init__()
-        self.first = nn.Linear(features, width)
-        self.second = nn.Linear(width, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.relu(self.first(x))).sum()
 
 
 def ask(
@@ -63,125 +46,20 @@ def ask(
     return found[0]
 
 
-@contextlib.contextmanager
-def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-@contextlib.contextmanager
-def precisions(change: Callable[[], object]) -> Iterator[None]:
-    before = precision.matmul_precision(), precision.read_precisions()
-    change()
-    try:
-        yield
-    finally:
-        precision.apply_precisions(*before)
-
-
-def fp32(owner: Any, value: str) -> Callable[[], object]:
-    return lambda: setattr(owner, "fp32_precision", value)
-
-
-def hooks() -> contextlib.AbstractContextManager[Any]:
-    return saved_tensors_hooks(
-        torch.fx.symbolic_trace(lambda x: x.to(torch.float16)),
-        torch.fx.symbolic_trace(lambda x: x.to(torch.float32)),
-    )
-
-
-def a_pass(graph: object) -> None: ...
-
-
-backends: Any = torch.backends
-AROUND: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
-    "matmul precision, older interface": lambda: precisions(
-        lambda: torch.set_float32_matmul_precision("high")
-    ),
-    "cuda.matmul.fp32_precision": lambda: precisions(fp32(backends.cuda.matmul, "tf32")),
-    "cudnn.fp32_precision": lambda: precisions(fp32(backends.cudnn, "tf32")),
-    "cudnn.conv.fp32_precision": lambda: precisions(fp32(backends.cudnn.conv, "ieee")),
-    "mkldnn.matmul.fp32_precision": lambda: precisions(fp32(backends.mkldnn.matmul, "bf16")),
-    "mkldnn.conv.fp32_precision": lambda: precisions(fp32(backends.mkldnn.conv, "bf16")),
-    "cudnn.allow_tf32": lambda: precisions(lambda: setattr(backends.cudnn, "allow_tf32", False)),
-    "cuda.matmul.allow_tf32": lambda: precisions(lambda: setattr(backends.cuda.matmul, "allow_tf32", True)),
-    "reduced precision of bf16": lambda: attribute(
-        backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False
-    ),
-    "reduced precision of fp16": lambda: attribute(
-        backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False
-    ),
-    "cudnn.benchmark": lambda: attribute(backends.cudnn, "benchmark", True),
-    "cudnn.deterministic": lambda: attribute(backends.cudnn, "deterministic", True),
-    "inference mode": torch.inference_mode,
-    "no grad": torch.no_grad,
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "autocast without a cache": lambda: torch.autocast("cpu", torch.bfloat16, cache_enabled=False),
-    "SDPA without flash": lambda: torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]),
-    "hooks for saved tensors": hooks,
-    "joint_custom_pass": lambda: functorch.patch(joint_custom_pass=a_pass),
-    "enable_activation_offloading": lambda: functorch.patch(enable_activation_offloading=True),
-    "saved_tensors_hooks_filtering_mode": lambda: functorch.patch(saved_tensors_hooks_filtering_mode="all"),
-    "activation_memory_budget": lambda: functorch.patch(activation_memory_budget=0.5),
-    "functionalize_rng_ops": lambda: functorch.patch(functionalize_rng_ops=True),
-    "post_grad_custom_post_pass": lambda: inductor.patch(post_grad_custom_post_pass=a_pass),
-    "pre_grad_custom_pass": lambda: inductor.patch(pre_grad_custom_pass=a_pass),
-    "_pre_fusion_custom_pass": lambda: inductor.patch(_pre_fusion_custom_pass=a_pass),
-    "cpp_wrapper": lambda: inductor.patch(cpp_wrapper=True),
-    "freezing": lambda: inductor.patch(freezing=True),
-    "fallback_random": lambda: inductor.patch(fallback_random=True),
-    "epilogue_fusion": lambda: inductor.patch(epilogue_fusion=False),
-    "max_fusion_size": lambda: inductor.patch(max_fusion_size=2),
-    "emulate_precision_casts": lambda: inductor.patch(emulate_precision_casts=True),
-    "cpp.simdlen": lambda: inductor.patch({"cpp.simdlen": 1}),
-    "cpp.dynamic_threads": lambda: inductor.patch({"cpp.dynamic_threads": True}),
-    "size_asserts": lambda: inductor.patch(size_asserts=False),
-    "split_reductions": lambda: inductor.patch(split_reductions=False),
-    "debug_index_asserts": lambda: inductor.patch(debug_index_asserts=True),
-    "implicit_fallbacks": lambda: inductor.patch(implicit_fallbacks=False),
-    "backed_size_oblivious": lambda: fx.patch(backed_size_oblivious=True),
-}
-
-
-@pytest.mark.parametrize("change", AROUND)
-def test_state_around_a_program_changes_the_key_or_is_refused(change: str) -> None:
-    if change == "cudnn.benchmark" and not torch.backends.cudnn.is_available():
-        pytest.skip("cudnn is not part of this PyTorch")
-    before = ask()
-    with AROUND[change]():
-        changed = ask()
-    assert changed != before
-    assert "unexpected" not in changed
-    assert ask() == before, "the test puts everything back"
-
-
-def deterministic() -> None:
-    torch.use_deterministic_algorithms(True)
-
-
-def default_dtype() -> None:
-    torch.set_default_dtype(torch.float64)
-
-
-def one_thread() -> None:
-    torch.set_num_threads(torch.get_num_threads() + 1)
-
-
 IN_A_PROCESS = """
 import json, sys
 import torch
-sys.path.insert(0, {folder!r})
+sys.path += [{folder!r}, {parts!r}]
 import test_key_is_closed as tests
-print(json.dumps([tests.ask(), getattr(tests, {name!r}, lambda: None)(), tests.ask()]))
+print(json.dumps(tests.ask()))
 """
 
 
-def asked_in_a_process(name: str = "", **environment: str) -> list[str]:
-    program = IN_A_PROCESS.format(folder=str(Path(__file__).parent), name=name)
+@functools.cache
+def asked_in_a_process(**environment: str) -> str:
+    program = IN_A_PROCESS.format(
+        folder=str(Path(__file__).parent), parts=str(Path(__file__).parents[1] / "parts")
+    )
     run = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, **environment},
@@ -190,14 +68,7 @@ def asked_in_a_process(name: str = "", **environment: str) -> list[str]:
         timeout=300,
         check=True,
     )
-    answers: list[str] = json.loads(run.stdout.splitlines()[-1])
-    return answers
-
-
-@pytest.mark.parametrize("change", ["deterministic", "default_dtype", "one_thread"])
-def test_state_of_the_whole_process_changes_the_key(change: str) -> None:
-    before, _, after = asked_in_a_process(change)
-    assert after != before
+    return str(json.loads(run.stdout.splitlines()[-1]))
 
 
 ENVIRONMENT = {
@@ -210,12 +81,12 @@ ENVIRONMENT = {
 
 @pytest.mark.parametrize("variable", ENVIRONMENT)
 def test_an_environment_variable_changes_the_key_or_is_refused(variable: str) -> None:
-    assert asked_in_a_process(**{variable: ENVIRONMENT[variable]})[0] != asked_in_a_process()[0]
+    assert asked_in_a_process(**{variable: ENVIRONMENT[variable]}) != asked_in_a_process()
 
 
 @pytest.mark.parametrize("variable", ["TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_FORCE_DISABLE_CACHES"])
 def test_where_and_how_to_compile_keeps_the_key(variable: str) -> None:
-    assert asked_in_a_process(**{variable: "1"})[0] == asked_in_a_process()[0]
+    assert asked_in_a_process(**{variable: "1"}) == asked_in_a_process()
 
 
 def test_an_annotation_changes_the_key_or_is_refused_by_its_name() -> None:
@@ -309,7 +180,7 @@ def test_what_does_not_matter_keeps_the_key() -> None:
         assert ask() == before
     with precisions(lambda: torch.set_float32_matmul_precision("highest")):
         assert ask() == before
-    with precisions(fp32(backends.cuda.matmul, "ieee")):
+    with precisions(fp32(torch.backends.cuda.matmul, "ieee")):
         assert ask() == before
     sizes = {ask(None, torch.ones(size, 6), dynamic=True) for size in (8, 12, 2, 500)}
     assert len(sizes) == 1
@@ -345,7 +216,6 @@ STATES = [
 def test_a_worker_gets_the_precision_that_the_client_has(state: str) -> None:
     program = """
 import torch
-from torchrelay.compiler.torch_internals import precision
 {}
 print((precision.matmul_precision(), precision.read_precisions()))
 """

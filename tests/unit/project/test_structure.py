@@ -39,6 +39,7 @@ USED_BY_OTHERS = {
     "tensorboard": "torch.utils.tensorboard imports it",
     "flask": "moto's server imports it",
     "flask-cors": "moto's server imports it",
+    "opt_einsum": "torch.functional.einsum orders products with it",
     "numpy": "torch's examples convert to it",
 }
 
