@@ -11,9 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
+import torch
 from generated_code import Seen
 from mutations import KEEPS, MATTERS, SAME, Change, unchanged
+from torchrelay.compiler.graph import ambient
 
 CODE: dict[tuple[str, ...], tuple[str, ...]] = {}
 """The keys of a program's graphs -> the code of the first program here that had them."""
@@ -59,6 +62,32 @@ def test_two_ways_to_say_the_same_have_one_key(one: Change, other: Change) -> No
 def test_there_are_enough_changes() -> None:
     assert len(MATTERS) >= 60
     assert len(KEEPS) + len(SAME) >= 20
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SDPA, priority of kernels",
+        "SDPA by math alone, reduced precision",
+        "autocast's default dtype",
+        "opt_einsum.enabled",
+        "opt_einsum.strategy",
+    ],
+)
+def test_a_worker_is_set_to_what_the_client_has(name: str) -> None:
+    gm = torch.fx.symbolic_trace(programs.chain_of_products)
+    before = ambient.read_ambient("cpu", [], gm)
+    with MATTERS[name].around():
+        client = ambient.read_ambient("cpu", [], gm)
+    assert client != before
+    try:
+        with ambient.apply_ambient(client):
+            worker = ambient.read_ambient("cpu", [], gm)
+    finally:
+        with ambient.apply_ambient(before):
+            pass
+    assert worker == client
+    assert ambient.read_ambient("cpu", [], gm) == before
 
 
 IN_A_PROCESS = """
