@@ -87,9 +87,8 @@ def current_flags() -> list[tuple[str, bool | int | str]]:
     values |= attention.read_choices()
     for device, default in _AUTOCAST_DTYPES.items():
         dtype = torch.get_autocast_dtype(device)
-        if (
-            not torch.is_autocast_enabled(device) and dtype != default
-        ):  # one that is enabled is in Ambient.autocast
+        # That of an autocast that is on is in Ambient.autocast.
+        if not torch.is_autocast_enabled(device) and dtype != default:
             values[f"{allowed_names.AUTOCAST_DTYPE}{device}"] = dtype_name(dtype)
     return sorted(values.items())
 
