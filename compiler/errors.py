@@ -8,6 +8,7 @@ RelayError
     BadExpression           bad_expression       422  a size expression outside the grammar
     LimitExceeded           limit_exceeded       413  bytes, nodes, depth or constants over a limit
     Unsupported             unsupported          422  the wire cannot carry it (client side: nothing is sent)
+      LibraryMismatch       library_mismatch     422  the worker has another version of a library, or does not have it
     BadOption               bad_option           422  an Inductor option outside the closed table
     BadTuneJob              bad_tune_job         422  a batch job with a line that cannot be
     BadTrainJob             bad_train_job        422  a training job with a line that cannot be
@@ -104,6 +105,11 @@ class LimitExceeded(RequestError):
 class Unsupported(RequestError):
     code, status = "unsupported", 422
     hint = "This graph compiles locally; nothing needs to be done"
+
+
+class LibraryMismatch(Unsupported):
+    code = "library_mismatch"
+    hint = "Install the same version on both sides; until then this graph compiles locally"
 
 
 class BadOption(RequestError):

@@ -18,9 +18,10 @@ from ...compiler.errors import BadExpression, Unsupported
 from ...compiler.graph import encode
 from ...compiler.graph.ambient import read_ambient
 from ...compiler.graph.annotations import eager_nodes
-from ...compiler.graph.toolchain import local_target, local_toolchain
+from ...compiler.graph.toolchain import local_library, local_target, local_toolchain
 from ...compiler.graph.torch_names import dtype_name
 from ...compiler.request import schema, size_expr
+from ...compiler.request.operator_table.libraries import libraries_of
 from ...compiler.torch_internals.dynamo import fake_tensors, symbolic_shapes, tracing
 from ...compiler.torch_internals.dynamo.types import FakeTensor, ShapeEnv
 from .configuration import Mode, read_configuration
@@ -82,6 +83,7 @@ def capture(
         kernels=sources.found,
         eager=eager_nodes(gm),
         meshes=list(meshes),
+        libraries=[local_library(name) for name in libraries_of(encoded)],
     )
     if lock is not None:
         request = lock.pin(request)

@@ -12,7 +12,7 @@ import torch
 
 from ..errors import ForbiddenTarget, Unsupported
 from ..request import allowed_names
-from ..request.operator_table import table
+from ..request.operator_table import libraries, table
 from ..torch_internals.dynamo.types import HigherOrderOperator, OpOverload, OpOverloadPacket
 from . import dtensor_calls
 
@@ -28,7 +28,7 @@ def target_name(fn: Any) -> str:
             return name
     elif isinstance(fn, (OpOverload, OpOverloadPacket)):
         name = f"torch.ops.{fn}"
-        if name in ops.functions:
+        if name in ops.functions or libraries.library_of(name) is not None:
             return name
     else:
         try:
@@ -45,9 +45,10 @@ def resolve_target(name: str) -> Any:
     """The callable of a name in the operator table.
 
     Raises ForbiddenTarget if the name is not in the table, Unsupported if this torch is newer and no longer has it.
+    A library's operator must be registered already (toolchain.require_libraries).
     """
     ops = table.load(torch.__version__)
-    if name not in ops.functions and name not in ops.hops:
+    if name not in ops.functions and name not in ops.hops and libraries.library_of(name) is None:
         raise ForbiddenTarget(f"operator {name[:200]!r} is not in the table for torch {ops.torch}")
     try:
         return import_name(name)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib
 import importlib.metadata
 import platform
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from ..errors import LibraryMismatch
 from ..request import cpu_isa, schema
+from ..request.operator_table.libraries import LIBRARIES
 
 
 def local_toolchain() -> schema.Toolchain:
@@ -46,6 +51,31 @@ def local_target(kind: Literal["cpu", "cuda"], index: int | None = None) -> sche
         units=properties.multi_processor_count,
         cpu=cpu,
     )
+
+
+def local_library(name: str) -> schema.Library:
+    """A known library as this process has it (request/operator_table/libraries.py). Its module is imported, so its
+    operators are registered. Raises LibraryMismatch if it is not installed or defines no such operators."""
+    known = LIBRARIES[name]
+    try:
+        version = importlib.metadata.version(name)
+        source = importlib.import_module(known.module).__file__
+    except (ImportError, RuntimeError, OSError) as error:
+        raise LibraryMismatch(f"this Python has no usable {name}: {error}") from None
+    if source is None:
+        raise LibraryMismatch(f"{known.module} has no source file")
+    return schema.Library(name, version, hashlib.sha256(Path(source).read_bytes()).hexdigest())
+
+
+def require_libraries(libraries: Iterable[schema.Library]) -> None:
+    """Have the operators of a checked request's libraries registered. Raises LibraryMismatch, with both versions."""
+    for wanted in libraries:
+        have = local_library(wanted.name)
+        if have != wanted:
+            raise LibraryMismatch(
+                f"the worker has {have.name} {have.version} (source {have.source[:16]}), "
+                f"the client {wanted.version} ({wanted.source[:16]})"
+            )
 
 
 def cpuinfo(field: str, path: Path = Path("/proc/cpuinfo")) -> str:

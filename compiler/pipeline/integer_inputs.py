@@ -22,6 +22,8 @@ Range = tuple[int, int]
 NARROW: Range = (0, 2)
 _WIDE = 1 << 15
 _MAX_RUNS = 64
+_LAST_RUNS = 8
+"""Of them with 0 and 1 only."""
 
 
 class IntegerFacts(Struct, frozen=True):
@@ -58,7 +60,9 @@ def find_facts(
     positions = [p for p, value in enumerate(inputs) if is_integer(value)]
     ranges = {p: wide_range(inputs[p].dtype) for p in positions}
     indices: set[int] = set()
-    for _ in range(_MAX_RUNS):
+    for run_number in range(_MAX_RUNS):
+        if run_number == _MAX_RUNS - _LAST_RUNS:
+            ranges.update(dict.fromkeys(ranges, NARROW))
         for position in positions:
             draw(position, inputs[position], ranges[position])
         watch = _Watch(inputs, ranges, indices)
@@ -69,7 +73,7 @@ def find_facts(
         except _RangeChanged:
             continue
         except Exception:
-            if all(each == NARROW for each in ranges.values()):
+            if all(low >= 0 and high <= NARROW[1] for low, high in ranges.values()):
                 raise
             # Not for every integer: a count below zero, a division by zero.
             ranges.update(
@@ -108,8 +112,10 @@ class _Watch:
         return isinstance(value, torch.Tensor) and not self._is_rounded(value)
 
     def _is_rounded(self, value: torch.Tensor) -> bool:
+        if _has_rounding(value):
+            return True
         known = self._known.get(_address(value))
-        return _has_rounding(value) or (known is not None and known[2])
+        return known is not None and known[2]
 
     def __call__(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         tensors = tensors_in((args, kwargs))
@@ -156,6 +162,9 @@ class _Watch:
 
 
 def _address(value: torch.Tensor) -> int:
+    """Of the memory; 0 for all tensors that may have none of their own, such as DTensors."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return 0
     return value.untyped_storage().data_ptr()
 
 
@@ -189,12 +198,12 @@ def _of_elements(self: Any, index: Any, *rest: Any, **named: Any) -> Iterator[tu
 def _of_several(self: Any, indices: Any, *rest: Any, **named: Any) -> Iterator[tuple[Any, int]]:
     dim = 0
     for index in indices:
-        if index is None or is_integer(index):
-            if index is not None:
-                yield index, self.size(dim)
-            dim += 1
-        else:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
             dim += index.dim()  # a mask
+            continue
+        if index is not None:
+            yield index, self.size(dim)
+        dim += 1
 
 
 def _of_classes(

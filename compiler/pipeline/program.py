@@ -13,7 +13,7 @@ import torch
 from msgspec import Struct
 
 from ..errors import MalformedRequest
-from ..graph import decode, dtensor_calls
+from ..graph import decode, dtensor_calls, toolchain
 from ..graph.ambient import apply_ambient
 from ..graph.annotations import mark_eager
 from ..request import schema, size_expr
@@ -57,7 +57,8 @@ def rebuild(request: schema.GraphRequest) -> Program:
 
 
 def decode_request(request: schema.GraphRequest, symbols: Mapping[str, Any]) -> torch.fx.GraphModule:
-    """The request's graph, for this process' first GPU or its CPU."""
+    """The request's graph, for this process' first GPU or its CPU. Raises LibraryMismatch."""
+    toolchain.require_libraries(request.libraries)
     return decode.decode_graph(
         request.graph,
         request.constants,

@@ -81,6 +81,8 @@ def components(request: schema.GraphRequest) -> dict[str, str]:
             f"{'x'.join(map(str, mesh.shape))} at {' '.join(map(str, mesh.coordinate))}"
             for mesh in request.meshes
         )
+    for library in request.libraries:
+        parts[f"libraries.{library.name}"] = f"{library.version} ({library.source[:16]})"
     if request.tuning_lock is not None:
         parts |= _lock_details(request.tuning_lock)
     parts |= _graph_details(request.graph) | _input_details(request.inputs)

@@ -132,7 +132,7 @@ def _value(name: str, asked: Components, found: Components) -> str:
         return _short(f"{_LABELS[name]}: {'; '.join(changes) or 'in another order'}")
     label = _LABELS.get(name) or name.removeprefix("toolchain.").removeprefix("ambient.").removeprefix(
         "flags."
-    ).replace("_", " ")
+    ).removeprefix("libraries.").replace("_", " ")
     missing = "unset"
     if name.startswith(("options.", "aot_options.")):
         kind, _, option = name.partition(".")

@@ -320,6 +320,15 @@ class TuningLock(WireStruct, frozen=True):
     entries: list[records.TuningEntry]
 
 
+class Library(WireStruct, frozen=True):
+    """A library whose operators a graph calls (operator_table/libraries.py). source: SHA-256 of the file that defines
+    them, in hex."""
+
+    name: str
+    version: str
+    source: str
+
+
 OptionValue = bool | int | float | str | None
 
 
@@ -350,3 +359,5 @@ class GraphRequest(WireStruct, frozen=True, omit_defaults=True):
     compiler/request/meshes.py for the calls that make a DTensor of it, and of a DTensor a part."""
     exact_sizes: bool = False
     """The key covers the symbols' hints, because an artifact for other hints has guards that these do not meet."""
+    libraries: list[Library] = []
+    """Sorted by name; those whose operators the graph calls."""

@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import BadOption, ForbiddenTarget, LimitExceeded, MalformedRequest, SchemaMismatch
 from ..tuning import records
 from . import allowed_names, codec, meshes, schema, size_expr, tuning_pins
-from .operator_table import table
+from .operator_table import libraries, table
 
 MAX_DIMENSIONS = 64
 MAX_EXPRESSION_TEXT = 1 << 18
@@ -36,6 +36,7 @@ _INT64 = range(-(1 << 63), 1 << 63)
 _BIG_INT = re.compile(r"-?[1-9][0-9]{0,99}", re.ASCII)
 _OVERLOAD = re.compile(r"torch\.ops\.\w+\.\w+\.\w+", re.ASCII)
 _VERSION = re.compile(r"[A-Za-z0-9_.+\-]{0,64}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_.+\-/()\[\] ]{0,128}", re.ASCII)
 _CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}[a-z]?", re.ASCII)
 
@@ -89,6 +90,7 @@ class _RequestCheck:
         self._kernels(request.kernels)
         meshes.check(request.meshes)
         self._graph(request.graph, 1)
+        _libraries(request)
         if self._kernels_used != len(request.kernels):
             raise MalformedRequest(f"{len(request.kernels) - self._kernels_used} kernels are not used")
         if self._meshes_used != len(request.meshes):
@@ -327,7 +329,8 @@ class _RequestCheck:
                 self._meshes_used = meshes.check_call(node, where, self._request.meshes, self._meshes_used)
             case "call_function":
                 higher_order = node.target in self._ops.hops
-                if not higher_order and node.target not in self._ops.functions:
+                known = node.target in self._ops.functions or libraries.library_of(node.target) is not None
+                if not higher_order and not known:
                     raise ForbiddenTarget(
                         f"operator {node.target[:200]!r} is not in the table for torch {self._ops.torch}"
                     )
@@ -448,6 +451,17 @@ def _toolchain(toolchain: schema.Toolchain) -> None:
     for field in toolchain.__struct_fields__:
         if not _VERSION.fullmatch(getattr(toolchain, field)):
             raise MalformedRequest(f"toolchain.{field} is not a version")
+
+
+def _libraries(request: schema.GraphRequest) -> None:
+    """Operators of known libraries are in the graph exactly if the request says which library each is of."""
+    used = libraries.libraries_of(request.graph)
+    named = [library.name for library in request.libraries]
+    if named != used:
+        raise MalformedRequest(f"the graph calls operators of {used}, the request names {named[:8]}")
+    for library in request.libraries:
+        if not _VERSION.fullmatch(library.version) or not _SHA256.fullmatch(library.source):
+            raise MalformedRequest(f"the version or digest of {library.name} is malformed")
 
 
 def _target(target: schema.Target) -> None:

@@ -64,7 +64,7 @@ def error_of(result: torch.Tensor, reference: torch.Tensor | None) -> float | No
     return error if error == error else float("inf")
 
 
-class Agreement:
+class CandidateAgreement:
     """The results of candidates that have no reference: equal ones, but for `tolerance`, form a group.
 
     The largest group is taken to be right; of equally large ones the first.
@@ -251,7 +251,7 @@ class InProcessRunner(abc.ABC):
         selection: RunnableCandidates,
         reference: torch.Tensor | None = None,
         *,
-        agreement: Agreement | None = None,
+        agreement: CandidateAgreement | None = None,
         group: int = GROUP,
         before_group: Callable[[Sequence[int]], None] = lambda group: None,
     ) -> None:
@@ -413,7 +413,7 @@ def gpu_works() -> bool:
 
 def candidate_runner(
     selection: Candidates, threads: int
-) -> tuple[ForkedCpuRunner | GpuRunner, Agreement | None]:
+) -> tuple[ForkedCpuRunner | GpuRunner, CandidateAgreement | None]:
     """For a prepared selection, to be used in a `with` block. threads: for kernels on a CPU. The second compares
     candidates with one another, where none is PyTorch's own kernel, which a reference needs."""
     reference = selection.reference()
@@ -421,5 +421,7 @@ def candidate_runner(
         return ForkedCpuRunner(selection, reference, threads), None
     agreement = None
     if reference is None and not selection.aten:
-        agreement = Agreement(numerics.TOLERANCE.get(getattr(torch, selection.problem.result.dtype), 0.0))
+        agreement = CandidateAgreement(
+            numerics.TOLERANCE.get(getattr(torch, selection.problem.result.dtype), 0.0)
+        )
     return GpuRunner(selection, reference, agreement=agreement), agreement

@@ -106,6 +106,7 @@ def test_the_key_covers_every_field() -> None:
         *request.kernels,
         *request.kernels[0].configs,
         *request.meshes,
+        *request.libraries,
         request.tuning_lock,
         entry,
         entry.problem,
@@ -190,6 +191,7 @@ def full_request() -> schema.GraphRequest:
         tuning_lock=LOCK,
         eager=[[2]],
         meshes=[schema.Mesh(shape=[2, 4], coordinate=[1, 3])],
+        libraries=[schema.Library("transformers", "5.0.0", "0" * 64)],
     )
 
 

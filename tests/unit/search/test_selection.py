@@ -57,7 +57,7 @@ def test_without_a_kernel_of_pytorchs_the_dtypes_tolerance_decides():
 
 def test_candidates_without_any_reference_must_agree_with_most():
     results = [torch.ones(4), torch.full((4,), 2.0), torch.full((4,), 2.001), torch.full((4,), float("nan"))]
-    agreement = benchmark.Agreement(5e-3)
+    agreement = benchmark.CandidateAgreement(5e-3)
     for candidate, result in enumerate(results):
         agreement.add(candidate, result)
     assert agreement.disagreeing() == [0, 3]
