@@ -116,9 +116,8 @@ def _apply_einsum(strategy: str | None) -> None:
             hint="Install opt_einsum on the workers, or set torch.backends.opt_einsum.enabled = False in the program",
         )
     if settings.is_available():
-        settings.enabled = True
-        settings.strategy = strategy or "auto"
-        settings.enabled = strategy is not None
+        settings.set_flags(True, strategy or "auto")
+        settings.set_flags(strategy is not None)
 
 
 def _plain(value: Any) -> bool | int | str:
@@ -141,11 +140,10 @@ def apply_ambient(state: schema.Ambient) -> Iterator[None]:
                 setattr(owner, attribute, value)
         elif name in _SDP_FLAGS:
             _SDP_FLAGS[name][1](value)
-        elif name.startswith(allowed_names.AUTOCAST_DTYPE):
-            torch.set_autocast_dtype(
-                name.removeprefix(allowed_names.AUTOCAST_DTYPE), getattr(torch, str(value))
-            )
     flags = dict(state.flags)
+    for device, default in _AUTOCAST_DTYPES.items():
+        chosen = flags.get(f"{allowed_names.AUTOCAST_DTYPE}{device}")
+        torch.set_autocast_dtype(device, default if chosen is None else getattr(torch, str(chosen)))
     attention.apply_choices(flags)
     _apply_einsum(str(flags[_EINSUM]) if _EINSUM in flags else None)
     with contextlib.ExitStack() as stack:
