@@ -11,7 +11,8 @@ import torch
 
 from ..errors import Unsupported
 from ..request import allowed_names, schema
-from ..torch_internals import attention, devices, precision
+from ..torch_internals import devices, precision
+from ..torch_internals.algorithm_selection import attention
 from ..torch_internals.inductor import config
 from .torch_names import dtype_name
 

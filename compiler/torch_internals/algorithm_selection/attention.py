@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ..errors import Unsupported
+from ...errors import Unsupported
 
 MATH_REDUCED = "sdp.math_reduced_precision"
 PRIORITY = "sdp.priority"
