@@ -84,6 +84,7 @@ def capture(
         eager=eager_nodes(gm),
         meshes=list(meshes),
         libraries=[local_library(name) for name in libraries_of(encoded)],
+        exact_sizes=symbols.are_exact(),
     )
     if lock is not None:
         request = lock.pin(request)
@@ -149,6 +150,10 @@ class _Symbols:
             lower, upper = symbolic_shapes.symbol_range(self.env, symbol)
             found.append(schema.Symbol(name=name, hint=hint, lower=lower, upper=upper))
         return found
+
+    def are_exact(self) -> bool:
+        """Whether the program itself says for which sizes to optimize."""
+        return bool(self.names) and self.env is not None and symbolic_shapes.has_hint_override(self.env)
 
     def relations(self) -> list[str]:
         """What Dynamo has assumed about the symbols so far; the worker starts from the same assumptions."""

@@ -65,7 +65,7 @@ torch._subclasses.fake_tensor: FakeTensor.item_memo; FakeTensorMode.shape_env
 torch.compiler: get_default_backend () since 2.13; set_default_backend (backend) since 2.13
 torch.fx.experimental.sym_node: SymNode._expr; .expr; .hint; .shape_env
 torch.fx.experimental.symbolic_shapes: ShapeEnv.backed_var_to_val | ShapeEnv.var_to_val;
-    .create_symintnode (sym, *, hint); .guards; .var_to_range
+    .create_symintnode (sym, *, hint); .guards; .var_to_hint_override; .var_to_range
 """,
     "distributed": """
 torch._C._distributed_c10d: PrefixStore.underlying_store; TCPStore

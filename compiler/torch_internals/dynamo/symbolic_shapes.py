@@ -34,6 +34,11 @@ def symfloat_hint(value: torch.SymFloat) -> float:
     return float(value.node.hint)
 
 
+def has_hint_override(env: ShapeEnv) -> bool:
+    """Whether mark_dynamic(..., hint_override=...) says for which size to optimize (ShapeEnv.var_to_hint_override)."""
+    return bool(env.var_to_hint_override)
+
+
 def new_shape_env() -> ShapeEnv:
     """torch.fx.experimental.symbolic_shapes.ShapeEnv without duck shaping: the client did it already."""
     return ShapeEnv(duck_shape=False)

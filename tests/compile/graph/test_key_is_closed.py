@@ -216,6 +216,7 @@ STATES = [
 def test_a_worker_gets_the_precision_that_the_client_has(state: str) -> None:
     program = """
 import torch
+from torchrelay.compiler.torch_internals import precision
 {}
 print((precision.matmul_precision(), precision.read_precisions()))
 """

@@ -22,6 +22,13 @@ CODE: dict[tuple[str, ...], tuple[str, ...]] = {}
 """The keys of a program's graphs -> the code of the first program here that had them."""
 
 
+@pytest.fixture(autouse=True)
+def _pytorchs_default_of_opt_einsum() -> None:
+    """A compile in this process, of another test, leaves what its request had."""
+    if torch.backends.opt_einsum.is_available():
+        torch.backends.opt_einsum.set_flags(True, "auto")
+
+
 def check_code(seen: Seen) -> None:
     if not seen.refused and all(seen.code):
         assert CODE.setdefault(seen.keys, seen.code) == seen.code, (
