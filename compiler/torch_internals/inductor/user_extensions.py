@@ -74,5 +74,5 @@ def _is_from_torch(function: Any) -> bool:
             function = function.__wrapped__
         else:
             break
-    module = getattr(function, "__module__", None) or type(function).__module__
-    return str(module).partition(".")[0] in ("torch", "operator", "builtins")
+    module = str(getattr(function, "__module__", None) or type(function).__module__).partition(".")[0]
+    return module == "torch" or module in sys.stdlib_module_names  # operator.add itself, before 2.13

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from torchrelay.clients.capture.prepare import prepare
 from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.request import key
 from torchrelay.compiler.request.operator_table import rules, table
-from torchrelay.compiler.torch_internals.inductor import config_modules
+from torchrelay.compiler.torch_internals.inductor import config_modules, user_extensions
 
 
 def ask(
@@ -200,6 +201,20 @@ def test_every_entry_of_the_configuration_is_sent_fixed_or_local() -> None:
                 rules.is_local_entry(module, name),
             ]
             assert places.count(True) == 1, f"{module}.{name}: sent, fixed, local = {places}"
+
+
+def test_what_pytorch_takes_from_pythons_own_library_is_not_the_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before 2.13, operator.add itself is the lowering of operator.add."""
+    import torch._inductor.lowering
+
+    lowering: Any = torch._inductor.lowering
+    monkeypatch.setattr(lowering, "lowerings", dict(lowering.lowerings))
+    lowering.lowerings[operator.add] = functools.wraps(operator.add)(lambda *args: operator.add(*args))
+    assert list(user_extensions.user_extensions()) == []
+    lowering.lowerings[operator.add] = lambda *args: operator.add(*args)
+    assert list(user_extensions.user_extensions()) == [f"a lowering of your own for {operator.add}"]
 
 
 STATES = [
