@@ -73,14 +73,14 @@ def test_a_test_that_ends_its_process_fails_by_name_once_and_the_others_run(tmp_
     assert "crashed while running 'tests/unit/test_a.py::test_crash'" in told, told
     failed = re.findall(r"^FAILED tests/unit/test_a.py::(\w+)", told, re.MULTILINE)
     assert sorted(failed) == ["test_crash", "test_wrong"], told
-    assert re.fullmatch(r"=+ 2 failed, 4 passed in [0-9.]+s =+", told.splitlines()[-1]), told
+    assert re.fullmatch(r"=+ 2 failed, 4 passed in [0-9.]+s( \([0-9:]+\))? =+", told.splitlines()[-1]), told
 
 
 def test_a_test_that_hangs_is_ended_and_named(tmp_path: Path) -> None:
     status, told = run(tmp_path, {"unit/test_a.py": HANGS}, "--timeout=2")
     assert status == 1, told
     assert "FAILED tests/unit/test_a.py::test_hang - Failed: Timeout" in told, told
-    assert re.fullmatch(r"=+ 1 failed, 1 passed in [0-9.]+s =+", told.splitlines()[-1]), told
+    assert re.fullmatch(r"=+ 1 failed, 1 passed in [0-9.]+s( \([0-9:]+\))? =+", told.splitlines()[-1]), told
 
 
 def test_a_folder_with_one_service_goes_to_one_process_and_any_other_file_to_any(tmp_path: Path) -> None:
