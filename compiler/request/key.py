@@ -41,20 +41,25 @@ def _keyed(request: schema.GraphRequest) -> schema.GraphRequest:
     return msgspec.structs.replace(request, symbols=symbols)
 
 
+def _without_hint(symbol: schema.Symbol) -> dict[str, str | int | None]:
+    return {name: value for name, value in msgspec.structs.asdict(symbol).items() if name != "hint"}
+
+
 def components(request: schema.GraphRequest) -> dict[str, str]:
     """Each part that the key covers, by name, as text; what compiler/request/key_diff.py compares.
 
     Long parts are a digest of 16 hex digits, and beside it as much of what they hold as DETAIL_BYTES allows:
     a request with 12 layers of a transformer has about 10 KB, and none has more than 200 KB.
     """
-    request = _keyed(request)
+    whole, request = request, _keyed(request)
+    symbols = request.symbols if request is whole else [_without_hint(symbol) for symbol in request.symbols]
     parts = {
         "schema": str(request.schema),
         "graph": _digest(request.graph),
         "inputs": _digest(request.inputs),
         "inputs.count": str(len(request.inputs)),
         "symbols": _digest(request.symbols),
-        "symbols.list": _list(request.symbols),
+        "symbols.list": _list(symbols),
         "relations": _digest(request.relations),
         "relations.list": _list(request.relations),
         "constants": _digest(request.constants),

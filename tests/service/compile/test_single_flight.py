@@ -149,7 +149,7 @@ def test_a_late_publish_under_an_old_fence_is_refused(
         publish = [*keys.entry_keys(name), *keys.compile_keys(name)]
 
         async def offer(token: str, digest: str) -> list[bytes]:
-            entry = [token, digest, 10, "store", "default", "1.0", "{}", 1000, keys.wake, 0, 0]
+            entry = [token, digest, 10, "store", "default", "1.0", "{}", 1000, keys.wake, 0, 0, 0]
             event = AuditEvent(action="published", key=name, digest=digest)
             blob = keys.blob(digest)
             return await scripts.publish(keys=publish, args=[name, 100, blob, *entry, *event.fields()])

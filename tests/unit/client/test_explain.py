@@ -104,8 +104,14 @@ def distance(one: schema.GraphRequest, other: schema.GraphRequest) -> float:
         ({"toolchain": replace(REQUEST.toolchain, torch="2.13.0")}, ["torch 2.12.1 against 2.13.0"]),
         ({"toolchain": replace(REQUEST.toolchain, cuda="13.0")}, ["CUDA none against 13.0"]),
         (with_inputs((3, tensor(16, 1024))), ["input 3: shape (8, 1024) against (16, 1024)"]),
-        ({"options": [("max_autotune", True)]}, ["option max_autotune: the default against True"]),
-        ({"mode": "max-autotune"}, ["mode default against max-autotune"]),
+        (  # which measures kernels for these sizes
+            {"options": [("max_autotune", True)]},
+            ["option max_autotune: the default against True", "symbol s0: hint none against 8"],
+        ),
+        (
+            {"mode": "max-autotune"},
+            ["mode default against max-autotune", "symbol s0: hint none against 8"],
+        ),
         (
             with_inputs((0, tensor(8, 1024, dtype="bfloat16")), (3, tensor(8, 1024, dtype="bfloat16"))),
             ["inputs 0, 3: dtype float32 against bfloat16"],
