@@ -57,19 +57,23 @@ KEY_FIELDS = {
     "custom_backend_passes": (REFUSED, "user_extensions"),
     "custom_backend_codegen_configs": (REFUSED, "user_extensions"),
     "var_to_hint_override": (KEY, "symbols: the hint is the overriding one"),
+    "custom_backend_codegen_implications": (REFUSED, "user_extensions"),  # since 2.15
     "compile_on_one_rank": (REFUSED, "user_extensions"),
     "aot_config": (KEY, "see the fields of CacheableAOTConfig"),
     "grad_enabled": (KEY, "ambient"),
     "autocast_state": (KEY, "ambient.autocast; the dtypes of those that are off: ambient.flags"),
+    "disable_amp": (KEY, "ambient.autocast"),  # until 2.12
     "autograd_config": (KEY, "aot_options, or refused"),
     "saved_tensors_hooks_fx_wrap_cache_hashes": (REFUSED, "a graph that no node calls"),
     "sac_context_fn_hashes": (REFUSED, "an annotation of nodes"),
     "region_activation_memory_budget": (REFUSED, "an annotation of nodes"),
+    "region_activation_memory_budget_annotations": (REFUSED, "an annotation of nodes"),  # since 2.15
     "custom_estimator_solver_uuids": (REFUSED, "configuration: a function is no option's value"),
     "act_input_paths": (REFUSED, "inputs of a tensor subclass"),
     # _CompileFxKwargs: compile_fx makes them of the configuration and of the graph
     "cudagraphs": (KEY, "mode, options"),
     "static_input_idxs": (KEY, "inputs: static_address"),
+    "inputs_to_check": (KEY, "inputs: follows from them"),  # until 2.12
     "is_backward": (NO_CODE, "a request is for both"),
     "is_inference": (KEY, "ambient.grad, inputs: requires_grad"),
     "graph_id": (NO_CODE, "a number"),
@@ -127,6 +131,11 @@ BYPASS_REASONS = {
         "unless the operator table has it",
     ),
     "Unsupported call_method method {}: {}": (REFUSED, "unless the operator table has it"),
+    "Unsupported call_method method {}": (REFUSED, "unless the operator table has it"),
+    "Unsupported call_method {} on receiver {}, which has no example_value and so is not known to be a Tensor": (
+        REFUSED,
+        "unless the operator table has it",
+    ),
     "Unsupported node op {}": (REFUSED, "encode.py knows five"),
     "FX graph cache is not enabled": (NO_CODE, "caches"),
     "Won't cache a graph with fakify_first_call enabled": (
@@ -187,6 +196,7 @@ ANNOTATIONS = {
     ),
     **dict.fromkeys(
         (
+            "aot_runtime_epilogue_input_mutation",
             "autograd_backward",
             "chunking",
             "concrete_value",
@@ -195,7 +205,9 @@ ANNOTATIONS = {
             "eager_input_vals",
             "extern_semantic_key",
             "inductor_realize_to_strides",
+            "is_static_input",
             "low_precision_pointwise_barrier",
+            "manual_bucket_node_type",
             "mutated_named_buffers",
             "mutation_region_id",
             "only_clone_these_tensors",
@@ -220,6 +232,7 @@ ANNOTATIONS = {
     **dict.fromkeys(
         (
             "ACC_TYPE",
+            "HOST_SIDE_TMA",
             "buf_meta",
             "extra_options",
             "fusion_meta",
@@ -236,6 +249,7 @@ PROCESS_STATE = {
         NO_CODE,
         "Dynamo traces transforms; none is around a back end",
     ),
+    "torch._C._get_fp32_precision_getter": (KEY, "ambient.flags"),
     "torch._C._get_privateuse1_backend_name": (REFUSED, "devices other than cpu and cuda"),
     "torch._C._get_sm_carveout_experimental": (REFUSED, "ambient"),
     "torch._C._is_any_autocast_enabled": (KEY, "ambient.autocast"),
@@ -257,6 +271,7 @@ PROCESS_STATE = {
     "torch.is_inference_mode_enabled": (KEY, "ambient"),
     "torch._C._get_obj_in_tls": (NO_CODE, "CUDA graphs, at run time"),
     "torch._C._is_key_in_tls": (NO_CODE, "CUDA graphs, at run time"),
+    "torch.backends.cpu.get_cpu_capability": (KEY, "target"),
     "torch.backends.cuda.is_built": (KEY, "toolchain"),
     "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": (KEY, "ambient.flags"),
     "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": (KEY, "ambient.flags"),
