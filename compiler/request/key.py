@@ -2,7 +2,9 @@
 
 A request holds nothing that differs between two ranks, users or checkouts that ask for the same thing, and its encoding
 has one form, so the key is a digest of the bytes. Example values of symbolic sizes (hints) are left out: the first that
-is compiled serves all sizes that its guards allow. A request that tunes is for the sizes that it measures.
+is compiled serves all sizes that its guards allow, as in PyTorch's own caches. So the first size decides between codes
+that are all right, one thread or several for instance; mark_dynamic's hint_override names a size, and is in the key. A
+request that tunes is for the sizes that it measures.
 """
 
 from __future__ import annotations

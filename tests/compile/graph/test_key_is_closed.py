@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from programs import Model
-from settings import fp32, functorch, hooks, inductor, precisions
+from settings import hooks
 from torch import nn
 from torchrelay.clients.capture.prepare import prepare
 from torchrelay.compiler.errors import RelayError
@@ -156,35 +156,6 @@ def test_inputs_change_the_key() -> None:
         ask(program, x, y, options={"max_fusion_size": 3}),
     ]
     assert len(set(keys)) == len(keys)
-
-
-def test_what_does_not_matter_keeps_the_key() -> None:
-    class Renamed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 3)
-            self.unused = nn.Linear(2, 2)
-
-        def forward(self, values: torch.Tensor) -> torch.Tensor:
-            hidden = torch.relu(self.up(values))
-            return self.down(hidden).sum()
-
-    before = ask()
-    torch.manual_seed(7)
-    assert ask(Renamed()) == before
-    assert ask(Model(), torch.zeros(4, 6)) == before
-    assert ask(Model().eval()) == before
-    with (
-        inductor.patch(compile_threads=7, worker_start_method="fork"),
-        functorch.patch(debug_partitioner=True),
-    ):
-        assert ask() == before
-    with precisions(lambda: torch.set_float32_matmul_precision("highest")):
-        assert ask() == before
-    with precisions(fp32(torch.backends.cuda.matmul, "ieee")):
-        assert ask() == before
-    sizes = {ask(None, torch.ones(size, 6), dynamic=True) for size in (8, 12, 2, 500)}
-    assert len(sizes) == 1
 
 
 def test_every_entry_of_the_configuration_is_sent_fixed_or_local() -> None:

@@ -66,6 +66,21 @@ def test_two_ways_to_say_the_same_have_one_key(one: Change, other: Change) -> No
     assert first != unchanged(one.base)
 
 
+@pytest.mark.parametrize("base", ["model", "softmax", "views"])
+def test_the_first_size_of_a_dynamic_dimension_keeps_the_key(base: str) -> None:
+    """As in PyTorch's own caches. Its code may differ, in threads for instance, and is right for all that its guards
+    allow."""
+
+    def keys(size: int) -> tuple[str, ...]:
+        _, inputs = programs.PROGRAMS[base]
+        sized = [torch.ones(size, *given.shape[1:], requires_grad=given.requires_grad) for given in inputs()]
+        return Change(base=base, dynamic=True, inputs=lambda: sized, generate=False).see().keys
+
+    first = keys(8)
+    assert [len(item) for item in first] == [64]
+    assert {keys(size) for size in (12, 2, 500)} == {first}
+
+
 def test_there_are_enough_changes() -> None:
     assert len(MATTERS) >= 60
     assert len(KEEPS) + len(SAME) >= 20

@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 import torch
 from torchrelay.clients.capture.request import capture
 from torchrelay.compiler.request import codec, schema, validate
-
-pytest.importorskip("transformers.integrations.moe", reason="needs a transformers with the operator")
 
 COMPILE = """
     import json, sys, pathlib

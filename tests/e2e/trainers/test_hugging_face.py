@@ -11,8 +11,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torchrelay.examples.harness.private_service import PrivateService
 from trainer_programs import PROGRAMS, ROUNDING, RUN, report, run
 
-pytest.importorskip("accelerate", reason="accelerate is not installed")
-
 
 @pytest.fixture(scope="module")
 def trainer(service: PrivateService, folder: Path) -> dict[str, Any]:

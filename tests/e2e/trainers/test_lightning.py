@@ -11,8 +11,6 @@ import pytest
 from torchrelay.examples.harness.private_service import PrivateService
 from trainer_programs import PROGRAMS, ROUNDING, run
 
-pytest.importorskip("lightning", reason="lightning is not installed")
-
 
 @pytest.fixture(scope="module", params=["lightning", "torchrelay"])
 def fitted(request: pytest.FixtureRequest, service: PrivateService, folder: Path) -> dict[str, Any]:

@@ -130,7 +130,6 @@ def test_another_who_restores_what_was_there_brings_back_nothing(calls: Calls) -
 
 @pytest.mark.parametrize("first", ["import accelerate.utils", "import torchrelay; torchrelay.enable()"])
 def test_accelerates_enum_takes_the_name_while_enabled(first: str) -> None:
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
     program = f"""if True:
         import copy, pickle, sys
         {first}

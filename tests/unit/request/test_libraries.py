@@ -58,7 +58,6 @@ def test_another_version_and_another_source_are_other_keys_and_no_library_change
 
 
 def test_a_worker_with_another_version_refuses_with_both_versions() -> None:
-    pytest.importorskip("transformers")
     have = toolchain.local_library("transformers")
     toolchain.require_libraries([have])
     with pytest.raises(
@@ -70,7 +69,6 @@ def test_a_worker_with_another_version_refuses_with_both_versions() -> None:
 
 
 def test_the_operator_is_the_one_that_the_module_registers() -> None:
-    pytest.importorskip("transformers")
     for name, library in libraries.LIBRARIES.items():
         toolchain.require_libraries([toolchain.local_library(name)])
         for operator in library.operators:
