@@ -19,6 +19,9 @@ BYPASS = re.compile(r"(.*\.)?(bypass|BypassFxGraphCache|BypassAOTAutogradCache)"
 STATE = re.compile(r"torch\.(backends(\.[a-z_0-9]+)+|(_C\.)?_?(are|is|get)_\w+)")
 """A setting of the process."""
 
+CONFIGURATION = ("config.py", "config_comms.py")
+"""Modules whose entries are a kind of their own: test_every_entry_of_the_configuration."""
+
 KEY, NO_CODE, REFUSED, MADE = "in the key", "reaches no code", "refused", "made while lowering"
 """MADE: the lowering writes it. In a graph of Dynamo's it is refused, as any annotation that is not known."""
 
@@ -288,11 +291,147 @@ PROCESS_STATE = {
     "torch.backends.kleidiai.is_available": (NO_CODE, "ARM processors, for which nothing is compiled"),
 }
 
+VARIABLES = {
+    "ATEN_CPU_CAPABILITY": (KEY, "target"),
+    **dict.fromkeys(
+        (
+            "TORCHINDUCTOR_DEBUG_COMPILE",
+            "TORCHINDUCTOR_DEBUG_SYMBOL",
+            "TRITON_INTERPRET",
+            "TRITON_USE_META_WS",
+        ),
+        (REFUSED, "environment"),
+    ),
+    **dict.fromkeys(
+        (
+            "CONDA_EXE",
+            "CONDA_PREFIX",
+            "CUDACXX",
+            "CUDA_HOME",
+            "CUDA_PATH",
+            "CXX",
+            "OMP_PREFIX",
+            "TORCH_INDUCTOR_INSTALL_GXX",
+            "TRITON_LIBDEVICE_PATH",
+            "TRITON_PTXAS_PATH",
+        ),
+        (NO_CODE, "where compilers are: a worker has its own"),
+    ),
+    **dict.fromkeys(
+        (
+            "KMP_DUPLICATE_LIB_OK",
+            "LD_LIBRARY_PATH",
+            "TORCH_CUSTOM_PYTHONPATH",
+            "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
+        ),
+        (NO_CODE, "written or read for a process that is started"),
+    ),
+    **dict.fromkeys(
+        (
+            "TORCHINDUCTOR_CACHE_DIR",
+            "TORCHINDUCTOR_DISABLE_MULTI_KERNEL_CACHE",
+            "TORCHINDUCTOR_REDIS_HOST",
+            "TORCHINDUCTOR_REDIS_PORT",
+            "TORCHINDUCTOR_REDIS_URL",
+            "TRITON_CACHE_DIR",
+        ),
+        (NO_CODE, "caches"),
+    ),
+    **dict.fromkeys(
+        (
+            "TORCHINDUCTOR_AUTOTUNE_POOL_INACTIVITY_TIMEOUT",
+            "TORCHINDUCTOR_COMPILE_THREADS",
+            "TORCHINDUCTOR_FX_COMPILE_MODE",
+            "TORCH_TNT_IN_USE",
+            "TORCH_WARM_POOL",
+        ),
+        (NO_CODE, "in which processes a graph is compiled"),
+    ),
+    **dict.fromkeys(
+        (
+            "HALIDE_REPRO",
+            "INDUCTOR_WRITE_SCHEDULER_GRAPH",
+            "PYTORCH_GEN_PATTERNS",
+            "TORCHINDUCTOR_CONV_LOGGING_FILE",
+            "TORCHINDUCTOR_DUMP_LAUNCH_PARAMS",
+            "TORCHINDUCTOR_DUMP_LAUNCH_TENSORS",
+            "TORCHINDUCTOR_FLEX_ATTENTION_LOGGING_FILE",
+            "TORCHINDUCTOR_KERNELS_TO_DUMP",
+            "TORCHINDUCTOR_MM_LOGGING_FILE",
+            "TORCHINDUCTOR_PATTERN_MATCH_BACKEND",
+            "TORCHINDUCTOR_PATTERN_MATCH_DEBUG",
+            "TORCHINDUCTOR_WRITE_MISSING_OPS",
+            "TORCH_COMPILE_DEBUG",
+            "XLA_HLO_DEBUG",
+        ),
+        (NO_CODE, "logs, files and names of counters"),
+    ),
+    **dict.fromkeys(
+        (
+            "INDUCTOR_TEST_DISABLE_FRESH_CACHE",
+            "TORCHINDUCTOR_FX_GRAPH_CACHE",
+            "TORCHINDUCTOR_FX_GRAPH_CACHE_DEFAULT",
+        ),
+        (NO_CODE, "PyTorch's own tests"),
+    ),
+    "TORCH_CUDA_ARCH_LIST": (NO_CODE, "AOTInductor's, for further architectures"),  # since 2.14
+    "TORCHINDUCTOR_NVGEMM_PREFETCH": (REFUSED, "environment"),  # 2.14
+    "CI": (NO_CODE, "checks, and fewer candidates for one template, all of them right"),
+    "CUBLAS_WORKSPACE_CONFIG": (NO_CODE, "cuBLAS reads it when it runs"),
+    "CUDA_VISIBLE_DEVICES": (NO_CODE, "which device it runs on"),
+    "PYTORCH_JIT": (NO_CODE, "TorchScript"),
+    **dict.fromkeys(
+        (
+            "CPLUS_INCLUDE_PATH",
+            "FLYDSL_GPU_ARCH",  # since 2.15
+            "FLYDSL_RUNTIME_CACHE_DIR",
+            "HALIDE_INCLUDE",
+            "HALIDE_LIB",
+            "HSA_OVERRIDE_GFX_VERSION",
+            "LEVEL_ZERO_V1_SDK_PATH",
+            "ONEAPI_ROOT",
+            "PYTORCH_ROCM_ARCH",
+            "ProgramFiles",
+            "ProgramFiles(x86)",
+            "TORCHINDUCTOR_XPU_KERNEL_FORMAT",
+            "WINDOWS_CUDA_HOME",
+        ),
+        (NO_CODE, "devices, compilers and systems for which nothing is compiled"),
+    ),
+}
+
+TRITON_LOGS = frozenset(
+    {
+        "LLVM_ENABLE_TIMING",
+        "LLVM_EXTRACT_DI_LOCAL_VARIABLES",
+        "LLVM_IR_ENABLE_DUMP",
+        "MLIR_DISABLE_MULTITHREADING",
+        "MLIR_DUMP_PATH",
+        "MLIR_ENABLE_DIAGNOSTICS",
+        "MLIR_ENABLE_DUMP",
+        "MLIR_ENABLE_TIMING",
+        "NVPTX_ENABLE_DUMP",
+        "TRITON_DISABLE_LINE_INFO",
+        "TRITON_DUMP_MIR",
+        "TRITON_ENABLE_LLVM_DEBUG",
+        "TRITON_LLVM_DEBUG_ONLY",
+        "TRITON_PARTITION_SCHEDULING_DUMP_DATA_ONLY",
+        "TRITON_PARTITION_SCHEDULING_DUMP_LOOP_ONLY",
+        "TRITON_PARTITION_SCHEDULING_ENABLE_DUMP_DOT",
+        "TRITON_PLUGIN_VERSION_CHECK",
+        "USE_IR_LOC",
+    }
+)
+"""Variables of Triton's own kernel keys that are for output and debug information."""
+TRITON_FOR_AMD = ("AMDGCN_", "TRITON_HIP_")
+"""How those begin that are for devices for which nothing is compiled."""
+
 CLASSIFIED = {
     "field of PyTorch's own keys": KEY_FIELDS,
     "reason why PyTorch's own caches refuse a graph": BYPASS_REASONS,
     "annotation of a node or graph": ANNOTATIONS,
     "setting of the process": PROCESS_STATE,
+    "environment variable": VARIABLES,
 }
 """Kind -> what there is of it -> what a request does with it, and where or why."""
 
@@ -300,7 +439,7 @@ CLASSIFIED = {
 def read_sources(torch: Path) -> dict[str, dict[str, str]]:
     """Kind -> what the lowering's sources in torch's folder have of it -> one place."""
     found: dict[str, dict[str, str]] = {kind: {} for kind in CLASSIFIED}
-    fields, reasons, annotations, states = found.values()
+    fields, reasons, annotations, states, variables = found.values()
     for folder in FOLDERS:
         for path in sorted((torch / folder).rglob("*.py")):
             place = path.relative_to(torch).as_posix()
@@ -314,6 +453,8 @@ def read_sources(torch: Path) -> dict[str, dict[str, str]]:
                     annotations[name] = at
                 if isinstance(node, ast.Attribute) and STATE.fullmatch(name := _dotted(node)):
                     states[name] = at
+                if path.name not in CONFIGURATION and (name := _variable(node)) is not None:
+                    variables[name] = at
     # `torch.backends.cuda` is not a setting where `torch.backends.cuda.matmul` is one
     inner = {name.rpartition(".")[0] for name in states} | {"torch.backends.cuda", "torch.backends.mkl"}
     found["setting of the process"] = {name: at for name, at in states.items() if name not in inner}
@@ -363,6 +504,20 @@ def _annotation(node: ast.AST) -> str | None:
     if isinstance(owner, ast.Attribute) and owner.attr == "meta" and isinstance(key, ast.Constant):
         return str(key.value)
     return None
+
+
+def _variable(node: ast.AST) -> str | None:
+    """The name, where the environment is asked for one."""
+    match node:
+        case ast.Call(func=function, args=[key, *_]) if _dotted(function) in ("os.getenv", "os.environ.get"):
+            pass
+        case ast.Subscript(value=owner, slice=key) if _dotted(owner) == "os.environ":
+            pass
+        case ast.Compare(left=key, comparators=[owner]) if _dotted(owner) == "os.environ":
+            pass
+        case _:
+            return None
+    return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None
 
 
 def unclassified(torch: Path) -> Iterator[str]:

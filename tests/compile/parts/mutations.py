@@ -218,6 +218,11 @@ CONFIGURATION = {
         "_pre_fusion_custom_pass",
         "custom_partitioner_fn",
     ),
+    "optimization off, by the environment": around("model", s.variable("TORCHINDUCTOR_DEBUG_COMPILE", "1")),
+    "Triton's interpreter": around("model", s.variable("TRITON_INTERPRET", "1")),
+    "Triton's multiplications and additions apart": around(
+        "model", s.variable("TRITON_DEFAULT_FP_FUSION", "0")
+    ),
     **inductor(True, "cpp_wrapper", "freezing", "emulate_precision_casts", "cpp.dynamic_threads"),
     **inductor(True, "debug_index_asserts", "nan_asserts", "memory_planning"),
     **inductor(True, "cpp.enable_unsafe_math_opt_flag", "cpp.inject_relu_bug_TESTING_ONLY"),
@@ -377,6 +382,8 @@ def in_order(*entries: tuple[str, Any]) -> Iterator[None]:
 
 
 KEEPS: dict[str, Change] = {
+    "a variable set to its default": around("model", s.variable("TRITON_DEFAULT_FP_FUSION", "1")),
+    "Triton's dumps": around("model", s.variable("MLIR_ENABLE_DUMP", "1")),
     "operands change places": text("arithmetic", lambda x, y: (y * 2 + x).sum(1)),
     "names, and a layer that is not used": Change(program=Renamed),
     "a function that calls the model": Change(program=function_of_model),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._functorch.config
@@ -49,6 +51,10 @@ def entry(table: dict[Any, Any], name: Any, value: Any) -> Iterator[None]:
     finally:
         table.clear()
         table.update(before)
+
+
+def variable(name: str, value: str) -> Around:
+    return lambda: mock.patch.dict(os.environ, {name: value})
 
 
 @contextlib.contextmanager
