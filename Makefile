@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 
 # Which tests of the whole suite: make test-all ONLY="not slow and not quick"
 ONLY ?= not slow
-# One part in eight of the slow tests: make test-slow SHARE=3/8
+# One part in eight of the tests: make test-slow SHARE=3/8
 SHARE ?= 0/1
 
 # Which versions, PyTorch's and maybe Python's: make test-versions VERSIONS="2.15 2.11@python3.12"
@@ -35,7 +35,7 @@ test: $(VENV)/.ready  ## under five minutes: each part of the system once, and a
 	$(PYTEST) -m "quick and not slow"
 
 test-all: $(VENV)/.ready  ## everything that needs no GPU, but for what is marked slow
-	$(PYTEST) -m "$(ONLY)"
+	$(PYTEST) -m "$(ONLY)" --share $(SHARE)
 
 test-slow: $(VENV)/.ready  ## what takes over 20 s each: faults at length, whose processes fill a processor each
 	$(PYTEST) -n 2 -m slow --share $(SHARE)

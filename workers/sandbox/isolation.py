@@ -27,6 +27,15 @@ _LAYERS: dict[Form, list[str]] = {
     "none": ["none"],
 }
 
+_LEAVES_OPEN = {
+    "namespaces": "",
+    "landlock": "they see the names of other files and processes",
+    "seccomp": "they reach the files and processes of the worker's user; no other form works here",
+    "none": "they reach the files, processes and network of the worker's user; no form works here",
+    "off": "they reach the files, processes and network of the worker's user",
+}
+"""By the strongest layer."""
+
 
 class Sandbox(Struct, frozen=True):
     """The form of isolation for one process, and the paths that it sees."""
@@ -87,6 +96,12 @@ def forms(settings: SlotSettings) -> list[Form]:
         "off": ["none"],
     }
     return [form for form in allowed[settings.isolation] if form in settings.forms]
+
+
+def describe(layers: Sequence[str]) -> str:
+    """The layers, and what they do not keep away, in words."""
+    leaves_open = _LEAVES_OPEN.get(next(iter(layers), ""), "")
+    return ", ".join(layers) + (f" ({leaves_open}: docs/isolation.md)" if leaves_open else "")
 
 
 def layers(form: Form, setting: IsolationSetting) -> list[str]:

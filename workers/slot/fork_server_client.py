@@ -37,6 +37,7 @@ from ..messages import (
 )
 from ..process import private_folders
 from ..process.process_tree import become_subreaper, kill_below
+from ..sandbox import isolation
 from ..settings import SlotSettings
 
 _WARM_SECONDS = 300.0
@@ -187,7 +188,7 @@ class ForkServerClient:
                 if not isinstance(answer, ForkServerReady):
                     server.stop()
                     return msgspec.msgpack.encode(answer)
-                layers = ", ".join(answer.isolation)
+                layers = isolation.describe(answer.isolation)
                 # Ray shows it in the service's log
                 print(
                     f"worker {self._settings.worker} isolates its jobs by: {layers}",
