@@ -51,6 +51,7 @@ def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
     try:
         from ruamel.yaml import YAML, ScalarNode, SequenceNode
         from ruamel.yaml.error import YAMLError
+        from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
     except ImportError:
         raise SettingsError(
             "a job's file needs ruamel.yaml", hint="Run `pip install 'torchrelay[cli]'`"
@@ -64,8 +65,6 @@ def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
         raise wrong(f"{where}: {message}")
 
     def plain(node: Any, path: YamlPath) -> Any:
-        if len(path) > _DEPTH:
-            fail(node.start_mark, "this is nested too deep")
         lines[path] = node.start_mark.line + 1
         if isinstance(node, ScalarNode):
             return node.value
@@ -82,12 +81,15 @@ def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
         return found
 
     try:
-        text = data.decode()
+        text, depth = data.decode(), 0
         for event in YAML(typ="safe", pure=True).parse(text):
             if getattr(event, "anchor", None) is not None:
                 fail(event.start_mark, "anchors and aliases are not used here")
             if getattr(event, "tag", None) is not None:
                 fail(event.start_mark, "tags are not used here")
+            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            if depth > _DEPTH + 1:  # to read on takes time that grows with the square of the depth
+                fail(event.start_mark, "this is nested too deep")
         node = YAML(typ="safe", pure=True).compose(text)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
@@ -97,8 +99,6 @@ def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
             getattr(error, "problem_mark", None),
             f"this is no YAML: {getattr(error, 'problem', None) or error}",
         )
-    except RecursionError:
-        raise wrong(f"{name}: this is nested too deep") from None
     return YamlTree(plain(node, ()) if node is not None else {}, lines)
 
 

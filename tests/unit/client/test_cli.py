@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torchrelay
+from torchrelay.clients.commands.diagnostics import checks
 from torchrelay.compiler.api import compiles
 from torchrelay.compiler.request import codec, schema
 
@@ -121,11 +123,18 @@ def test_a_refused_token_is_one_line(environment: dict[str, str], gateway: dict[
 # --- doctor ----------------------------------------------------------------------------------------------
 
 
-def diagnosis(environment: dict[str, str]) -> tuple[int, dict[str, tuple[str, str, str]]]:
+def diagnosis(environment: dict[str, str]) -> dict[str, tuple[str, str, str]]:
+    """What `torchrelay doctor` finds, without a process of its own."""
+    with mock.patch.dict(os.environ, environment, clear=True):
+        return {check.name: (check.status, check.found, check.advice) for check in checks.run()}
+
+
+def test_the_doctor_answers_in_json_and_exits_with_1_if_anything_fails(environment: dict[str, str]) -> None:
     done = run(environment, "doctor", "--json")
     found = json.loads(done.stdout)
-    assert found["ok"] is (done.returncode == 0)
-    return done.returncode, {c["name"]: (c["status"], c["found"], c["advice"]) for c in found["checks"]}
+    assert (done.returncode, found["ok"]) == (1, False)
+    told = {check["name"]: (check["status"], check["found"], check["advice"]) for check in found["checks"]}
+    assert told == diagnosis(environment)
 
 
 def test_the_doctor_without_a_gateway_says_what_to_do_and_skips_the_rest(environment: dict[str, str]) -> None:
@@ -140,18 +149,17 @@ def test_the_doctor_without_a_gateway_says_what_to_do_and_skips_the_rest(environ
 def test_the_doctor_reads_the_tuning_lock(environment: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "team.lock"
     environment["TORCHRELAY_TUNING_LOCK"] = str(file)
-    _, checks = diagnosis(environment)
-    assert checks["settings"][0] == "fail" and "team.lock cannot be read" in checks["settings"][1]
+    found = diagnosis(environment)
+    assert found["settings"][0] == "fail" and "team.lock cannot be read" in found["settings"][1]
     file.write_text("version = 1\n")
-    _, checks = diagnosis(environment)
-    assert checks["settings"][0] == "pass" and "strict tuning lock of 0 winners" in checks["settings"][1]
+    found = diagnosis(environment)
+    assert found["settings"][0] == "pass" and "strict tuning lock of 0 winners" in found["settings"][1]
 
 
 def test_the_doctor_stops_at_settings_that_cannot_be_read(environment: dict[str, str]) -> None:
-    status, checks = diagnosis({**environment, "TORCHRELAY_DEADLINE": "soon"})
-    assert status == 1
-    assert list(checks) == ["settings"]
-    assert "TORCHRELAY_DEADLINE" in checks["settings"][1]
+    found = diagnosis({**environment, "TORCHRELAY_DEADLINE": "soon"})
+    assert list(found) == ["settings"]
+    assert "TORCHRELAY_DEADLINE" in found["settings"][1]
 
 
 def test_the_doctor_names_the_toolchain_that_no_worker_has(
@@ -161,12 +169,11 @@ def test_the_doctor_names_the_toolchain_that_no_worker_has(
     target = schema.Target(kind="cpu", name="", capability="", units=0, cpu=[])
     worker = compiles.WorkerInfo(id="w", toolchain=other, target=target, state="idle", jobs_done=0)
     gateway["/v1/workers"] = (200, json.loads(codec.to_json([worker])))
-    status, checks = diagnosis(environment)
-    assert status == 1
-    assert [checks[name][0] for name in ("gateway", "redis", "workers", "signature")] == ["pass"] * 4
-    assert checks["toolchain"][0] == "fail"
-    assert "cp39 torch 1.13 on cpu" in checks["toolchain"][1]
-    assert checks["round trip"] == ("skip", "not checked", "First see to 'toolchain'")
+    found = diagnosis(environment)
+    assert [found[name][0] for name in ("gateway", "redis", "workers", "signature")] == ["pass"] * 4
+    assert found["toolchain"][0] == "fail"
+    assert "cp39 torch 1.13 on cpu" in found["toolchain"][1]
+    assert found["round trip"] == ("skip", "not checked", "First see to 'toolchain'")
 
 
 @pytest.mark.parametrize(
@@ -189,28 +196,28 @@ def test_the_doctor_says_what_shuts_compiles_in(
         "w", toolchain, target, state="idle", jobs_done=0, host="node-7", isolation=isolation
     )
     gateway["/v1/workers"] = (200, json.loads(codec.to_json([worker])))
-    _, checks = diagnosis(environment)
-    assert checks["isolation"][0] == status
-    assert words in checks["isolation"][1]
-    assert ("user namespaces" in checks["isolation"][2]) == (status == "fail")
+    found = diagnosis(environment)
+    assert found["isolation"][0] == status
+    assert words in found["isolation"][1]
+    assert ("user namespaces" in found["isolation"][2]) == (status == "fail")
 
 
 def test_the_doctor_tells_redis_from_workers(environment: dict[str, str], gateway: dict[str, Any]) -> None:
     parts = {"redis": "ok", "workers": "no worker is warm yet"}
     gateway["/readyz"] = (503, {"ready": False, "parts": parts})
-    _, checks = diagnosis(environment)
-    assert checks["redis"][0] == "pass"
-    assert checks["workers"][0] == "fail"
-    assert "no worker is warm yet" in checks["workers"][1]
+    found = diagnosis(environment)
+    assert found["redis"][0] == "pass"
+    assert found["workers"][0] == "fail"
+    assert "no worker is warm yet" in found["workers"][1]
 
 
 def test_the_doctor_refuses_a_signer_that_is_not_trusted(
     environment: dict[str, str], gateway: dict[str, Any]
 ) -> None:
     other = base64.b64encode(bytes(32)).decode()
-    _, checks = diagnosis({**environment, "TORCHRELAY_PUBLIC_KEYS": other})
-    assert checks["signature"][0] == "fail"
-    assert "TORCHRELAY_PUBLIC_KEYS" in checks["signature"][2]
+    found = diagnosis({**environment, "TORCHRELAY_PUBLIC_KEYS": other})
+    assert found["signature"][0] == "fail"
+    assert "TORCHRELAY_PUBLIC_KEYS" in found["signature"][2]
 
 
 def test_the_doctor_wants_every_signer_of_the_gateway_trusted(
@@ -220,9 +227,9 @@ def test_the_doctor_wants_every_signer_of_the_gateway_trusted(
     other = base64.b64encode(bytes(32)).decode()
     _, told = gateway["/v1/info"]
     gateway["/v1/info"] = (200, {**told, "public_keys": [KEY, other]})
-    _, checks = diagnosis(environment)
-    assert checks["signature"][0] == "fail"
-    assert "torchrelay login" in checks["signature"][2]
+    found = diagnosis(environment)
+    assert found["signature"][0] == "fail"
+    assert "torchrelay login" in found["signature"][2]
 
 
 def test_the_doctor_notices_another_schema_or_pipeline(
@@ -230,12 +237,12 @@ def test_the_doctor_notices_another_schema_or_pipeline(
 ) -> None:
     info = gateway["/v1/info"][1]
     gateway["/v1/info"] = (200, {**info, "pipeline": schema.PIPELINE + 1})
-    _, checks = diagnosis(environment)
-    assert f"revision {schema.PIPELINE + 1} of the pipeline" in checks["gateway"][1]
+    found = diagnosis(environment)
+    assert f"revision {schema.PIPELINE + 1} of the pipeline" in found["gateway"][1]
     gateway["/v1/info"] = (200, {"version": "9", "schema": 9, "key_ids": [], "public_keys": []})
-    _, checks = diagnosis(environment)
-    assert checks["gateway"][0] == "fail"
-    assert "schema 9" in checks["gateway"][1]
+    found = diagnosis(environment)
+    assert found["gateway"][0] == "fail"
+    assert "schema 9" in found["gateway"][1]
 
 
 # --- up and demo become another program ------------------------------------------------------------------
