@@ -1,0 +1,116 @@
+"""Triton's cache, with the team's winners for `triton.autotune(..., cache_results=True)`.
+
+    TRITON_CACHE_MANAGER=torchrelay.integrations:TritonCacheManager
+
+Source: triton/runtime/autotuner.py, Autotuner.check_disk_cache (Triton 3.6 to 3.9).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+from triton import __version__
+from triton.runtime.cache import FileCacheManager
+
+from ....compiler import decoding
+from ....compiler.tuning.records import Finite
+from ...reports.run_report import process_report
+from .caller import caller_locals
+from .team_winners import process_winners
+
+_log = logging.getLogger(__name__)
+
+_SUFFIX = ".autotune.json"
+
+
+class TritonChoice(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A triton.Config as Triton writes it. A hook cannot be sent, and a file of IR (ir_override) is this machine's."""
+
+    kwargs: dict[str, int | float | str | bool | None]
+    num_warps: Annotated[int, Meta(ge=1, le=64)]
+    num_ctas: Annotated[int, Meta(ge=1, le=64)]
+    num_stages: Annotated[int, Meta(ge=0, le=64)]
+    maxnreg: Annotated[int, Meta(ge=1, le=1024)] | None
+    pre_hook: None
+    ir_override: None
+
+
+class TritonWinner(Struct, frozen=True, forbid_unknown_fields=True):
+    """The fastest configuration. timing: milliseconds; Triton's own benchmark gives the median and two quantiles."""
+
+    config: TritonChoice
+    timing: Finite | Annotated[list[Finite], Meta(min_length=1, max_length=16)]
+
+
+class TritonCacheManager(FileCacheManager):  # type: ignore[misc, unused-ignore]
+    """Triton's own cache on disk. What an autotuner does not find there it takes from the team's service, and what it
+    measured goes there; kernels stay on this machine.
+
+    Of a winner from the service the file has the timing of the winner alone. Raises what FileCacheManager raises;
+    failures of the service are counted, and Triton measures.
+    """
+
+    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+        super().__init__(key, override, dump)
+        self._shares = not (override or dump)
+
+    def get_file(self, filename: str) -> str | None:
+        found: str | None = super().get_file(filename)
+        if found is None and self._shares and filename.endswith(_SUFFIX):
+            found = self._from_team(filename)
+        return found
+
+    def put(self, data: Any, filename: str, binary: bool = True) -> str:
+        path: str = super().put(data, filename, binary)
+        if self._shares and filename.endswith(_SUFFIX) and (winner := measured_winner(data)) is not None:
+            process_winners().store("triton", __version__, self.key, msgspec.json.encode(winner).decode())
+        return path
+
+    def _from_team(self, filename: str) -> str | None:
+        """Path of the file with the team's winner; None if there is none among the configurations to be measured."""
+        caller = caller_locals("triton.runtime.autotuner", "check_disk_cache")
+        configs: Sequence[Any] | None = caller.get("configs")
+        if not configs or (text := process_winners().find("triton", __version__, self.key)) is None:
+            return None
+        try:
+            winner = decoding.from_json(text, type=TritonWinner)
+            # The program's own configuration is written, not what came: the answer only chooses.
+            chosen = next((config for config in configs if _choice(vars(config)) == winner.config), None)
+            if chosen is None:
+                return None
+            content = {"key": caller.get("tuning_key"), "configs_timings": [(vars(chosen), winner.timing)]}
+            path: str = super().put(json.dumps(content), filename, binary=False)
+        except (msgspec.MsgspecError, ValueError, TypeError, OSError) as error:
+            _log.info("torchrelay: the team's winner for %s is not used: %s", filename, error)
+            return None
+        process_report().autotune_hit()
+        return path
+
+
+def measured_winner(data: Any) -> TritonWinner | None:
+    """The fastest of a file that Triton writes after its measurements; None if it cannot be sent. Configurations that
+    did not run have the time infinity."""
+    try:
+        ran = [(config, timing) for config, timing in json.loads(data)["configs_timings"] if _finite(timing)]
+        config, timing = min(ran, key=lambda pair: pair[1])
+        return decoding.convert({"config": config, "timing": timing}, type=TritonWinner)
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _choice(fields: dict[str, Any]) -> TritonChoice | None:
+    """None for a configuration that is not sent."""
+    try:
+        return decoding.convert(fields, type=TritonChoice)
+    except msgspec.ValidationError:
+        return None
+
+
+def _finite(timing: Any) -> bool:
+    return all(math.isfinite(value) for value in (timing if isinstance(timing, list) else [timing]))
