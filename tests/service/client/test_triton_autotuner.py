@@ -1,18 +1,18 @@
-"""Triton's own autotuner with the team's winners: real Autotuner, real gateway and Redis; a driver of the test's own."""
+"""Triton's own autotuner with the team's winners: real Autotuner, gateway and Redis; a driver of the test's own."""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 import torch
-from autotune_parts import H100, H200, machine, replace_data
+from autotune_parts import H100, machine, replace_data
 from service_parts import RedisServer, Running, free_port
 from torchrelay.clients.reports.run_report import process_report
 
@@ -42,12 +42,12 @@ Tune = Callable[..., int]
 
 
 @pytest.fixture
-def tune(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tune]:
+def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
     """Launches a kernel in a new process; returns how many configurations were measured."""
     monkeypatch.setenv("TRITON_CACHE_MANAGER", "torchrelay.integrations:TritonCacheManager")
     monkeypatch.setattr(fill, "run", lambda *arguments, **options: launched.append(options["BLOCK"]))
     launched: list[int] = []
-    driver.set_active(SomeGpu())
+    monkeypatch.setattr(driver, "_active", SomeGpu())
 
     def run(
         seconds: Mapping[int, float] = SECONDS, n: int = 7, configs: Sequence[Any] = (), best: int = 128
@@ -68,8 +68,7 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tune]:
         assert launch == kernel.best_config.kwargs["BLOCK"] == best
         return len(measured)
 
-    yield run
-    driver.reset_active()
+    return run
 
 
 def held(redis: RedisServer) -> int:
