@@ -43,7 +43,7 @@ class HelionCache(RemoteCacheBackend):  # type: ignore[misc, unused-ignore]
             record = {"config": text}
             # Helion checks what it got outside of any `try`, in the launch of the kernel: so first here.
             cache._validate_config_policy(record)
-            cache.kernel.config_spec.normalized_config(checked_config(text))
+            _check_within(cache.kernel.config_spec, checked_config(text))
         except Exception as error:  # whatever Helion has against it
             _log.info("torchrelay: the team's configuration for %s is not used: %s", key[:16], error)
             return None
@@ -70,6 +70,16 @@ def checked_config(text: str) -> dict[str, Any]:
     if not _is_plain(config, _DEPTH) or config.get("advanced_controls_file"):
         raise ValueError("no configuration of plain values")
     return config
+
+
+def _check_within(spec: Any, config: dict[str, Any]) -> None:
+    """Raises whatever Helion raises for a configuration that the kernel's ConfigSpec does not allow; ValueError if a
+    number is outside of what a search would try."""
+    space = spec.create_config_generation()
+    values = space.flatten(spec.normalized_config(config))
+    for fragment, value in zip(space.flat_spec, values, strict=True):
+        if hasattr(fragment, "low") and not fragment.low <= value <= fragment.high:
+            raise ValueError(f"{value} is outside of {fragment}")
 
 
 def _is_plain(value: Any, depth: int) -> bool:

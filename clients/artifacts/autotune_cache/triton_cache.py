@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -94,13 +93,12 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc, unused-ignore]
 
 
 def measured_winner(data: Any) -> TritonWinner | None:
-    """The fastest of a file that Triton writes after its measurements; None if it cannot be sent. Configurations that
-    did not run have the time infinity."""
+    """The fastest of a file that Triton writes after its measurements; None if it cannot be sent, or if none ran:
+    their times are infinite then."""
     try:
-        ran = [(config, timing) for config, timing in json.loads(data)["configs_timings"] if _finite(timing)]
-        config, timing = min(ran, key=lambda pair: pair[1])
+        config, timing = min(json.loads(data)["configs_timings"], key=lambda pair: pair[1])
         return decoding.convert({"config": config, "timing": timing}, type=TritonWinner)
-    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
         return None
 
 
@@ -110,7 +108,3 @@ def _choice(fields: dict[str, Any]) -> TritonChoice | None:
         return decoding.convert(fields, type=TritonChoice)
     except msgspec.ValidationError:
         return None
-
-
-def _finite(timing: Any) -> bool:
-    return all(math.isfinite(value) for value in (timing if isinstance(timing, list) else [timing]))
