@@ -36,14 +36,17 @@ class HelionCache(RemoteCacheBackend):  # type: ignore[misc, unused-ignore]
     def get(self, key: str) -> str | None:
         """The team's configuration as Helion's JSON; None if there is none that this kernel can have."""
         cache = caller_locals("helion.autotuner.remote_cache", "get").get("self")
+        if cache is None:
+            return None
         try:
-            text = None if cache is None else process_winners().find("helion", _version(), key)
+            text = process_winners().find("helion", _version(), key)
             if text is None:
                 return None
-            record = {"config": text}
+            config = checked_config(text)
+            record = {"config": json.dumps(config)}
             # Helion checks what it got outside of any `try`, in the launch of the kernel: so first here.
             cache._validate_config_policy(record)
-            _check_within(cache.kernel.config_spec, checked_config(text))
+            _check_within(cache.kernel.config_spec, config)
         except Exception as error:  # whatever Helion has against it
             _log.info("torchrelay: the team's configuration for %s is not used: %s", key[:16], error)
             return None

@@ -83,6 +83,7 @@ def test_the_name_in_helions_setting_is_a_backend(monkeypatch: pytest.MonkeyPatc
     backend = _load_remote_backend()
     assert type(backend).__name__ == "HelionCache"
     assert list(backend.list(max_results=5)) == []
+    assert backend.get("0" * 64) is None  # no caller whose kernel could be compared
 
 
 def test_a_second_machine_of_the_same_kind_searches_nothing(

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from http_parts import Server, answer, as_json, failure, hang, reset
 from torchrelay.clients.artifacts.autotune_cache import team_winners
+from torchrelay.clients.artifacts.autotune_cache.caller import caller_locals
 from torchrelay.clients.artifacts.autotune_cache.team_winners import TeamWinners
 from torchrelay.clients.gateway import compile_client
 from torchrelay.clients.gateway.compile_client import GatewayClient
@@ -151,6 +152,19 @@ def test_the_first_failure_of_a_process_is_a_warning_in_the_log(caplog: pytest.L
         report.autotune_failed(errors.Unavailable("no Redis"))
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.INFO, logging.INFO]
     assert report.snapshot().autotune_failures == {"unavailable": 2, "gateway_unreachable": 1}
+
+
+def test_the_variables_of_a_caller_are_found_by_module_and_function() -> None:
+    def asked(depth: int) -> Any:
+        return asked(depth - 1) if depth else caller_locals(__name__, "caller")
+
+    def caller(depth: int) -> Any:
+        configs = ["a", "b"]
+        return asked(depth).get("configs"), configs
+
+    assert caller(3) == (["a", "b"], ["a", "b"])
+    assert asked(0) == {}
+    assert caller(100)[0] is None
 
 
 @pytest.mark.parametrize("mode", ["off", "require"])
