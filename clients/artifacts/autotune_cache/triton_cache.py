@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 _SUFFIX = ".autotune.json"
 
 
-class TritonChoice(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TritonConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A triton.Config as Triton writes it. A hook cannot be sent, and a file of IR (ir_override) is this machine's."""
 
     kwargs: dict[str, int | float | str | bool | None]
@@ -40,10 +40,10 @@ class TritonChoice(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ir_override: None
 
 
-class TritonWinner(Struct, frozen=True, forbid_unknown_fields=True):
+class TimedTritonConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The fastest configuration. timing: milliseconds; Triton's own benchmark gives the median and two quantiles."""
 
-    config: TritonChoice
+    config: TritonConfig
     timing: Finite | Annotated[list[Finite], Meta(min_length=1, max_length=16)]
 
 
@@ -67,9 +67,21 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc, unused-ignore]
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
         path: str = super().put(data, filename, binary)
-        if self._shares and filename.endswith(_SUFFIX) and (winner := measured_winner(data)) is not None:
-            process_winners().store("triton", __version__, self.key, msgspec.json.encode(winner).decode())
+        if self._shares and filename.endswith(_SUFFIX):
+            self._to_team(data, filename)
         return path
+
+    def _to_team(self, data: Any, filename: str) -> None:
+        """Send the fastest of the configurations, in the form in which Triton writes them. One that did not run has the
+        time infinity, which cannot be sent."""
+        try:
+            config, timing = min(json.loads(data)["configs_timings"], key=lambda pair: pair[1])
+            winner = decoding.convert({"config": config, "timing": timing}, type=TimedTritonConfig)
+            text = msgspec.json.encode(winner).decode()
+        except Exception as error:  # whatever a program has among its values: the kernel is launched
+            _log.info("torchrelay: the winner for %s is not sent: %s", filename, error)
+            return
+        process_winners().store("triton", __version__, self.key, text)
 
     def _from_team(self, filename: str) -> str | None:
         """Path of the file with the team's winner; None if there is none among the configurations to be measured."""
@@ -78,33 +90,23 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc, unused-ignore]
         if not configs or (text := process_winners().find("triton", __version__, self.key)) is None:
             return None
         try:
-            winner = decoding.from_json(text, type=TritonWinner)
+            winner = decoding.from_json(text, type=TimedTritonConfig)
             # The program's own configuration is written, not what came: the answer only chooses.
-            chosen = next((config for config in configs if _choice(vars(config)) == winner.config), None)
+            chosen = next((config for config in configs if _config(vars(config)) == winner.config), None)
             if chosen is None:
                 return None
             content = {"key": caller.get("tuning_key"), "configs_timings": [(vars(chosen), winner.timing)]}
             path: str = super().put(json.dumps(content), filename, binary=False)
-        except (msgspec.MsgspecError, ValueError, TypeError, OSError) as error:
+        except Exception as error:  # an answer in another form, a full disk: the kernel is measured
             _log.info("torchrelay: the team's winner for %s is not used: %s", filename, error)
             return None
         process_report().autotune_hit()
         return path
 
 
-def measured_winner(data: Any) -> TritonWinner | None:
-    """The fastest of a file that Triton writes after its measurements; None if it cannot be sent, or if none ran:
-    their times are infinite then."""
-    try:
-        config, timing = min(json.loads(data)["configs_timings"], key=lambda pair: pair[1])
-        return decoding.convert({"config": config, "timing": timing}, type=TritonWinner)
-    except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
-        return None
-
-
-def _choice(fields: dict[str, Any]) -> TritonChoice | None:
+def _config(fields: dict[str, Any]) -> TritonConfig | None:
     """None for a configuration that is not sent."""
     try:
-        return decoding.convert(fields, type=TritonChoice)
+        return decoding.convert(fields, type=TritonConfig)
     except msgspec.ValidationError:
         return None

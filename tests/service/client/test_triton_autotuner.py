@@ -108,6 +108,14 @@ def test_configurations_that_do_not_run_are_no_obstacle(
         assert tune({}) == 0
 
 
+def test_where_none_runs_there_is_no_winner(
+    gateway: Running, tune: Tune, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    with machine(tmp_path / "first", gateway.url):
+        assert tune({}, best=64) == 3
+    assert held(redis_server) == 0
+
+
 def test_a_thousand_configurations_fit(gateway: Running, tune: Tune, tmp_path: Path) -> None:
     many = [
         triton.Config({"BLOCK": 1 << (n % 10), "GROUP": n // 10}, num_warps=4, num_stages=3)
