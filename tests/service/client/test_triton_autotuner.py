@@ -19,6 +19,7 @@ from torchrelay.clients.reports.run_report import process_report
 triton = pytest.importorskip("triton", reason="needs Triton, not a GPU")
 from triton import language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.runtime.cache import get_cache_manager, get_dump_manager  # noqa: E402
 from triton.runtime.driver import driver  # noqa: E402
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
@@ -42,9 +43,10 @@ Tune = Callable[..., int]
 
 
 @pytest.fixture
-def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
+def tune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tune:
     """Launches a kernel in a new process; returns how many configurations were measured."""
     monkeypatch.setenv("TRITON_CACHE_MANAGER", "torchrelay.integrations:TritonCacheManager")
+    monkeypatch.setenv("TRITON_DUMP_DIR", str(tmp_path / "dumps"))
     monkeypatch.setattr(fill, "run", lambda *arguments, **options: launched.append(options["BLOCK"]))
     launched: list[int] = []
     monkeypatch.setattr(driver, "_active", SomeGpu())
@@ -106,6 +108,20 @@ def test_configurations_that_do_not_run_are_no_obstacle(
         assert tune({128: 0.1}) == 3
     with machine(tmp_path / "second", gateway.url):
         assert tune({}) == 0
+
+
+def test_kernels_and_overrides_stay_on_this_machine(
+    gateway: Running, tune: Tune, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    timings = json.dumps({"key": [7], "configs_timings": [[vars(CONFIGS[64]), [0.1, 0.1, 0.1]]]})
+    with machine(tmp_path / "first", gateway.url):
+        cache, dumps = get_cache_manager("ab" * 32), get_dump_manager("ab" * 32)
+        assert Path(cache.put(b"binary", "kernel.cubin")).read_bytes() == b"binary"
+        cache.put(timings, "kernel.json")
+        dumps.put(timings, "kernel.autotune.json")
+        assert held(redis_server) == 0
+        cache.put(timings, "kernel.autotune.json")
+        assert held(redis_server) == 1
 
 
 def test_where_none_runs_there_is_no_winner(
