@@ -76,13 +76,33 @@ def checked_config(text: str) -> dict[str, Any]:
 
 
 def _check_within(spec: Any, config: dict[str, Any]) -> None:
-    """Raises whatever Helion raises for a configuration that the kernel's ConfigSpec does not allow; ValueError if a
-    number is outside of what a search would try."""
+    """Raises whatever Helion raises for a configuration that the kernel's ConfigSpec does not allow; ValueError for one
+    that no search of this kernel would try."""
     space = spec.create_config_generation()
     values = space.flatten(spec.normalized_config(config))
     for fragment, value in zip(space.flat_spec, values, strict=True):
-        if hasattr(fragment, "low") and not fragment.low <= value <= fragment.high:
-            raise ValueError(f"{value} is outside of {fragment}")
+        if not _tries(fragment, value):
+            raise ValueError(f"{value!r} is outside of {fragment}")
+
+
+def _tries(fragment: Any, value: Any) -> bool:
+    # imported here, where a version without these names is a miss, and not with the back end
+    from helion.autotuner.config_fragment import (
+        BaseIntegerFragment,
+        EnumFragment,
+        ListOf,
+        PowerOfTwoFragment,
+    )
+
+    match fragment:
+        case ListOf():
+            return all(_tries(fragment.inner, part) for part in value)
+        case EnumFragment():
+            return value in fragment.choices
+        case BaseIntegerFragment():
+            power = not isinstance(fragment, PowerOfTwoFragment) or value.bit_count() == 1
+            return type(value) is int and power and fragment.low <= value <= fragment.high
+    return True
 
 
 def _is_plain(value: Any, depth: int) -> bool:

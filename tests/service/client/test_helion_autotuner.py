@@ -19,6 +19,7 @@ from helion import language as hl  # noqa: E402
 from helion.autotuner.base_cache import LooseAutotuneCacheKey  # noqa: E402
 from helion.autotuner.base_search import BaseSearch  # noqa: E402
 from helion.autotuner.remote_cache import RemoteAutotuneCache, _load_remote_backend  # noqa: E402
+from torchrelay.clients.artifacts.autotune_cache import helion_cache  # noqa: E402
 
 BEST = {"block_sizes": [64], "num_warps": 8, "num_stages": 2}
 OTHER = {"block_sizes": [16], "num_warps": 2, "num_stages": 2}
@@ -102,6 +103,14 @@ def test_a_second_machine_of_the_same_kind_searches_nothing(
     assert all(b"kernel_source_hash" not in data for data in stored)
 
 
+def test_what_a_search_may_try_is_accepted() -> None:
+    x = torch.ones(128)
+    spec = add.bind((x, x)).config_spec
+    space = spec.create_config_generation()
+    for _ in range(100):
+        helion_cache._check_within(spec, dict(space.random_config()))
+
+
 def altered(**fields: Any) -> str:
     return json.dumps({**OTHER, **fields})
 
@@ -120,6 +129,9 @@ def altered(**fields: Any) -> str:
         altered(block_sizes=[17]),
         altered(block_sizes=["16"]),
         altered(num_warps=4096),
+        altered(num_warps=3),
+        altered(num_stages=1.5),
+        altered(indexing=["nothing"] * 3),
         altered(unknown=1),
         altered(self=1),
         altered(block_sizes=[[[[[[16]]]]]]),
