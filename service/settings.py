@@ -126,8 +126,8 @@ class ServiceSettings(BaseSettings):
     import_bytes: Bytes = 1 << 30
     """One imported artifact."""
     tunings_limit: Annotated[int, Field(gt=0)] = 100_000
-    """Entries of one namespace's tuning database, a KiB each as a rule; past it the least
-    recently used go."""
+    """Entries of one namespace's tuning database, a KiB each as a rule; past it the least recently used go. As many
+    winners of Triton's and Helion's own autotuners are stored."""
     train_open_jobs: Annotated[int, Field(gt=0)] = 32
     """Training jobs of one namespace that have not ended; more are refused."""
     train_package_bytes: Annotated[int, Field(gt=0, le=PACKAGE_BYTES)] = PACKAGE_BYTES

@@ -16,6 +16,7 @@ from msgspec import Struct
 from ...compiler import decoding
 from ...compiler.api import compiles
 from ...compiler.api.compiles import MissExplanation
+from ...compiler.api.tuning.autotunes import BODY_LIMIT, AutotunedLibrary, AutotuneEntry
 from ...compiler.artifact.trust_document import SignedDocument
 from ...compiler.errors import GatewayUnreachable, NotCached, NotFound, SchemaMismatch, ServiceError
 from ...compiler.request import codec
@@ -24,6 +25,8 @@ from .deadline import Deadline
 from .follow_compile import CompileWait
 from .http_api import QUICK_SECONDS, HttpApi
 
+_AUTOTUNE_SECONDS = 3.0
+"""A kernel's launch waits for it."""
 _SUBMISSIONS = 3
 """Requests for one graph, if the service forgets a compile that it had accepted."""
 
@@ -123,6 +126,18 @@ class GatewayClient(HttpApi):
     def report_used(self, used: compiles.ScriptUse, *, deadline: float) -> None:
         """Report which artifacts a script used, for the next start of it."""
         self._send("POST", "/v1/prefetch", msgspec.json.encode(used), "application/json", seconds=deadline)
+
+    # --- winners of Triton's and Helion's autotuners ----------------------------------------------------------
+
+    def autotune(self, library: AutotunedLibrary, key: str) -> AutotuneEntry:
+        """The winner that the team has for `key` (64 hex digits). Raises NotFound."""
+        path = f"/v1/autotunes/{library}/{key}"
+        return self._call("GET", path, AutotuneEntry, seconds=_AUTOTUNE_SECONDS, limit=BODY_LIMIT)
+
+    def store_autotune(self, library: AutotunedLibrary, key: str, entry: AutotuneEntry) -> AutotuneEntry:
+        """Store a winner, unless there is one. Returns the one that stands. Raises Forbidden, LimitExceeded."""
+        path = f"/v1/autotunes/{library}/{key}"
+        return self._call("PUT", path, AutotuneEntry, entry, seconds=_AUTOTUNE_SECONDS, limit=BODY_LIMIT)
 
     # --- the small calls -----------------------------------------------------------------------------------
 

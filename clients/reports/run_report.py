@@ -64,8 +64,9 @@ class Report(Struct, frozen=True, kw_only=True):
     waited for a compile that another request had started. shared: another process of the job fetched it. prefetched:
     hits without waiting, because the artifact was fetched before the graph was needed. prefetch_failures:
     prefetches that failed. fallbacks: compiled locally, by error code. alone: graphs on which this process decided
-    without the other processes of its job, by error code. seconds: by stage, all graphs together. graphs: the latest
-    1000.
+    without the other processes of its job, by error code. autotune_hits: kernels that Triton or Helion did not measure
+    because the team had. autotune_failures: exchanges of such winners that failed, by error code. seconds: by stage,
+    all graphs together. graphs: the latest 1000.
     """
 
     hits: int
@@ -77,6 +78,8 @@ class Report(Struct, frozen=True, kw_only=True):
     prefetch_failures: int
     fallbacks: dict[str, int]
     alone: dict[str, int]
+    autotune_hits: int
+    autotune_failures: dict[str, int]
     seconds: dict[str, float]
     graphs: tuple[GraphRecord, ...]
 
@@ -109,6 +112,8 @@ class RunReport:
         self._outcomes: Counter[Outcome] = Counter()
         self._fallbacks: Counter[str] = Counter()
         self._alone: Counter[str] = Counter()
+        self._autotune_hits = 0
+        self._autotune_failures: Counter[str] = Counter()
         self._prefetched = 0
         self._prefetch_failures = 0
         self._seconds: dict[Stage, float] = dict.fromkeys(STAGES, 0.0)
@@ -154,6 +159,23 @@ class RunReport:
             first = self._alone[error.code] == 1
         _log.log(logging.WARNING if first else logging.INFO, "torchrelay: decided without the job: %s", error)
 
+    def autotune_hit(self) -> None:
+        """Counts a kernel that its library's autotuner need not measure."""
+        with self._lock:
+            self._autotune_hits += 1
+
+    def autotune_failed(self, error: RelayError) -> None:
+        """Counts a winner that could not be fetched or sent. The first one of a process is logged as a warning: no
+        filter can make that an exception, in the launch of a kernel."""
+        with self._lock:
+            first = not self._autotune_failures
+            self._autotune_failures[error.code] += 1
+        _log.log(
+            logging.WARNING if first else logging.INFO,
+            "torchrelay: the team's autotune winners cannot be had now, and kernels are measured here: %s",
+            error,
+        )
+
     def prefetched(self) -> None:
         """Counts a hit whose artifact was there before it was needed."""
         with self._lock:
@@ -193,6 +215,8 @@ class RunReport:
                 prefetch_failures=self._prefetch_failures,
                 fallbacks=dict(self._fallbacks),
                 alone=dict(self._alone),
+                autotune_hits=self._autotune_hits,
+                autotune_failures=dict(self._autotune_failures),
                 seconds={stage: self._seconds[stage] for stage in STAGES},
                 graphs=tuple(self._graphs),
             )

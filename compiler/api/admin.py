@@ -13,8 +13,8 @@ from ..artifact.trust_document import ListedKey
 from .bounds import TEN_YEARS_SECONDS, Amount, Count
 
 Role = Literal["read", "compile", "tune", "train", "admin"]
-"""read: artifacts, progress, stats; every other role includes it. compile: request compiles. tune, train: start tuning
-and training jobs. admin: everything."""
+"""read: artifacts, progress, stats; every other role includes it. compile: request compiles, send winners of libraries'
+own autotuners. tune, train: start tuning and training jobs. admin: everything."""
 
 
 ROLES: tuple[Role, ...] = get_args(Role)

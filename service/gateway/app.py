@@ -22,7 +22,7 @@ from .http.json_routes import SCHEMA_REFERENCE
 from .routes import health, status
 from .routes.admin import audit, cache, keys, namespaces, tokens
 from .routes.graphs import artifacts, compile, prefetch, progress, rank_agreement
-from .routes.jobs import training, tuning, tuning_database
+from .routes.jobs import autotunes, training, tuning, tuning_database
 from .wiring.background import start_background_tasks
 from .wiring.gateway import GatewayParts
 from .wiring.worker_pool import worker_pool
@@ -43,6 +43,7 @@ ROUTERS = tuple(
         training,
         tuning,
         tuning_database,
+        autotunes,
         audit,
         cache,
         rank_agreement,

@@ -28,6 +28,7 @@ from ...cache.script_history import ScriptHistory
 from ...compile.dispatcher import Dispatcher
 from ...compile.events import CompileEvents
 from ...compile.followers import Followers
+from ...compile.search.autotunes import AutotuneEntries
 from ...compile.search.database import TuningDatabase
 from ...compile.search.queue import SearchQueue
 from ...compile.search.scheduler import SearchScheduler
@@ -129,6 +130,7 @@ class TenantParts:
         self.saved_requests = SavedRequests(redis, keys, scripts)
 
         self.tunings = TuningDatabase(redis, keys, scripts, limit=settings.tunings_limit)
+        self.autotunes = AutotuneEntries(keys, scripts, limit=settings.tunings_limit)
         self.searches = SearchQueue(namespace, self.tunings, gateway.search_scheduler, gateway.metrics)
 
         self.events = CompileEvents(redis, keys)

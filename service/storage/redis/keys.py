@@ -99,6 +99,10 @@ class Keys:
         """Hash: digests of a place and a problem to their records.TuningEntry, MessagePack."""
         self.tuned = f"{prefix}tuned"
         """Sorted set: fields of tunings by last use, ms."""
+        self.autotunes = f"{prefix}autotunes"
+        """Hash: `<library>:<key>` to AutotuneEntry, MessagePack."""
+        self.autotuned = f"{prefix}autotuned"
+        """Sorted set: fields of autotunes by last use, ms."""
         self.tuning_jobs = JobKeys(prefix, "tune")
         self.training_jobs = JobKeys(prefix, "train")
         self.saved = f"{prefix}kept"

@@ -37,6 +37,8 @@ GUARDED = [
     ("POST", "/v1/cache/gc"),
     ("GET", "/v1/tunings"),
     ("POST", "/v1/tunings"),
+    ("GET", f"/v1/autotunes/triton/{KEY}"),
+    ("PUT", f"/v1/autotunes/triton/{KEY}"),
 ]
 
 

@@ -108,6 +108,9 @@ def everything(running: Running) -> None:
             compiled(red, graph(1))
             assert red.post("/v1/report", json={"reason": "no_worker"}).status_code == 204
         assert http.delete(f"/v1/tokens/{made['record']['id']}").status_code == 200
+        winner = f"/v1/autotunes/triton/{'0' * 64}"
+        assert http.put(winner, json={"key": "K", "data": "{}"}).status_code == 200
+        assert http.get(winner).status_code == 200
         verdict = {"digest": "ab" * 32}
         assert http.put(f"/v1/jobs/{'0' * 64}/{first}", json=verdict).status_code == 200
         used = {"scripts": ["1" * 64], "keys": [first]}

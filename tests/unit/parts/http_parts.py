@@ -75,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             route(self)
 
-    do_POST = do_GET  # noqa: N815 (the name is http.server's)
+    do_POST = do_PUT = do_GET  # noqa: N815 (the names are http.server's)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Quiet."""
