@@ -22,13 +22,14 @@ from ..compiler.errors import ClientError, GatewayUnreachable, RelayError, Speci
 from ..compiler.request import codec
 from ..compiler.request import key as keys
 from ..compiler.torch_internals import compatibility, counters
-from ..compiler.torch_internals.dynamo import backend_interface
+from ..compiler.torch_internals.dynamo import backend_interface, tracing
 from ..compiler.torch_internals.inductor import compile_fx, config
+from .artifacts.eager_first import EagerFirst, Pending
 from .artifacts.prefetch import prefetch_with, start_early
-from .artifacts.source import ArtifactRequest, ArtifactSource
-from .capture.configuration import Mode
+from .artifacts.source import ArtifactRequest, ArtifactSource, PendingArtifact
+from .capture.configuration import Mode, split_options
 from .capture.locked_tunings import LockedTunings
-from .capture.prepare import prepare
+from .capture.prepare import PreparedGraph, prepare
 from .capture.replace_inductor import replace_inductor, restore_inductor
 from .gateway.compile_client import GatewayClient
 from .reports.run_report import FallbackWarning, RunReport, process_report
@@ -46,15 +47,17 @@ def torchrelay(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph through the service. `mode` and `options` are Inductor's own.
+    """Compile a Dynamo graph through the service. `mode` and `options` are Inductor's own, but for
+    "torchrelay.background".
 
     Raises RuntimeError for options that Inductor does not know, as Inductor does; a RelayError only in mode
     `require`.
     """
-    mode, options = mode or "default", dict(options or {})
+    mode = mode or "default"
+    background, options = split_options(options)
     config.check_options(mode, options)
     try:
-        compiled = _from_service(gm, example_inputs, cast(Mode, mode), options)
+        compiled = _from_service(gm, example_inputs, cast(Mode, mode), options, background)
     except Exception as error:
         if _is_meant_for_the_caller(error):
             raise
@@ -64,10 +67,14 @@ def torchrelay(
 
 
 def _from_service(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], mode: Mode, options: Mapping[str, Any]
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    mode: Mode,
+    options: Mapping[str, Any],
+    background: bool | None,
 ) -> Callable[..., Any] | None:
-    """The service's artifact; None after a failure that was reported, and in mode `off`. In mode `require` raises the
-    failure."""
+    """The service's artifact, or the graph itself until that is there; None after a failure that was reported, and in
+    mode `off`. In mode `require` raises the failure."""
     try:
         relay = process_backend()
     except RelayError as error:  # settings that cannot be read
@@ -78,7 +85,7 @@ def _from_service(
         return None
     start = time.perf_counter()
     try:
-        return relay.compile(gm, example_inputs, mode, options)
+        return relay.compile(gm, example_inputs, mode, options, background=background)
     except RelayError as error:
         seconds, nodes = time.perf_counter() - start, len(gm.graph.nodes)
         if relay.settings.mode == "require":
@@ -127,6 +134,19 @@ def _compile_locally(
         return gm.forward
 
 
+def _compile_outside_dynamo(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], mode: str, options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """As `_compile_locally`, in a call of the graph, for the sizes of its inputs. The graph has run eagerly, so it goes
+    on like that if Inductor refuses it."""
+    try:
+        with tracing.outside_dynamo(inputs) as examples:
+            return _compile_locally(gm, examples, mode, options)
+    except Exception as error:
+        _log.warning("torchrelay: a graph stays eager: Inductor: %s: %s", type(error).__name__, error)
+        return gm.forward
+
+
 def _threads_start() -> bool:
     """Whether Inductor's thread pools work. They do not once Python has begun to end, as in an atexit handler."""
     try:
@@ -155,10 +175,20 @@ class RelayBackend:
             report.leave_at_exit(settings.state_dir, launch)
 
     def compile(
-        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], mode: Mode, options: Mapping[str, Any]
+        self,
+        gm: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        mode: Mode,
+        options: Mapping[str, Any],
+        *,
+        background: bool | None = None,
     ) -> Callable[..., Any]:
-        """Capture, fetch, verify, load. Raises RelayError, of whatever kind the failure was."""
+        """Capture, fetch, verify, load. background: run a graph that is still to be compiled eagerly meanwhile; None:
+        as the settings say. Raises RelayError, of whatever kind the failure was."""
         start = time.perf_counter()
+        if background is None:
+            background = self.settings.background
+        obtain = self._source.obtain_or_begin if background else self._source.obtain
         try:
             check_platform()
             compatibility.check("capture")
@@ -170,7 +200,7 @@ class RelayBackend:
             with self.report.timed("key"):
                 key = keys.key_of(captured.request, canonical)
             try:
-                found = self._source.obtain(ArtifactRequest(captured, canonical, key, prepared.local.inputs))
+                found = obtain(ArtifactRequest(captured, canonical, key, prepared.local.inputs))
             except SpecializeInputs as error:
                 raise backend_interface.restart_analysis(
                     captured.floats[p] for p in error.positions
@@ -184,14 +214,53 @@ class RelayBackend:
             if backend_interface.symbols_to_specialize(error) is not None:
                 raise
             raise _unexpected(error) from error
+        if isinstance(found, Pending):
+            return self._eager_first(gm, found, prepared.without_inputs(), key, mode, options)
         self.report.record(
             found.outcome, key=found.key, seconds=time.perf_counter() - start, nodes=len(gm.graph.nodes)
         )
         return prepared.bind(found.compiled)
 
-    def fell_back(self, error: RelayError, *, seconds: float, nodes: int) -> None:
+    def _eager_first(
+        self,
+        gm: torch.fx.GraphModule,
+        pending: PendingArtifact,
+        prepared: PreparedGraph,
+        key: str,
+        mode: str,
+        options: Mapping[str, Any],
+    ) -> Callable[..., Any]:
+        """`gm` as it is, until the service has answered; then the artifact, or what Inductor compiles here."""
+        start, nodes = time.perf_counter(), len(gm.graph.nodes)
+        listed = self.report.begin_background(key=key, nodes=nodes)
+        told = False
+
+        def take_over(calls: int, inputs: tuple[Any, ...]) -> Callable[..., Any]:
+            nonlocal told
+            self.report.end_background(listed)
+            figures: Any = {"seconds": time.perf_counter() - start, "nodes": nodes, "eager_calls": calls}
+            try:
+                found = pending.load()
+            except Exception as failure:
+                error = failure if isinstance(failure, RelayError) else _unexpected(failure)
+                error.key = key
+                if self.settings.mode == "require":
+                    if not told:
+                        told = True
+                        self.report.raised(error, **figures)
+                    raise error from None
+                if not told:
+                    told = True
+                    self.fell_back(error, **figures)
+                return _compile_outside_dynamo(gm, inputs, mode, options)
+            self.report.record(found.outcome, key=found.key, **figures)
+            return prepared.bind(found.compiled)
+
+        return EagerFirst(gm.forward, pending.is_eager, take_over).call
+
+    def fell_back(self, error: RelayError, *, seconds: float, nodes: int, eager_calls: int = 0) -> None:
         """Count a graph compiled locally, here and (if it answers at once) at the service."""
-        self.report.fallback(error, key=error.key, seconds=seconds, nodes=nodes)
+        self.report.fallback(error, key=error.key, seconds=seconds, nodes=nodes, eager_calls=eager_calls)
         if isinstance(error, GatewayUnreachable) or not self.settings.url:
             return
         with contextlib.suppress(RuntimeError):  # no thread can start: only a count is lost
@@ -218,11 +287,12 @@ def compile(
     dynamic: bool | None = None,
     fullgraph: bool = False,
 ) -> M:
-    """`torch.compile(model, backend="torchrelay", ...)`, with Inductor's options checked now, not at the first call.
+    """`torch.compile(model, backend="torchrelay", ...)`, with the options checked now, not at the first call.
 
-    Raises RuntimeError for a mode or an option that Inductor does not know.
+    options: Inductor's, and "torchrelay.background": a graph that is still to be compiled runs eagerly meanwhile.
+    Raises RuntimeError for a mode or an option that is not known.
     """
-    config.check_options(mode or "default", dict(options or {}))
+    config.check_options(mode or "default", split_options(options)[1])
     compiled = torch.compile(
         cast(Callable[..., Any], model),
         backend="torchrelay",

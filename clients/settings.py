@@ -55,6 +55,8 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     """Processes with the same name are one job: one decision for each key. Give each run a name of its own."""
     prefetch: bool = True
     """Fetch in the background the artifacts that this script used last time."""
+    background: bool = False
+    """A graph that is still to be compiled runs eagerly meanwhile; the option "torchrelay.background" comes first."""
     cache_dir: Path
     tuning_lock: Path | None = None
     """A file of `torchrelay tune export`: graphs that tune use its winners."""
@@ -289,6 +291,7 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "mode": _converted(Mode, ", ".join(MODES)),
     "job": _text,
     "prefetch": _flag,
+    "background": _flag,
     "cache_dir": _path,
     "tuning_lock": _path,
     "tuning_lock_mode": _converted(LockMode, ", ".join(get_args(LockMode))),

@@ -66,6 +66,10 @@ def bars(
             found.append(Bar(model, f"{model}: torchrelay hit with prefetch / without", early, 1, False))
         if (cold := ratio(records, model, "relay-cold", "local-cold")) is not None:
             found.append(Bar(model, f"{model}: torchrelay cold / local cold", cold, 1.15, False))
+        if (background := ratio(records, model, "relay-background", "eager")) is not None:
+            found.append(
+                Bar(model, f"{model}: torchrelay, a miss in the background / eager", background, 1.5, False)
+            )
     for record in steady:
         text = f"{record['model']}: step time torchrelay / local, paired, {record['steps']} steps each"
         found.append(Bar(record["model"], text, record["ratio"], 1.02, False))

@@ -68,21 +68,21 @@ class Surroundings:
         command += ["--backend", backend, "--steps", str(self.steps), *flags]
         return run_child(command, machine.environment(**environment), self.timeout)
 
-    def relay(self, machine: FreshMachine, *, prefetch: bool = False) -> dict[str, Any]:
+    def relay(self, machine: FreshMachine, *flags: str, prefetch: bool = False) -> dict[str, Any]:
         if self.service is None:
             raise VariantSkipped("no service was started")
         client = {**self.service.environment, "TORCHRELAY_MODE": "require"}
         # The measuring script imports torchrelay, and builds its model after that.
         client["TORCHRELAY_PREFETCH"] = str(int(prefetch))
         if not self.round_trip:
-            return self.train(machine, "torchrelay", **client)
+            return self.train(machine, "torchrelay", *flags, **client)
         folder = Path(self.service.environment["XDG_CONFIG_HOME"])
         known = json.loads((folder / "torchrelay" / "credentials.json").read_text())
         client["TORCHRELAY_TOKEN"] = known["token"]  # a token of the file is for the URL beside it alone
         port = int(self.service.url.rpartition(":")[2])
         with distant(port, round_trip=self.round_trip, bytes_per_second=self.bytes_per_second) as line:
             client["TORCHRELAY_URL"] = f"http://127.0.0.1:{line}"
-            return self.train(machine, "torchrelay", **client)
+            return self.train(machine, "torchrelay", *flags, **client)
 
 
 def run_child(command: list[str], environment: dict[str, str], timeout: float) -> dict[str, Any]:
@@ -157,6 +157,13 @@ def _relay_disk(at: Surroundings) -> dict[str, Any]:
     return at.relay(at.machines["relay-teammate"])
 
 
+def _relay_background(at: Surroundings) -> dict[str, Any]:
+    record = at.relay(at.new_machine("relay-background"), "--background")
+    if not record["reuse"]["misses"]:
+        raise ChildFailed("there was no miss")
+    return record
+
+
 @dataclass(frozen=True)
 class Variant:
     label: str
@@ -179,6 +186,7 @@ VARIANTS: dict[str, Variant] = {
         "torchrelay, new machine, prefetched", _relay_prefetch, "relay-cold", warm=True
     ),
     "relay-disk": Variant("torchrelay, its disk cache", _relay_disk, "relay-hit", warm=True),
+    "relay-background": Variant("torchrelay, a miss in the background", _relay_background),
 }
 
 

@@ -88,6 +88,13 @@ def check_fit(opened: container.Artifact, request: schema.GraphRequest) -> None:
     machine.check_needs(opened.manifest.needs, machine.offered(), "this machine")
 
 
+def store_libraries(opened: container.Artifact, cache_dir: Path) -> None:
+    """Write a verified artifact's libraries to files, so that `load` finds them. Imports nothing: a thread may do this
+    while the program runs. Raises ArtifactError, CannotLoad."""
+    cpp_libraries(opened, cache_dir / "lib")
+    triton_modules(opened, cache_dir / "lib")
+
+
 def load(
     opened: container.Artifact, captured: CapturedGraph, inputs: Sequence[Any], cache_dir: Path
 ) -> Callable[..., Any]:

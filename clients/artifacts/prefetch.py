@@ -129,6 +129,7 @@ class Prefetch:
         except Exception:  # counted; the graphs fetch for themselves
             self._failed()
         self._report_used(gateway)
+        gateway.close()  # with -W error, Python prints at exit of a socket that nobody closed
         self._ended.set()
 
     def _prepared(self) -> GatewayClient:

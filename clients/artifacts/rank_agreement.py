@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -40,6 +40,9 @@ _JOIN_SECONDS = 5.0
 nothing, ever."""
 _CHUNK_BYTES = 4 << 20
 """c10d's TCPStore refuses values past 8 MiB."""
+_EAGER_CALLS = 4
+"""Calls of a graph that ranks run eagerly before they look again whether it is compiled. Each look is a round trip to
+the store."""
 _POSTED_BYTES = 256 << 20
 """What one leader has in the store at most for ranks that have not read it yet; the oldest is deleted first."""
 
@@ -93,6 +96,10 @@ class AgreementStore:
     def put_first(self, name: str, value: bytes) -> bytes:
         """Set `name` unless it is set; returns its value."""
         return self._do(lambda: bytes(self._store.compare_set(self._prefix + name, "", value)))
+
+    def replace(self, name: str, old: bytes, new: bytes) -> bytes:
+        """Set `name`, which is set, to `new` if it is `old`; returns its value."""
+        return self._do(lambda: bytes(self._store.compare_set(self._prefix + name, old, new)))
 
     def delete(self, name: str) -> None:
         self._do(lambda: self._store.delete_key(self._prefix + name))
@@ -154,6 +161,49 @@ class JobMachines:
         return True
 
 
+class _EagerCalls(Struct, frozen=True):
+    """A graph's calls before number `end` (from 0) are eager. open: what comes then is not decided; else it is
+    compiled."""
+
+    end: int
+    open: bool
+
+
+class CommonCall:
+    """The call from which on all ranks run one graph compiled.
+
+    The store has an _EagerCalls. While it is open, a rank may move its end up, or close it where it ends. A rank runs a
+    call eagerly only after it has read an end beyond it: so no rank runs that call compiled, however far apart they
+    are.
+    """
+
+    def __init__(self, store: AgreementStore, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._known: _EagerCalls | None = None
+
+    def is_begun(self) -> bool:
+        """Whether a rank has said how it begins. Raises JobUnreachable."""
+        return self._store.get(self._name) is not None
+
+    def begin(self, *, eager: bool) -> bool:
+        """Whether the first calls are eager; the first rank's answer counts. Raises JobUnreachable."""
+        first = _EagerCalls(_EAGER_CALLS if eager else 0, open=eager)
+        self._known = _decoded(self._store.put_first(self._name, msgspec.json.encode(first)), _EagerCalls)
+        return self._known.end > 0
+
+    def is_eager(self, call: int, *, ready: bool) -> bool:
+        """Whether call number `call` is eager in all ranks. ready: this rank has the artifact. Call it after `begin`.
+        Raises JobUnreachable."""
+        assert self._known is not None
+        while call >= self._known.end and self._known.open:
+            end = self._known.end
+            wanted = _EagerCalls(end, open=False) if ready else _EagerCalls(end + _EAGER_CALLS, open=True)
+            old, new = msgspec.json.encode(self._known), msgspec.json.encode(wanted)
+            self._known = _decoded(self._store.replace(self._name, old, new), _EagerCalls)
+        return call < self._known.end
+
+
 class StoreAgreement:
     """A job whose processes share a c10d store. `readers`: how many others will want what one leads."""
 
@@ -161,7 +211,13 @@ class StoreAgreement:
         self._store = store
         self._readers = readers
         self._posted: deque[_PostedArtifact] = deque()
+        self._begun: Counter[str] = Counter()
         self.machines = JobMachines(store, readers + 1)
+
+    def common_call(self, key: str) -> CommonCall:
+        """For a graph with this key. Graphs of one key are told apart by their order, which is that of all ranks."""
+        self._begun[key] += 1
+        return CommonCall(self._store, f"{key}/calls/{self._begun[key]}")
 
     def agree(self, key: str, seconds: float, obtain: ObtainArtifact) -> Decision:
         clock = Deadline(seconds)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import hashlib
+import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch.distributed
@@ -33,23 +35,29 @@ from ...compiler.errors import (
 from ...compiler.request import codec
 from ...compiler.request.key import key_of
 from ...compiler.torch_internals.distributed import job_store
+from ...compiler.torch_internals.dynamo import tracing
 from ..capture.request import CapturedGraph
-from ..gateway.compile_client import FetchResult, GatewayClient
+from ..gateway.compile_client import GatewayClient, SubmittedCompile
 from ..gateway.connection import rebuild
 from ..reports.run_report import Outcome, RunReport
 from ..settings import ClientSettings, LauncherInfo
 from . import load
 from .disk_cache import DiskCache
+from .eager_first import Pending
 from .machine import Machine, offered
 from .prefetch import Prefetch
-from .rank_agreement import Agreement, AgreementStore, Decision, GatewayAgreement, StoreAgreement
+from .rank_agreement import Agreement, AgreementStore, CommonCall, Decision, GatewayAgreement, StoreAgreement
 from .shared_libraries import why_nothing_loads
 from .trust_store import TrustStore
+
+_log = logging.getLogger(__name__)
 
 _STORE_SECONDS = 30.0
 """The longest that a job's store may take to answer."""
 _FETCH_SECONDS = 60.0
 """An artifact that the job decided on, from the gateway."""
+_FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.01, 0.25
+"""How often a rank looks whether the one that asks for all has found a miss."""
 _UNUSABLE = (ArtifactError, SignatureError, ToolchainMismatch)
 
 
@@ -69,6 +77,20 @@ class ArtifactRequest(Struct, frozen=True):
         return ArtifactRequest(captured, canonical, key_of(request, canonical), self.inputs)
 
 
+class FetchedArtifact(Struct, frozen=True):
+    """A verified artifact, its file, and where it came from."""
+
+    data: bytes
+    opened: Artifact
+    outcome: Outcome
+    early: bool = False
+    """It was fetched before it was needed."""
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+
 class LoadedArtifact(Struct, frozen=True):
     """What a graph runs as, the key it is under, where it came from, and the artifact's file."""
 
@@ -82,6 +104,10 @@ class LoadedArtifact(Struct, frozen=True):
     @property
     def digest(self) -> str:
         return hashlib.sha256(self.data).hexdigest()
+
+
+PendingArtifact = Pending[FetchedArtifact, LoadedArtifact]
+A = TypeVar("A", FetchedArtifact, LoadedArtifact)
 
 
 class ArtifactSource:
@@ -110,104 +136,220 @@ class ArtifactSource:
     def obtain(self, wanted: ArtifactRequest) -> LoadedArtifact:
         """An artifact that fits the example sizes. Raises RelayError, of whatever kind the failure was; the same one in
         every process of a job."""
-        try:
-            return self._obtain(wanted)
-        except SizesDiffer:
-            return self._obtain(wanted.with_exact_sizes())
+        return self._obtain_fitting(wanted, self._job_or_none())
 
-    def _obtain(self, wanted: ArtifactRequest) -> LoadedArtifact:
-        job = None
-        if self._left_job is not None:
-            self._report.alone(self._left_job)
-        else:
-            try:
-                job = self._job()
-            except JobUnreachable as error:
-                self._leave_job(error)
+    def _obtain_fitting(self, wanted: ArtifactRequest, job: Agreement | None) -> LoadedArtifact:
+        try:
+            return self._obtain(wanted, job)
+        except SizesDiffer:
+            return self._obtain(wanted.with_exact_sizes(), self._job_or_none())
+
+    def _obtain(self, wanted: ArtifactRequest, job: Agreement | None) -> LoadedArtifact:
         found = self._obtain_here(wanted) if job is None else self._obtain_for_job(job, wanted)
+        return self._used(found, wanted.key)
+
+    def _used(self, found: LoadedArtifact, key: str) -> LoadedArtifact:
+        if found.early:
+            self._report.prefetched()
         if (
             self._prefetch is not None and found.outcome != "shared"
         ):  # else the process that obtained it reports it
-            self._prefetch.used(wanted.key, early=found.early)
+            self._prefetch.used(key, early=found.early)
         return found
+
+    # --- while the graph runs eagerly --------------------------------------------------------------------------
+
+    def obtain_or_begin(self, wanted: ArtifactRequest) -> LoadedArtifact | PendingArtifact:
+        """As `obtain`, but a compile that the service has yet to finish is not waited for, unless the program needs
+        the wait (`_why_wait`). Raises as `obtain` does."""
+        job = self._job_or_none()
+        if reason := self._why_wait(wanted.captured, job):
+            _log.info("torchrelay: a miss of %s is waited for: %s", wanted.key[:12], reason)
+            return self._obtain_fitting(wanted, job)
+        if isinstance(job, StoreAgreement):
+            return self._begin_for_job(job, msgspec.structs.replace(wanted, inputs=()))
+        found = self._at_hand(wanted, lambda fetched: self._loaded(fetched, wanted))
+        if found is None:
+            submitted = self._submit(wanted)
+            if not submitted.hit:
+                return self._begin(msgspec.structs.replace(wanted, inputs=()), submitted)
+            found = self._loaded(self._answered(submitted, wanted), wanted)
+        return self._used(found, wanted.key)
+
+    def _why_wait(self, captured: CapturedGraph, job: Agreement | None) -> str:
+        """Why a graph cannot run eagerly first; '' if it can. docs/decisions/0034 tells more."""
+        if captured.request.symbols:
+            return "its sizes are symbolic"
+        if captured.floats:
+            return "it takes Python numbers, which may have to become constants"
+        if captured.cudagraphs:
+            return "it runs as a CUDA graph"
+        if tracing.saves_through_hooks():
+            return "it is called where autograd saves tensors through hooks, as torch.utils.checkpoint does"
+        several = self._launch is not None and self._launch.world_size > 1
+        if not isinstance(job, StoreAgreement) and (job is not None or several or self._left_job is not None):
+            return "the processes of its job share no store, in which they could agree when to change"
+        return ""
+
+    def _begin(self, wanted: ArtifactRequest, submitted: SubmittedCompile) -> PendingArtifact:
+        """Receive the answer to an accepted request. `wanted` is without inputs, so that none are kept."""
+        pending = PendingArtifact(
+            lambda: self._stored_libraries(self._answered(submitted, wanted, waits=False)),
+            lambda fetched: self._load_later(fetched, wanted),
+        )
+        pending.start()
+        return pending
+
+    def _begin_for_job(
+        self, job: StoreAgreement, wanted: ArtifactRequest
+    ) -> LoadedArtifact | PendingArtifact:
+        """The same for all ranks: the artifact, if the rank that asks for all finds it without a compile; else one that
+        is pending."""
+        common = job.common_call(wanted.key)
+
+        def is_eager(call: int, ready: bool) -> bool:
+            if os.getpid() != self._owner:  # a forked child must not use the job's store
+                return True
+            if self._left_job is None:
+                try:
+                    return common.is_eager(call, ready=ready)
+                except JobUnreachable as error:
+                    self._leave_job(error)
+            return not ready
+
+        def load_here(fetched: FetchedArtifact) -> LoadedArtifact:
+            try:
+                return self._load_later(fetched, wanted)
+            except RelayError as error:  # the others have loaded it
+                self._report.alone(error)
+                raise
+
+        pending = PendingArtifact(
+            lambda: self._stored_libraries(self._receive_for_job(job, wanted, common)), load_here, is_eager
+        )
+        pending.start()
+        pause = _FIRST_LOOK_SECONDS
+        try:
+            while not pending.ready and not common.is_begun():
+                time.sleep(pause)
+                pause = min(pause * 1.5, _LONGEST_LOOK_SECONDS)
+            eager = common.begin(eager=not pending.ready)
+        except JobUnreachable as error:
+            self._leave_job(error)
+            eager = not pending.ready
+        return pending if eager else pending.load()
+
+    def _receive_for_job(
+        self, job: StoreAgreement, wanted: ArtifactRequest, common: CommonCall
+    ) -> FetchedArtifact:
+        def obtain() -> FetchedArtifact:
+            found = self._at_hand(wanted, lambda fetched: fetched)
+            if found is None:
+                submitted = self._submit(wanted)
+                if not submitted.hit:
+                    with contextlib.suppress(JobUnreachable):  # `agree` meets it too
+                        common.begin(eager=True)
+                found = self._answered(submitted, wanted, waits=False)
+            return found
+
+        return self._agreed(
+            job, wanted, obtain, lambda decision, repeated: self._decided_on(job, wanted, decision, repeated)
+        )
+
+    def _stored_libraries(self, fetched: FetchedArtifact) -> FetchedArtifact:
+        load.store_libraries(fetched.opened, self._settings.cache_dir)
+        return fetched
+
+    def _load_later(self, fetched: FetchedArtifact, wanted: ArtifactRequest) -> LoadedArtifact:
+        with tracing.outside_dynamo():
+            return self._used(self._loaded(fetched, wanted), wanted.key)
 
     # --- this process ----------------------------------------------------------------------------------------
 
     def _obtain_here(self, wanted: ArtifactRequest) -> LoadedArtifact:
+        found = self._at_hand(wanted, lambda fetched: self._loaded(fetched, wanted))
+        if found is None:
+            with _importing_loader():
+                fetched = self._answered(self._submit(wanted), wanted)
+            found = self._loaded(fetched, wanted)
+        return found
+
+    def _at_hand(self, wanted: ArtifactRequest, use: Callable[[FetchedArtifact], A]) -> A | None:
+        """`use` of what needs no request. Raises GatewayUnreachable if there is no gateway to send one to."""
         for source in (self._prefetched, self._stored):
-            if (found := source(wanted)) is not None:
-                return found
+            try:
+                if (found := source(wanted)) is not None:
+                    return use(found)
+            except (CannotLoad, SizesDiffer):  # the service has the same one: do not download it again
+                raise
+            except _UNUSABLE:
+                self._disk.remove(wanted.key)  # damaged, or signed by a key since withdrawn: ask the service
         if not self._settings.url:
             raise GatewayUnreachable("no gateway is configured")
-        fetched = self._fetch(wanted)
-        try:
-            compiled = self._load(fetched.data, wanted)
-        except (CannotLoad, SizesDiffer):
-            self._disk.put(wanted.key, fetched.data)
-            raise
-        self._disk.put(wanted.key, fetched.data)
-        outcome: Outcome = "hit" if fetched.hit else "coalesced" if fetched.coalesced else "miss"
-        return LoadedArtifact(wanted.key, compiled, outcome, fetched.data)
+        return None
 
-    def _prefetched(self, wanted: ArtifactRequest) -> LoadedArtifact | None:
+    def _prefetched(self, wanted: ArtifactRequest) -> FetchedArtifact | None:
         with self._report.timed("wait"):
             early = None if self._prefetch is None else self._prefetch.take(wanted.key)
         if early is None:
             return None
-        try:
-            with self._report.timed("verify"):
-                self._trust.trust().key_for(early.opened.statement)
-                load.check_fit(early.opened, wanted.captured.request)
-            compiled = self._load_opened(early.opened, wanted)
-        except (CannotLoad, SizesDiffer):
-            raise
-        except _UNUSABLE:
-            self._disk.remove(wanted.key)
-            return None
-        if early.fetched:
-            self._report.prefetched()
-        return LoadedArtifact(
-            wanted.key, compiled, "hit" if early.fetched else "disk_hit", early.data, early.fetched
-        )
+        with self._report.timed("verify"):
+            self._trust.trust().key_for(early.opened.statement)
+            load.check_fit(early.opened, wanted.captured.request)
+        outcome: Outcome = "hit" if early.fetched else "disk_hit"
+        return FetchedArtifact(early.data, early.opened, outcome, early.fetched)
 
-    def _stored(self, wanted: ArtifactRequest) -> LoadedArtifact | None:
+    def _stored(self, wanted: ArtifactRequest) -> FetchedArtifact | None:
         stored = self._disk.get(wanted.key)
         if stored is None:
             return None
         if self._settings.url:
             self._trust.refresh_if_stale(self._gateway.trust_document)
-        try:
-            return LoadedArtifact(wanted.key, self._load(stored, wanted), "disk_hit", stored)
-        except (CannotLoad, SizesDiffer):  # the service has the same one: do not download it at each start
-            raise
-        except _UNUSABLE:
-            self._disk.remove(wanted.key)  # damaged, or signed by a key since withdrawn: ask the service
-            return None
+        return FetchedArtifact(stored, self._verified(stored, wanted), "disk_hit")
 
-    def _fetch(self, wanted: ArtifactRequest) -> FetchResult:
+    def _submit(self, wanted: ArtifactRequest) -> SubmittedCompile:
         """Ask the gateway, in the caller's thread so that Ctrl-C ends the wait at once."""
-        with _importing_loader():
-            fetched = self._gateway.compile(
-                codec.compress(wanted.canonical),
-                wanted.key,
-                cache_only=self._settings.mode == "cache",
-                deadline=self._settings.deadline,
-            )
-        self._report.add_seconds("wait", fetched.wait_seconds)
-        self._report.add_seconds("fetch", fetched.fetch_seconds)
-        return fetched
+        return self._gateway.submit(
+            codec.compress(wanted.canonical),
+            wanted.key,
+            cache_only=self._settings.mode == "cache",
+            deadline=self._settings.deadline,
+        )
 
-    def _load(self, data: bytes, wanted: ArtifactRequest) -> Callable[..., Any]:
+    def _answered(
+        self, submitted: SubmittedCompile, wanted: ArtifactRequest, *, waits: bool = True
+    ) -> FetchedArtifact:
+        """The gateway's artifact, on the disk from now on. waits: the program does."""
+        answer = submitted.result()
+        if waits:
+            self._report.add_seconds("wait", answer.wait_seconds)
+            self._report.add_seconds("fetch", answer.fetch_seconds)
+        opened = self._verified(answer.data, wanted)
+        self._disk.put(wanted.key, answer.data)
+        outcome: Outcome = "hit" if answer.hit else "coalesced" if answer.coalesced else "miss"
+        return FetchedArtifact(answer.data, opened, outcome)
+
+    def _verified(self, data: bytes, wanted: ArtifactRequest) -> Artifact:
         self._trust.refresh_if_newer(self._gateway.trust_serial, self._gateway.trust_document)
         with self._report.timed("verify"):
-            opened = load.verify(data, self._trust.trust(), key=wanted.key, request=wanted.captured.request)
-        return self._load_opened(opened, wanted)
+            return load.verify(data, self._trust.trust(), key=wanted.key, request=wanted.captured.request)
 
-    def _load_opened(self, opened: Artifact, wanted: ArtifactRequest) -> Callable[..., Any]:
+    def _loaded(self, fetched: FetchedArtifact, wanted: ArtifactRequest) -> LoadedArtifact:
         with self._report.timed("load"):
-            return load.load(opened, wanted.captured, wanted.inputs, self._settings.cache_dir)
+            compiled = load.load(fetched.opened, wanted.captured, wanted.inputs, self._settings.cache_dir)
+        return LoadedArtifact(wanted.key, compiled, fetched.outcome, fetched.data, fetched.early)
 
     # --- in a job ------------------------------------------------------------------------------------------
+
+    def _job_or_none(self) -> Agreement | None:
+        if self._left_job is not None:
+            self._report.alone(self._left_job)
+            return None
+        try:
+            return self._job()
+        except JobUnreachable as error:
+            self._leave_job(error)
+            return None
 
     def _job(self) -> Agreement | None:
         """How this process agrees with the others of its job; None if it has none. Raises JobUnreachable."""
@@ -252,14 +394,31 @@ class ArtifactSource:
         return agreement
 
     def _obtain_for_job(self, job: Agreement, wanted: ArtifactRequest) -> LoadedArtifact:
-        """The artifact that the job decides on; this process obtains it if it is the first to need it."""
-        own: LoadedArtifact | None = None
+        return self._agreed(
+            job,
+            wanted,
+            lambda: self._obtain_here(wanted),
+            lambda decision, repeated: self._loaded(
+                self._decided_on(job, wanted, decision, repeated), wanted
+            ),
+        )
+
+    def _agreed(
+        self,
+        job: Agreement,
+        wanted: ArtifactRequest,
+        obtain_here: Callable[[], A],
+        take: Callable[[Decision, bool], A],
+    ) -> A:
+        """The artifact that the job decides on; this process obtains it if it is the first to need it, and else takes
+        it. take(decision, repeated): repeated, if this process has taken it before."""
+        own: A | None = None
         failure: RelayError | None = None
 
         def obtain() -> bytes:
             nonlocal own, failure
             try:
-                own = self._obtain_here(wanted)
+                own = obtain_here()
                 job.check_needs(container.read_manifest(own.data).needs)
             except RelayError as error:
                 failure = error
@@ -273,7 +432,7 @@ class ArtifactSource:
             self._leave_job(error)
             if failure is not None:
                 raise failure from None
-            return own or self._obtain_here(wanted)
+            return own or obtain_here()
         self._decided[wanted.key] = decision
         if decision.error is not None:
             same = failure is not None and failure.code == decision.error.code
@@ -281,17 +440,17 @@ class ArtifactSource:
         if own is not None and own.digest == decision.digest:
             return own
         try:
-            return self._load_decided(job, wanted, decision, repeated=repeated)
+            return take(decision, repeated)
         except SizesDiffer:
             raise
         except RelayError as error:
             self._report.alone(error)
             raise
 
-    def _load_decided(
-        self, job: Agreement, wanted: ArtifactRequest, decision: Decision, *, repeated: bool
-    ) -> LoadedArtifact:
-        """Load exactly the artifact that was decided on, from disk, from the job or from the gateway."""
+    def _decided_on(
+        self, job: Agreement, wanted: ArtifactRequest, decision: Decision, repeated: bool
+    ) -> FetchedArtifact:
+        """Exactly the artifact that was decided on, from disk, from the job or from the gateway."""
         stored = self._disk.get(wanted.key)
         if stored is not None and hashlib.sha256(stored).hexdigest() != decision.digest:
             stored = None
@@ -308,10 +467,10 @@ class ArtifactSource:
                 raise ArtifactError(
                     "the artifact that the job decided on is gone; there is another one by now"
                 )
-        compiled = self._load(data, wanted)
+        opened = self._verified(data, wanted)
         if data is not stored:
             self._disk.put(wanted.key, data)
-        return LoadedArtifact(wanted.key, compiled, "disk_hit" if repeated else "shared", data)
+        return FetchedArtifact(data, opened, "disk_hit" if repeated else "shared")
 
     def _leave_job(self, error: JobUnreachable) -> None:
         """Go on without the job: from now on this process obtains each artifact by itself."""

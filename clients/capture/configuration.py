@@ -19,6 +19,20 @@ from ...compiler.torch_internals.inductor import config, config_modules, environ
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Options = list[tuple[str, schema.OptionValue]]
+BACKGROUND = "torchrelay.background"
+"""The one option that is ours: whether a graph that is still to be compiled runs eagerly meanwhile."""
+
+
+def split_options(options: Mapping[str, Any] | None) -> tuple[bool | None, dict[str, Any]]:
+    """BACKGROUND's value (None: not given), and Inductor's options. Raises RuntimeError for a value that is no bool, as
+    Inductor does for its own."""
+    theirs = dict(options or {})
+    background = theirs.pop(BACKGROUND, None)
+    if background is not None and not isinstance(background, bool):
+        raise RuntimeError(
+            f"Unexpected type of attr {BACKGROUND}, got {type(background).__name__} should be bool"
+        )
+    return background, theirs
 
 
 def read_configuration(mode: Mode, options: Mapping[str, Any]) -> tuple[Options, Options, bool]:

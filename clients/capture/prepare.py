@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 from msgspec import Struct
 
@@ -26,6 +27,11 @@ class PreparedGraph(Struct, frozen=True):
     def bind(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """A callable of the original graph's inputs, which returns the original graph's outputs."""
         return self.hoisted.bind(self.local.bind(compiled))
+
+    def without_inputs(self) -> PreparedGraph:
+        """The same without the example inputs, which `bind` does not need."""
+        hoisted = msgspec.structs.replace(self.hoisted, inputs=[])
+        return PreparedGraph(self.captured, hoisted, msgspec.structs.replace(self.local, inputs=[]))
 
 
 def prepare(

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ...compiler.errors import ClientError, RelayError, SettingsError
 from ...compiler.request import codec, key, meshes
 from ..jobfiles.captured_graphs import MAX_GRAPHS
-from .configuration import Mode
+from .configuration import Mode, split_options
 from .patch_compile import DEFAULT, compile_with_backend
 from .prepare import prepare
 
@@ -66,7 +66,8 @@ class GraphRecorder:
         self._idle = 0
         try:
             chosen = cast(Mode, self._mode or mode or ("default" if options else self._unnamed))
-            prepared = prepare(gm, example_inputs, mode=chosen, options=dict(options or {}))
+            _, theirs = split_options(options)
+            prepared = prepare(gm, example_inputs, mode=chosen, options=theirs)
             request = prepared.captured.request
             for variant in meshes.at_all_coordinates(request) if prepared.local.even else [request]:
                 name = key.key_of(variant)

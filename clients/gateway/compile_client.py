@@ -52,6 +52,51 @@ class Readiness(Struct, frozen=True, kw_only=True):
     body: dict[str, Any]
 
 
+class SubmittedCompile:
+    """A request that the gateway has answered: with the artifact, or by accepting to compile it."""
+
+    def __init__(
+        self, client: GatewayClient, body: bytes, key: str, *, cache_only: bool, clock: Deadline
+    ) -> None:
+        self._client = client
+        self._arguments = (body, key, cache_only, clock)
+        self._start = time.monotonic()
+        self._answer = client._submit(*self._arguments)
+        self._accepted = time.monotonic()
+
+    @property
+    def hit(self) -> bool:
+        """Whether `result` has the artifact at once."""
+        return self._answer.status == 200
+
+    def result(self) -> FetchResult:
+        """The artifact, after the end of its compile. Raises as `GatewayClient.compile` does."""
+        _, key, _, clock = self._arguments
+        lost: NotFound | None = None
+        for attempt in range(_SUBMISSIONS):
+            if attempt:
+                self._answer = self._client._submit(*self._arguments)
+                self._accepted = time.monotonic()
+            data, waited = self._answer.body, 0.0
+            if not self.hit:
+                try:
+                    CompileWait(self._client._connection, key, clock).run()
+                    waited = time.monotonic() - self._accepted
+                    data = self._client._fetch(key, clock)
+                except NotFound as error:
+                    lost = error
+                    clock.sleep(backoff(0))
+                    continue
+            return FetchResult(
+                data=data,
+                hit=self.hit,
+                coalesced=not self.hit and self._answer.headers.get("x-torchrelay-cache") == "coalesced",
+                wait_seconds=waited,
+                fetch_seconds=time.monotonic() - self._start - waited,
+            )
+        raise ServiceError(f"the service accepted {key[:12]} and forgot it {_SUBMISSIONS} times: {lost}")
+
+
 class GatewayClient(HttpApi):
     """Compiles, artifacts, and what is known of a service and its keys."""
 
@@ -64,30 +109,12 @@ class GatewayClient(HttpApi):
         DeadlineExceeded, SchemaMismatch if the gateway computes another key, and the typed error that the service
         answers.
         """
-        clock = Deadline(deadline)
-        start = time.monotonic()
-        lost: NotFound | None = None
-        for _ in range(_SUBMISSIONS):
-            answer = self._submit(body, key, cache_only, clock)
-            accepted = time.monotonic()
-            data, waited = answer.body, 0.0
-            if answer.status != 200:
-                try:
-                    CompileWait(self._connection, key, clock).run()
-                    waited = time.monotonic() - accepted
-                    data = self._fetch(key, clock)
-                except NotFound as error:
-                    lost = error
-                    clock.sleep(backoff(0))
-                    continue
-            return FetchResult(
-                data=data,
-                hit=answer.status == 200,
-                coalesced=answer.status != 200 and answer.headers.get("x-torchrelay-cache") == "coalesced",
-                wait_seconds=waited,
-                fetch_seconds=time.monotonic() - start - waited,
-            )
-        raise ServiceError(f"the service accepted {key[:12]} and forgot it {_SUBMISSIONS} times: {lost}")
+        return self.submit(body, key, cache_only=cache_only, deadline=deadline).result()
+
+    def submit(self, body: bytes, key: str, *, cache_only: bool, deadline: float) -> SubmittedCompile:
+        """The first half of `compile`, which waits for no compile. `deadline` is for both halves. Raises as `compile`
+        does."""
+        return SubmittedCompile(self, body, key, cache_only=cache_only, clock=Deadline(deadline))
 
     def _submit(self, body: bytes, key: str, cache_only: bool, clock: Deadline) -> HttpResponse:
         path = "/v1/compile?wait=cache" if cache_only else "/v1/compile"

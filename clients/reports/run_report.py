@@ -31,8 +31,9 @@ from ..settings import LauncherInfo
 
 _log = logging.getLogger(__name__)
 
-Outcome = Literal["hit", "disk_hit", "miss", "coalesced", "shared", "fallback", "raised"]
-"""shared: another process of the job fetched it. raised: the error went to the program, in mode `require`."""
+Outcome = Literal["hit", "disk_hit", "miss", "coalesced", "shared", "background", "fallback", "raised"]
+"""shared: another process of the job fetched it. background: it runs eagerly while the service compiles it.
+raised: the error went to the program, in mode `require`."""
 Stage = Literal["trace", "encode", "key", "wait", "fetch", "verify", "load"]
 STAGES: tuple[Stage, ...] = ("trace", "encode", "key", "wait", "fetch", "verify", "load")
 
@@ -48,13 +49,14 @@ class FallbackWarning(UserWarning):
 
 class GraphRecord(Struct, frozen=True, kw_only=True):
     """One graph. key: 64 hex digits, '' if it has none. seconds: from the request to the callable. reason: the code of
-    the error that kept the graph from being served, or ''."""
+    the error that kept the graph from being served, or ''. eager_calls: how often it ran eagerly before that."""
 
     key: str
     outcome: Outcome
     seconds: float
     nodes: int
     reason: str = ""
+    eager_calls: int = 0
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -63,10 +65,11 @@ class Report(Struct, frozen=True, kw_only=True):
     hits: the service had the artifact. disk_hits: this machine had it. misses: compiled for this request. coalesced:
     waited for a compile that another request had started. shared: another process of the job fetched it. prefetched:
     hits without waiting, because the artifact was fetched before the graph was needed. prefetch_failures:
-    prefetches that failed. fallbacks: compiled locally, by error code. alone: graphs on which this process decided
-    without the other processes of its job, by error code. autotune_hits: kernels that Triton or Helion did not measure
-    because the team had. autotune_failures: exchanges of such winners that failed, by error code. seconds: by stage,
-    all graphs together. graphs: the latest 1000.
+    prefetches that failed. background: run eagerly now, while the service compiles them. fallbacks: compiled locally,
+    by error code. alone: graphs on which this process decided without the other processes of its job, by error code.
+    autotune_hits: kernels that Triton or Helion did not measure because the team had. autotune_failures: exchanges of
+    such winners that failed, by error code. seconds: by stage, all graphs together. graphs: the latest 1000, and after
+    them those in the background.
     """
 
     hits: int
@@ -76,6 +79,7 @@ class Report(Struct, frozen=True, kw_only=True):
     shared: int
     prefetched: int
     prefetch_failures: int
+    background: int
     fallbacks: dict[str, int]
     alone: dict[str, int]
     autotune_hits: int
@@ -118,6 +122,7 @@ class RunReport:
         self._prefetch_failures = 0
         self._seconds: dict[Stage, float] = dict.fromkeys(STAGES, 0.0)
         self._graphs: deque[GraphRecord] = deque(maxlen=_GRAPHS_KEPT)
+        self._background: list[GraphRecord] = []
         self._warned: set[str] = set()
         self._written: set[Path] = set()
 
@@ -134,22 +139,61 @@ class RunReport:
         finally:
             self.add_seconds(stage, time.perf_counter() - start)
 
-    def record(self, outcome: Outcome, *, key: str = "", seconds: float = 0.0, nodes: int = 0) -> None:
+    def record(
+        self, outcome: Outcome, *, key: str = "", seconds: float = 0.0, nodes: int = 0, eager_calls: int = 0
+    ) -> None:
         """Counts a graph that was served. A fallback goes to `fallback`, which needs the error."""
-        self._append(GraphRecord(key=key, outcome=outcome, seconds=seconds, nodes=nodes))
+        self._append(
+            GraphRecord(key=key, outcome=outcome, seconds=seconds, nodes=nodes, eager_calls=eager_calls)
+        )
 
-    def fallback(self, error: RelayError, *, key: str = "", seconds: float = 0.0, nodes: int = 0) -> None:
+    def fallback(
+        self,
+        error: RelayError,
+        *,
+        key: str = "",
+        seconds: float = 0.0,
+        nodes: int = 0,
+        eager_calls: int = 0,
+    ) -> None:
         """Counts a graph that is compiled locally because of `error`, and warns if its code is new."""
         self._append(
-            GraphRecord(key=key, outcome="fallback", seconds=seconds, nodes=nodes, reason=error.code)
+            GraphRecord(
+                key=key,
+                outcome="fallback",
+                seconds=seconds,
+                nodes=nodes,
+                reason=error.code,
+                eager_calls=eager_calls,
+            )
         )
         self.warn_once(error)
 
-    def raised(self, error: RelayError, *, seconds: float = 0.0, nodes: int = 0) -> None:
+    def raised(
+        self, error: RelayError, *, seconds: float = 0.0, nodes: int = 0, eager_calls: int = 0
+    ) -> None:
         """Lists a graph whose error is raised; it counts as neither served nor compiled."""
         self._append(
-            GraphRecord(key=error.key, outcome="raised", seconds=seconds, nodes=nodes, reason=error.code)
+            GraphRecord(
+                key=error.key,
+                outcome="raised",
+                seconds=seconds,
+                nodes=nodes,
+                reason=error.code,
+                eager_calls=eager_calls,
+            )
         )
+
+    def begin_background(self, *, key: str, nodes: int) -> GraphRecord:
+        """Lists a graph that runs eagerly from now on, until `end_background` of what this returns."""
+        record = GraphRecord(key=key, outcome="background", seconds=0.0, nodes=nodes)
+        with self._lock:
+            self._background.append(record)
+        return record
+
+    def end_background(self, record: GraphRecord) -> None:
+        with self._lock:
+            self._background = [other for other in self._background if other is not record]
 
     def alone(self, error: RelayError) -> None:
         """Counts a graph on which this process decides without the other processes of its job. The first one of each
@@ -213,12 +257,13 @@ class RunReport:
                 shared=self._outcomes["shared"],
                 prefetched=self._prefetched,
                 prefetch_failures=self._prefetch_failures,
+                background=len(self._background),
                 fallbacks=dict(self._fallbacks),
                 alone=dict(self._alone),
                 autotune_hits=self._autotune_hits,
                 autotune_failures=dict(self._autotune_failures),
                 seconds={stage: self._seconds[stage] for stage in STAGES},
-                graphs=tuple(self._graphs),
+                graphs=(*self._graphs, *self._background),
             )
 
     def write_at_exit(self, path: Path) -> None:

@@ -49,6 +49,7 @@ torch: UntypedStorage._cdata; _TorchCompileInductorWrapper (mode, options, dynam
     _TorchCompileInductorWrapper.config
 torch._C: _get_math_sdp_allow_fp16_bf16_reduction (); _get_sdp_priority_order ();
     _get_sm_carveout_experimental (); _log_api_usage_once
+torch._C._autograd: _top_saved_tensors_default_hooks
 torch._dynamo.exc: ShortenTraceback; TensorifyScalarRestartAnalysis
 torch._dynamo.symbolic_convert: TensorifyState.force_specializations; .specialize (index)
 torch._dynamo.utils: MetricsContext._start_time_ns; .in_progress (); get_metrics_context ()

@@ -27,6 +27,7 @@ _OUTCOMES = {
     "miss": "miss",
     "coalesced": "miss, joined a compile",
     "shared": "hit, through another rank",
+    "background": "miss, ran eagerly to the end",
     "fallback": "compiled locally",
     "raised": "error",
 }

@@ -1,4 +1,4 @@
-"""The contexts in which Dynamo calls a back end, and what it attaches to the graph that it passes."""
+"""The contexts in which a back end and its code are called, and what Dynamo attaches to the graph that it passes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from .fake_tensors import new_fake_mode
 
 
 @contextlib.contextmanager
@@ -19,6 +22,24 @@ def tracing_context(fake_mode: Any) -> Iterator[Any]:
     compile_id = CompileId(frame_id=0, frame_compile_id=0)
     with compile_context(CompileContext(compile_id)), upstream(context):
         yield context
+
+
+@contextlib.contextmanager
+def outside_dynamo(values: Sequence[Any] = ()) -> Iterator[list[Any]]:
+    """For what a back end does in a call of the compiled program, when Dynamo is not tracing: contexts of its own, and
+    `values` as fake tensors whose sizes are constants."""
+    mode = new_fake_mode(ShapeEnv())
+    with tracing_context(mode):
+        yield [
+            mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
+            for value in values
+        ]
+
+
+def saves_through_hooks() -> bool:
+    """Whether a forward now saves its tensors through hooks (torch.autograd.graph.saved_tensors_hooks), as inside
+    torch.utils.checkpoint: torch._C._autograd._top_saved_tensors_default_hooks."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def python_dispatcher() -> contextlib.AbstractContextManager[Any]:

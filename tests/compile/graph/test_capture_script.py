@@ -123,3 +123,17 @@ def test_the_scripts_options_are_not_taken_for_ours(script: Path, tmp_path: Path
     assert done.returncode == 2
     assert "--batch" in done.stderr
     assert not list(tmp_path.glob("*.graphs"))
+
+
+def test_the_option_that_is_ours_is_not_written_down(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    program = (
+        "import torch\ntorch.compile(torch.sin, backend='torchrelay', options={options})(torch.ones(2))\n"
+    )
+    found = []
+    for options in ({"max_fusion_size": 60}, {"max_fusion_size": 60, "torchrelay.background": True}):
+        path.write_text(program.format(options=options))
+        captured = capture_script(path, [])
+        assert captured.skipped == []
+        found.append(captured.bodies)
+    assert found[0] == found[1] and len(found[0]) == 1

@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).parents[1] / "parts" / "ranks.py"
 
 @contextlib.contextmanager
 def torchrun(
-    folder: Path, ranks: int, *arguments: str, **environment: str
+    folder: Path, ranks: int, *arguments: str, script: Path = SCRIPT, **environment: str
 ) -> Iterator[subprocess.Popen[str]]:
     folder.mkdir()
     environment = {
@@ -35,7 +35,7 @@ def torchrun(
     }
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     with subprocess.Popen(
-        [*launcher, str(SCRIPT), str(folder), *arguments],
+        [*launcher, str(script), str(folder), *arguments],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

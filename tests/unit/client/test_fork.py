@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+from forked import child_finds
 from torchrelay.clients.artifacts.disk_cache import DiskCache
 from torchrelay.clients.artifacts.load import collector
 from torchrelay.clients.artifacts.trust_store import TrustStore
@@ -39,21 +37,6 @@ def in_another_thread(context: AbstractContextManager[object]) -> Iterator[None]
     yield
     leave.set()
     thread.join()
-
-
-def child_finds(check: Callable[[], bool]) -> bool:
-    """Whether `check` is true in a forked child, which is killed if it hangs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # that there are threads
-        child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        found = False
-        try:
-            found = check()
-        finally:
-            os._exit(0 if found else 1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def counts() -> tuple[object, Callable[[], bool]]:

@@ -252,5 +252,35 @@ def test_a_store_that_is_gone_is_a_typed_error(
         job.agree(KEY, 60, never)
 
 
+def test_all_ranks_run_a_graph_compiled_from_the_same_call_whatever_their_pace(
+    rank: Callable[..., StoreAgreement],
+) -> None:
+    def run(number: int) -> int:
+        """The first call that is compiled. The ranks receive the artifact at different calls."""
+        calls = rank().common_call(KEY)
+        assert calls.begin(eager=True)
+        call = 0
+        while calls.is_eager(call, ready=call > 20 * number):
+            time.sleep(0.001 * number)
+            call += 1
+        assert not calls.is_eager(call, ready=False)
+        return call
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        found = list(pool.map(run, range(RANKS)))
+    assert len(set(found)) == 1 and found[0] > 0
+
+
+def test_the_first_rank_says_how_a_graph_begins(rank: Callable[..., StoreAgreement]) -> None:
+    first, second = rank(), rank()
+    compiled, same = first.common_call(KEY), second.common_call(KEY)
+    assert not same.is_begun()
+    assert not compiled.begin(eager=False)
+    assert same.is_begun() and not same.begin(eager=True)
+    assert not same.is_eager(0, ready=False)
+    another = first.common_call(KEY)  # a second graph of this key
+    assert another.begin(eager=True) and second.common_call(KEY).begin(eager=False)
+
+
 def test_a_process_without_a_store_has_none() -> None:
     assert job_store.job_store(None, SECONDS) is None

@@ -43,6 +43,20 @@ def test_each_outcome_counts_in_its_own_place() -> None:
     assert found.graphs[0].reason == ""
 
 
+def test_a_graph_that_runs_eagerly_is_listed_last_until_it_is_served() -> None:
+    run = RunReport()
+    first, second = (run.begin_background(key=digit * 64, nodes=3) for digit in "ab")
+    run.record("hit")
+    found = run.snapshot()
+    assert [graph.outcome for graph in found.graphs] == ["hit", "background", "background"]
+    assert (found.background, found.misses) == (2, 0)
+    run.end_background(first)
+    run.record("miss", key="a" * 64, seconds=2.5, nodes=3, eager_calls=7)
+    found = run.snapshot()
+    assert (found.background, found.misses, found.graphs[1].eager_calls) == (1, 1, 7)
+    assert found.graphs[2] is second
+
+
 def test_a_snapshot_does_not_change_afterwards() -> None:
     run = RunReport()
     before = run.snapshot()
@@ -146,7 +160,9 @@ def test_it_is_written_at_exit_by_its_own_process_only(tmp_path: Path) -> None:
     assert path.name == f"{done.stdout.strip()}.json"
     found = json.loads(path.read_text())
     assert (found["hits"], found["misses"]) == (0, 1)
-    assert found["graphs"] == [{"key": "b" * 64, "outcome": "miss", "seconds": 0.0, "nodes": 2, "reason": ""}]
+    (graph,) = found["graphs"]
+    assert graph.pop("eager_calls") == 0
+    assert graph == {"key": "b" * 64, "outcome": "miss", "seconds": 0.0, "nodes": 2, "reason": ""}
 
 
 LEAVE = (

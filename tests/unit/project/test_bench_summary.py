@@ -39,14 +39,16 @@ def test_a_ratio_compares_runs_of_one_round(summary: ModuleType) -> None:
 
 def test_bars_on_a_cpu(summary: ModuleType) -> None:
     records = [
+        record("eager", 1.0),
         record("local-cold", 20.0),
         record("mega-cache", 12.0),
         record("relay-cold", 22.0),
         record("relay-hit", 2.5),
+        record("relay-background", 1.6),
     ]
     steady = [{"model": "m", "ratio": 1.03, "steps": 200}]
     passed = {bar.limit: bar.passed for bar in summary.bars(records, steady, ["m"], "cpu")}
-    assert passed == {6: False, 1.15: True, 1.02: False}
+    assert passed == {6: False, 1.15: True, 1.5: False, 1.02: False}
 
 
 def test_on_a_gpu_the_hit_is_held_against_the_fastest_of_the_warm_ways(summary: ModuleType) -> None:
