@@ -23,9 +23,12 @@ from ..compiler.request import codec
 from ..compiler.request import key as keys
 from ..compiler.torch_internals import compatibility, counters
 from ..compiler.torch_internals.dynamo import backend_interface, tracing
+from ..compiler.torch_internals.dynamo.programs import frames, recording
 from ..compiler.torch_internals.inductor import compile_fx, config
 from .artifacts.eager_first import EagerFirst, Pending
 from .artifacts.prefetch import prefetch_with, start_early
+from .artifacts.programs.process_programs import ProcessPrograms
+from .artifacts.programs.store import ProgramStore
 from .artifacts.source import ArtifactRequest, ArtifactSource, PendingArtifact
 from .capture.configuration import Mode, split_options
 from .capture.locked_tunings import LockedTunings
@@ -33,7 +36,14 @@ from .capture.prepare import PreparedGraph, prepare
 from .capture.replace_inductor import replace_inductor, restore_inductor
 from .gateway.compile_client import GatewayClient
 from .reports.run_report import FallbackWarning, RunReport, process_report
-from .settings import ClientSettings, check_platform, load_launcher_info, load_settings, requires_artifacts
+from .settings import (
+    ClientSettings,
+    check_platform,
+    load_launcher_info,
+    load_settings,
+    requires_artifacts,
+    wants_programs,
+)
 
 M = TypeVar("M")
 
@@ -168,7 +178,7 @@ class RelayBackend:
         self._gateway = gateway or GatewayClient(settings)
         self._lock = LockedTunings.of(settings)
         launch = load_launcher_info()
-        self._source = ArtifactSource(settings, report, self._gateway, prefetch_with(settings), launch)
+        self.source = ArtifactSource(settings, report, self._gateway, prefetch_with(settings), launch)
         if settings.report is not None:
             report.write_at_exit(settings.report)
         if settings.state_dir is not None:
@@ -188,7 +198,7 @@ class RelayBackend:
         start = time.perf_counter()
         if background is None:
             background = self.settings.background
-        obtain = self._source.obtain_or_begin if background else self._source.obtain
+        obtain = self.source.obtain_or_begin if background else self.source.obtain
         try:
             check_platform()
             compatibility.check("capture")
@@ -216,6 +226,8 @@ class RelayBackend:
             raise _unexpected(error) from error
         if isinstance(found, Pending):
             return self._eager_first(gm, found, prepared.without_inputs(), key, mode, options)
+        if prepared.is_plain:
+            recording.note_graph(found.compiled, found.key, canonical)
         self.report.record(
             found.outcome, key=found.key, seconds=time.perf_counter() - start, nodes=len(gm.graph.nodes)
         )
@@ -321,3 +333,22 @@ def disable() -> None:
     restore_inductor()
     if backend_interface.default_backend() == "torchrelay":
         backend_interface.set_default_backend(None)
+
+
+def _start_programs() -> None:
+    """Start functions without tracing, if a setting says so. This module is imported by the first torch.compile that
+    names this back end: before its function is traced. Never raises."""
+    if not wants_programs():
+        return
+    try:
+        settings = load_settings()
+        if not settings.programs or settings.state_dir is None or load_launcher_info() is not None:
+            return
+        compatibility.check("programs")
+        store = ProgramStore(settings.cache_dir, settings.state_dir)
+        frames.install(ProcessPrograms(torchrelay, store, lambda: process_backend().source))
+    except Exception as error:  # settings that cannot be read are reported by the first graph
+        _log.info("torchrelay: all functions are traced: %s", error)
+
+
+_start_programs()

@@ -57,6 +57,8 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     """Fetch in the background the artifacts that this script used last time."""
     background: bool = False
     """A graph that is still to be compiled runs eagerly meanwhile; the option "torchrelay.background" comes first."""
+    programs: bool = False
+    """Start functions without tracing that an earlier process of this user has traced on this machine."""
     cache_dir: Path
     tuning_lock: Path | None = None
     """A file of `torchrelay tune export`: graphs that tune use its winners."""
@@ -190,6 +192,17 @@ def wants_prefetch() -> bool:
         return False
 
 
+def wants_programs() -> bool:
+    """Whether the settings may ask for programs. Cheap, and never raises: called at import."""
+    asked = os.environ.get("TORCHRELAY_PROGRAMS", "").strip().lower()
+    if sys.platform != "linux" or asked in _FALSE:
+        return False
+    try:
+        return bool(asked) or (config_dir() / CONFIG_FILE).exists()
+    except (SettingsError, OSError):
+        return False
+
+
 def requires_artifacts() -> bool:
     """Whether the environment asks for mode `require`. Never raises: for a process whose settings cannot be read."""
     return os.environ.get("TORCHRELAY_MODE", "").strip() == "require"
@@ -292,6 +305,7 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "job": _text,
     "prefetch": _flag,
     "background": _flag,
+    "programs": _flag,
     "cache_dir": _path,
     "tuning_lock": _path,
     "tuning_lock_mode": _converted(LockMode, ", ".join(get_args(LockMode))),

@@ -1,9 +1,10 @@
 """Caches signed artifacts on this machine by key, for all processes of the user.
 
 Layout: FOLDER/artifacts/<first two hex digits>/<key>; beside them, in FOLDER/lib, the libraries of artifacts that were
-loaded (shared_libraries.py). A file appears whole or not at all (temporary file in the same folder, then a rename). Its
-modification time is the last use, and trimming removes the least recently used first. Nothing here is trusted: load.py
-verifies signature and digests of what it gets, every time.
+loaded (shared_libraries.py), and in FOLDER/programs the records of traced functions (programs/store.py). A file appears
+whole or not at all (temporary file in the same folder, then a rename). Its modification time is the last use, and
+trimming removes the least recently used first. Nothing here is trusted: load.py verifies signature and digests of what
+it gets, every time.
 
 Any failure of the disk (full, read-only, no permission) costs a cache entry, never the run: it is logged
 once and the call says None or False.
@@ -49,6 +50,7 @@ class DiskCache:
     def __init__(self, folder: Path, limit_bytes: int, *, trim_every: int = 32) -> None:
         self._root = folder / "artifacts"
         self._libraries = folder / "lib"
+        self._programs = folder / "programs"
         self._limit = limit_bytes
         self._trim_every = trim_every
         self._lock = ForkSafeLock()
@@ -130,9 +132,11 @@ class DiskCache:
             total -= entry.size
 
     def _entries(self) -> Iterator[_CachedFile]:
-        """Every artifact and library; drops stale temporary files on the way."""
+        """Every artifact, library and program; drops stale temporary files on the way."""
         expired = time.time() - _STALE_SECONDS
-        for path in chain(self._root.glob("[0-9a-f][0-9a-f]/*"), self._libraries.glob("*")):
+        for path in chain(
+            self._root.glob("[0-9a-f][0-9a-f]/*"), self._libraries.glob("*"), self._programs.glob("*")
+        ):
             try:
                 status = path.stat()
                 if not stat.S_ISREG(status.st_mode):

@@ -24,6 +24,22 @@ class PreparedGraph(Struct, frozen=True):
     hoisted: HoistedGraph
     local: LocalGraph
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the request alone says how the artifact is called: `bind` changes nothing, and all sizes are
+        numbers."""
+        captured = self.captured
+        return not (
+            self.hoisted.attributes
+            or self.local.meshes
+            or self.local.parts
+            or self.local.outputs
+            or captured.symints
+            or captured.floats
+            or captured.groups
+            or captured.cudagraphs
+        )
+
     def bind(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """A callable of the original graph's inputs, which returns the original graph's outputs."""
         return self.hoisted.bind(self.local.bind(compiled))

@@ -65,11 +65,11 @@ class Report(Struct, frozen=True, kw_only=True):
     hits: the service had the artifact. disk_hits: this machine had it. misses: compiled for this request. coalesced:
     waited for a compile that another request had started. shared: another process of the job fetched it. prefetched:
     hits without waiting, because the artifact was fetched before the graph was needed. prefetch_failures:
-    prefetches that failed. background: run eagerly now, while the service compiles them. fallbacks: compiled locally,
-    by error code. alone: graphs on which this process decided without the other processes of its job, by error code.
-    autotune_hits: kernels that Triton or Helion did not measure because the team had. autotune_failures: exchanges of
-    such winners that failed, by error code. seconds: by stage, all graphs together. graphs: the latest 1000, and after
-    them those in the background.
+    prefetches that failed. programs: functions that started without tracing. background: run eagerly now, while the
+    service compiles them. fallbacks: compiled locally, by error code. alone: graphs on which this process decided
+    without the other processes of its job, by error code. autotune_hits: kernels that Triton or Helion did not measure
+    because the team had. autotune_failures: exchanges of such winners that failed, by error code. seconds: by stage,
+    all graphs together. graphs: the latest 1000, and after them those in the background.
     """
 
     hits: int
@@ -79,6 +79,7 @@ class Report(Struct, frozen=True, kw_only=True):
     shared: int
     prefetched: int
     prefetch_failures: int
+    programs: int
     background: int
     fallbacks: dict[str, int]
     alone: dict[str, int]
@@ -120,6 +121,7 @@ class RunReport:
         self._autotune_failures: Counter[str] = Counter()
         self._prefetched = 0
         self._prefetch_failures = 0
+        self._programs = 0
         self._seconds: dict[Stage, float] = dict.fromkeys(STAGES, 0.0)
         self._graphs: deque[GraphRecord] = deque(maxlen=_GRAPHS_KEPT)
         self._background: list[GraphRecord] = []
@@ -225,6 +227,11 @@ class RunReport:
         with self._lock:
             self._prefetched += 1
 
+    def program(self) -> None:
+        """Counts a function that started without tracing."""
+        with self._lock:
+            self._programs += 1
+
     def prefetch_failed(self) -> None:
         with self._lock:
             self._prefetch_failures += 1
@@ -257,6 +264,7 @@ class RunReport:
                 shared=self._outcomes["shared"],
                 prefetched=self._prefetched,
                 prefetch_failures=self._prefetch_failures,
+                programs=self._programs,
                 background=len(self._background),
                 fallbacks=dict(self._fallbacks),
                 alone=dict(self._alone),

@@ -94,6 +94,23 @@ def current_flags() -> list[tuple[str, bool | int | str]]:
     return sorted(values.items())
 
 
+def same_process_state(state: schema.Ambient) -> bool:
+    """Whether a graph that was captured in `state` would be captured in the same one now, as far as Dynamo has no
+    guard for it: dtypes, precision, threads and flags."""
+    settings: Any = torch.backends.opt_einsum
+    flags = dict(current_flags())
+    if any(name == _EINSUM for name, _ in state.flags) and settings.is_available() and settings.enabled:
+        flags[_EINSUM] = str(settings.strategy)
+    return (
+        not devices.sm_carveout()
+        and state.default_dtype == dtype_name(torch.get_default_dtype())
+        and state.matmul_precision == precision.matmul_precision()
+        and state.fill_uninitialized == bool(torch.utils.deterministic.fill_uninitialized_memory)  # type: ignore[attr-defined]
+        and state.threads in (1, config.codegen_threads())
+        and flags == dict(state.flags)
+    )
+
+
 def _einsum_flags(gm: torch.fx.GraphModule) -> list[tuple[str, bool | int | str]]:
     """How opt_einsum orders the products of three or more tensors, where `gm` has any. PyTorch uses opt_einsum if it is
     installed, and else multiplies from left to right."""

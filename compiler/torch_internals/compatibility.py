@@ -21,8 +21,9 @@ import torch
 from ..errors import Unsupported
 from .patching import patched_environment
 
-Area = Literal["load", "capture", "distributed", "compile", "fake_process_group", "training"]
-"""load: a client that runs artifacts. capture: a client that makes requests of Dynamo's graphs. distributed: DTensors
+Area = Literal["load", "capture", "programs", "distributed", "compile", "fake_process_group", "training"]
+"""load: a client that runs artifacts. capture: a client that makes requests of Dynamo's graphs. programs: a client that
+starts functions without tracing. distributed: DTensors
 and the job's store, where torch.distributed is available. compile: a worker, which needs load and capture too.
 fake_process_group: simulated ranks. training: a training job or an export."""
 
@@ -67,6 +68,24 @@ torch.compiler: get_default_backend () since 2.13; set_default_backend (backend)
 torch.fx.experimental.sym_node: SymNode._expr; .expr; .hint; .shape_env
 torch.fx.experimental.symbolic_shapes: ShapeEnv.backed_var_to_val | ShapeEnv.var_to_val;
     .create_symintnode (sym, *, hint); .guards; .var_to_hint_override; .var_to_range
+""",
+    "programs": """
+torch._C._dynamo.guards: GlobalStateGuard ()
+torch._dynamo.bytecode_transformation: unique_id (name, *, with_uuid)
+torch._dynamo.cache_size: exceeds_recompile_limit (cache_size, compile_id)
+torch._dynamo.convert_frame: _compile; compile_frame; orig_code_map; output_codes
+torch._dynamo.eval_frame: innermost_fn (fn)
+torch._dynamo.guards: CheckFunctionManager (f_code, output_graph, ...); GuardBuilder; ShapeCodeParts;
+    _get_closure_vars ()
+torch._dynamo.output_graph: OutputGraphGuardsState
+torch._dynamo.types: GuardedCode (code, guard_manager, compile_id, trace_annotation);
+    wrap_guarded_code (guarded_code)
+torch._dynamo.utils: CleanupHook.create (scope, name, val); CleanupManager.instance;
+    chromium_event_timed (event_name, *, reset_event_log_on_exit); get_metrics_context ()
+torch._guards: CompileContext (compile_id); DuplicateInputs (input_source_a, input_source_b);
+    Guard (originating_source, create_fn); GuardsSet (); Source.get_value (globals, locals, cache);
+    compile_context (context)
+torch.utils.weak: TensorWeakRef (tensor)
 """,
     "distributed": """
 torch._C._distributed_c10d: PrefixStore.underlying_store; TCPStore

@@ -12,10 +12,10 @@ import typer
 
 from ....compiler.api.admin import CacheEntry
 from ....compiler.errors import RequestError, SettingsError
-from ...artifacts import archive
 from ...gateway.admin_client import AdminClient
 from .. import output
 from ..output import Json, Namespace
+from . import archive
 
 app = typer.Typer(no_args_is_help=True, help="List, show, pin and remove artifacts of the service's cache.")
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from test_commands import torchrelay, train
 from torchrelay.clients.artifacts import machine
-from torchrelay.clients.artifacts.archive import write_archive
+from torchrelay.clients.commands.administration.archive import write_archive
 from torchrelay.compiler.artifact import container, symbol_versions
 from torchrelay.examples.harness.private_service import PrivateService
 from torchrelay.service.signing.key_files import read_private

@@ -16,6 +16,7 @@ from torchrelay.clients.settings import (
     load_launcher_info,
     load_settings,
     wants_prefetch,
+    wants_programs,
 )
 from torchrelay.compiler.errors import SettingsError
 
@@ -83,6 +84,7 @@ def test_argument_beats_environment_beats_config_beats_credentials(
         ("TORCHRELAY_CACHE_DIR", "/x/y", "cache_dir", Path("/x/y")),
         ("TORCHRELAY_JOB", "night-17", "job", "night-17"),
         ("TORCHRELAY_PREFETCH", "0", "prefetch", False),
+        ("TORCHRELAY_PROGRAMS", "1", "programs", True),
         ("TORCHRELAY_TUNING_LOCK", "/x/team.lock", "tuning_lock", Path("/x/team.lock")),
         ("TORCHRELAY_TUNING_LOCK_MODE", "loose", "tuning_lock_mode", "loose"),
         ("TORCHRELAY_DEADLINE", "1.5", "deadline", 1.5),
@@ -258,3 +260,16 @@ def test_prefetch_is_wanted_where_there_may_be_a_gateway_and_it_is_not_turned_of
     monkeypatch.delenv("TORCHRELAY_URL")
     write(empty_home, "credentials.json", {"url": "http://127.0.0.1:1"})
     assert wants_prefetch()
+
+
+def test_programs_are_looked_for_only_where_a_setting_may_ask_for_them(
+    empty_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not wants_programs()
+    monkeypatch.setenv("TORCHRELAY_PROGRAMS", "1")
+    assert wants_programs()
+    monkeypatch.setenv("TORCHRELAY_PROGRAMS", "0")
+    write(empty_home, "config.json", {"programs": True})
+    assert not wants_programs()
+    monkeypatch.delenv("TORCHRELAY_PROGRAMS")
+    assert wants_programs()

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ...compiler.errors import ArtifactError, SettingsError
+from ....compiler.errors import ArtifactError, SettingsError
 
 _SUFFIX = ".artifact"
 _LARGEST = 1 << 30

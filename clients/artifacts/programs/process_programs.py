@@ -1,0 +1,115 @@
+"""The programs of this process: looked up before Dynamo traces a frame, recorded after it has traced one.
+
+A record is used only if the artifacts of its graphs have been obtained, verified and loaded; else the frame is traced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from ....compiler import decoding
+from ....compiler.artifact.programs.records import REVISION, FrameProgram, ProgramGraph
+from ....compiler.graph.ambient import same_process_state
+from ....compiler.graph.toolchain import local_target, local_toolchain
+from ....compiler.request import schema
+from ....compiler.torch_internals.dynamo.programs.frames import FrameName
+from ....compiler.torch_internals.inductor import config_modules
+from ...capture.configuration import read_configuration, split_options
+from ...capture.request import CapturedGraph
+from ...reports.run_report import process_report
+from ..source import ArtifactRequest, ArtifactSource
+from .store import ProgramStore
+
+_log = logging.getLogger(__name__)
+
+_DYNAMO = "torch._dynamo.config"
+
+
+class ProcessPrograms:
+    """The programs of frames whose back end is `backend` (frames.Programs). source: of artifacts, when it is first
+    needed. Safe for threads."""
+
+    def __init__(self, backend: Any, store: ProgramStore, source: Callable[[], ArtifactSource]) -> None:
+        self._backend = backend
+        self._store = store
+        self._source = source
+
+    def wants(self, compiler: Any) -> bool:
+        return getattr(compiler, "compiler_fn", compiler) is self._backend
+
+    def find(self, frame: FrameName) -> Sequence[FrameProgram]:
+        return self._store.read(_key(frame))[::-1]
+
+    def graph(self, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | None:
+        try:
+            request = decoding.from_msgpack(record.request, type=schema.GraphRequest)
+            if not _same_settings(request, _options(frame)):
+                return None
+            found = self._source().obtain(ArtifactRequest(_captured(request), record.request, record.key, []))
+        except Exception as error:  # the frame is traced, and says what is wrong in the usual way
+            _log.info("torchrelay: a program's graph cannot be had: %s", error)
+            return None
+        process_report().record(found.outcome, key=found.key, nodes=len(request.graph.nodes))
+        return found.compiled
+
+    def made(self, frame: FrameName, program: FrameProgram) -> None:
+        self._store.add(_key(frame), program)
+
+    def unfit(self, frame: FrameName, reason: str) -> None:
+        _log.info("torchrelay: %s.%s is traced at each start: %s", frame.module, frame.name, reason)
+
+    def used(self, frame: FrameName) -> None:
+        process_report().program()
+
+
+def _captured(request: schema.GraphRequest) -> CapturedGraph:
+    index = torch.cuda.current_device() if request.target.kind == "cuda" else None
+    return CapturedGraph(request, {}, index, cudagraphs=False, floats={})
+
+
+def _same_settings(request: schema.GraphRequest, options: Mapping[str, Any]) -> bool:
+    """Whether this process would send the same request for the same graph."""
+    inductor, aot, cudagraphs = read_configuration(request.mode, options)
+    kind = request.target.kind
+    return (
+        request.toolchain == local_toolchain()
+        and request.target == local_target(kind)
+        and same_process_state(request.ambient)
+        and (inductor, aot, cudagraphs) == (request.options, request.aot_options, False)
+    )
+
+
+def _options(frame: FrameName) -> dict[str, Any]:
+    return split_options(getattr(frame.compiler, "kwargs", {}).get("options"))[1]
+
+
+def _key(frame: FrameName) -> str:
+    """Names a frame and all that decides how it is traced, besides what its guards compare; 64 hex digits."""
+    compiler = frame.compiler
+    named = (
+        REVISION,
+        str(torch.__version__),
+        sys.version,
+        frame.module,
+        frame.name,
+        frame.code,
+        frame.one_graph,
+        repr(getattr(compiler, "dynamic", None)),
+        repr(sorted(getattr(compiler, "kwargs", {}).items(), key=repr)),
+        _changed_entries(),
+    )
+    return hashlib.sha256(msgspec.msgpack.encode(named)).hexdigest()
+
+
+def _changed_entries() -> list[str]:
+    """Entries of Dynamo's configuration that have another value than PyTorch's own."""
+    entries = sorted(config_modules.config_entries(_DYNAMO).items())
+    own = ((name, value, config_modules.own_default(_DYNAMO, name)) for name, value in entries)
+    return [f"{name}={value!r}" for name, value, default in own if value is not default and value != default]

@@ -1,0 +1,81 @@
+"""Keeps programs on this machine, each under its frame's key, and reads none that this user has not written.
+
+A program holds bytecode. So each file ends with an HMAC by a key of this user's (STATE/programs.key, mode 0600), and a
+file is decoded only if it holds. A failure of the disk costs a program, never the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from ....compiler import decoding
+from ....compiler.artifact.programs.records import LIMIT_BYTES, REVISION, FrameProgram, ProgramFile
+from ....compiler.request import codec
+from ...atomic_file import write_atomically
+
+_log = logging.getLogger(__name__)
+
+_VARIANTS = 16
+"""Of one frame; the oldest go."""
+_MAC_BYTES = 32
+_KEY_FILE = "programs.key"
+
+
+class ProgramStore:
+    """Programs in a folder. Safe for threads and processes: a file appears whole, and the last writer wins."""
+
+    def __init__(self, folder: Path, state: Path) -> None:
+        self._folder = folder / "programs"
+        self._key_path = state / _KEY_FILE
+        self._key: bytes | None = None
+
+    def read(self, key: str) -> list[FrameProgram]:
+        """The variants under `key`, the latest last; [] if there is no file that can be used."""
+        try:
+            data = (self._folder / key).read_bytes()
+            body, mac = data[:-_MAC_BYTES], data[-_MAC_BYTES:]
+            if not hmac.compare_digest(mac, self._mac(key, body)):
+                return []
+            plain = codec.decompress(body, LIMIT_BYTES)
+            found = decoding.from_msgpack(plain, type=ProgramFile)
+        except FileNotFoundError:
+            return []
+        except Exception as error:
+            _log.info("torchrelay: a program cannot be read: %s", error)
+            return []
+        return found.variants if found.revision == REVISION else []
+
+    def add(self, key: str, program: FrameProgram) -> None:
+        """Keep one more variant."""
+        try:
+            variants = [each for each in self.read(key) if each != program][1 - _VARIANTS :]
+            file = ProgramFile(revision=REVISION, variants=[*variants, program])
+            body = codec.compress(msgspec.msgpack.encode(file))
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(self._folder / key, body + self._mac(key, body))
+        except Exception as error:
+            _log.info("torchrelay: a program cannot be kept: %s", error)
+
+    def _mac(self, key: str, body: bytes) -> bytes:
+        return hmac.new(self._secret(), key.encode() + b"\0" + body, hashlib.sha256).digest()
+
+    def _secret(self) -> bytes:
+        if self._key is None:
+            with contextlib.suppress(FileExistsError):
+                self._key_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                descriptor = os.open(self._key_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(secrets.token_bytes(32))
+            found = self._key_path.read_bytes()
+            if len(found) != 32 or self._key_path.stat().st_mode & 0o077:
+                raise PermissionError(f"{self._key_path} is not this user's own key")
+            self._key = found
+        return self._key

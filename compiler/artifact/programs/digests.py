@@ -1,0 +1,245 @@
+"""Digests of functions and classes, which say the same in every process that has the same program.
+
+A digest covers what a function computes: bytecode, constants, names and defaults, those of functions inside it, in its
+closure and behind its decorators. It does not cover files, line numbers and comments.
+"""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import enum
+import functools
+import hashlib
+import inspect
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_DEPTH = 16
+"""Decorators around a function."""
+LIBRARIES = frozenset({"torch", "builtins", *sys.stdlib_module_names})
+"""Whose classes are those of their version, which is in the key of each program."""
+_UNREAD = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__"})
+"""Names in each class."""
+_MARKS = ("_torchdynamo", "_dynamo")
+"""Attributes by which Dynamo treats a function in another way."""
+
+
+def code_digest(code: types.CodeType) -> str:
+    """Of one code object, with those in its constants."""
+    found = hashlib.sha256()
+    _add_code(found, code)
+    return found.hexdigest()
+
+
+def frame_digest(code: types.CodeType, scope: Mapping[str, Any]) -> str:
+    """Of the code of a frame, with which of its names hide builtins."""
+    return hashlib.sha256(repr((code_digest(code), _shadowed(code, scope))).encode()).hexdigest()
+
+
+def function_digest(found: Any) -> str:
+    """Of a function, method, property or decorated function, with all that it wraps. Raises ValueError for anything
+    else."""
+    digest = hashlib.sha256()
+    functions = list(reached_functions(found))
+    if not functions:
+        raise ValueError(f"{type(found).__name__} is no function")
+    for function in functions:
+        _add_code(digest, function.__code__)
+        shadowed = _shadowed(function.__code__, function.__globals__)
+        marks = sorted(
+            (name, value if isinstance(value, bool) else "")
+            for name, value in vars(function).items()
+            if name.startswith(_MARKS)
+        )
+        # Of a method of an object that is made while tracing, Dynamo reads these without guards.
+        values = (function.__defaults__, function.__kwdefaults__, _cells(function))
+        digest.update(repr((function.__module__, shadowed, marks, [*map(_simple, values)])).encode())
+    digest.update(type(found).__name__.encode())
+    return digest.hexdigest()
+
+
+def class_digest(found: type) -> str:
+    """Of a class and its bases: names, functions and plain attributes of each."""
+    digest = hashlib.sha256()
+    if not _of_library(type(found)):
+        digest.update(class_digest(type(found)).encode())
+    for kind in found.__mro__:
+        digest.update(f"{kind.__module__}.{kind.__qualname__}\0".encode())
+        if isinstance(kind, abc.ABCMeta):
+            digest.update(repr(_registered(kind)).encode())
+        if _of_library(kind):
+            digest.update(repr(_assigned(kind)).encode())
+            continue
+        if isinstance(kind, enum.EnumMeta):
+            members: Any = kind.__members__.items()
+            digest.update(repr([(name, each.name, _simple(each.value)) for name, each in members]).encode())
+        for name, value in sorted(vars(kind).items()):
+            if name in _UNREAD:
+                continue
+            try:
+                shown = function_digest(value)
+            except ValueError:
+                shown = repr(_simple(value, 0) if isinstance(value, list | dict | set) else _simple(value))
+            digest.update(f"{name}={shown}\0".encode())
+    return digest.hexdigest()
+
+
+def reached_functions(found: Any) -> Iterator[types.FunctionType]:
+    """The function, what it wraps, and the functions in its closure; each once, in a fixed order."""
+    yield from _reached(found, set(), 0)
+
+
+def resolve(module: str, name: str) -> Any:
+    """What an imported module has under a qualified name; of `f.<locals>.g` it is f. Raises LookupError."""
+    found: Any = sys.modules.get(module)
+    if found is None:
+        raise LookupError(module)
+    for part in name.split("."):
+        if part.startswith("<"):
+            break
+        try:
+            found = inspect.getattr_static(found, part)
+        except AttributeError:
+            raise LookupError(f"{module}.{name}") from None
+    return found
+
+
+def _reached(found: Any, seen: set[int], depth: int) -> Iterator[types.FunctionType]:
+    if depth > _DEPTH or id(found) in seen:
+        return
+    seen.add(id(found))
+    match found:
+        case types.FunctionType():
+            yield found
+            for cell in found.__closure__ or ():
+                try:
+                    inner = cell.cell_contents
+                except ValueError:
+                    continue
+                yield from _reached(inner, seen, depth + 1)
+            if (wrapped := vars(found).get("__wrapped__")) is not None:
+                yield from _reached(wrapped, seen, depth + 1)
+        case staticmethod() | classmethod() | types.MethodType():
+            yield from _reached(found.__func__, seen, depth + 1)
+        case property() | types.DynamicClassAttribute():
+            for part in (found.fget, found.fset, found.fdel):
+                yield from _reached(part, seen, depth + 1)
+        case functools.partial() | functools.cached_property():
+            yield from _reached(found.func, seen, depth + 1)
+        case _ if isinstance(found, functools._lru_cache_wrapper):
+            yield from _reached(found.__wrapped__, seen, depth + 1)
+
+
+def _of_library(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in LIBRARIES
+
+
+def _registered(kind: type) -> list[str]:
+    """Virtual subclasses that are of no library."""
+    found = [each for reference in abc._get_dump(kind)[0] if (each := reference()) is not None]  # type: ignore[attr-defined]
+    names = {f"{each.__module__}.{each.__qualname__}" for each in found if not _of_library(each)}
+    subclasses: list[type] = type.__subclasses__(kind)
+    for inner in subclasses:
+        if not _of_library(inner) and isinstance(inner, abc.ABCMeta):
+            names.update(_registered(inner))
+    return sorted(names)
+
+
+def _assigned(kind: type) -> list[tuple[str, str]]:
+    """Functions in a library's class that come from elsewhere."""
+    return [
+        (name, function_digest(value))
+        for name, value in sorted(vars(kind).items())
+        if isinstance(value, types.FunctionType)
+        and value.__module__ is not None
+        and value.__module__.partition(".")[0] not in LIBRARIES
+    ]
+
+
+def _cells(function: types.FunctionType) -> list[Any]:
+    found: list[Any] = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:
+            found.append(None)
+    return found
+
+
+def _shadowed(code: types.CodeType, scope: Mapping[str, Any]) -> list[str]:
+    """A name that is a builtin today is another function once its module has one of that name."""
+    return [name for name in _names(code) if hasattr(builtins, name) and name in scope]
+
+
+def _names(code: types.CodeType) -> list[str]:
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found.update(_names(constant))
+    return sorted(found)
+
+
+def _add_code(digest: Any, code: types.CodeType) -> None:
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    digest.update(repr((code.co_name, counts, names)).encode())
+    digest.update(code.co_code + b"\0" + code.co_exceptiontable + b"\0")
+    for constant in code.co_consts:
+        _add_constant(digest, constant)
+
+
+def _add_constant(digest: Any, constant: Any) -> None:
+    if isinstance(constant, types.CodeType):
+        digest.update(b"code\0")
+        _add_code(digest, constant)
+    elif isinstance(constant, tuple):
+        digest.update(b"(")
+        for part in constant:
+            _add_constant(digest, part)
+        digest.update(b")")
+    elif isinstance(constant, frozenset):
+        digest.update(repr(sorted(repr(part) for part in constant)).encode())
+    else:
+        digest.update(f"{type(constant).__name__}:{constant!r}\0".encode())
+
+
+def _plain_attributes(kind: type, depth: int) -> list[Any]:
+    found = [(name, value) for name, value in sorted(vars(kind).items()) if name not in _UNREAD]
+    return [
+        (name, _simple(value, 0 if isinstance(value, list | dict | set) else depth)) for name, value in found
+    ]
+
+
+def _simple(value: Any, depth: int = _DEPTH) -> Any:
+    """The value if it is plain, else the name of its type: what is read of an object has guards."""
+    if depth == 0:
+        return f"<{type(value).__name__}>"
+    match value:
+        case enum.Enum():
+            return (
+                type(value).__module__,
+                type(value).__qualname__,
+                value.name,
+                _simple(value.value, depth - 1),
+            )
+        case None | bool() | int() | float() | str() | bytes():
+            return value
+        case tuple() | list():
+            fields = getattr(value, "_fields", None)
+            return type(value).__qualname__, str(fields), [_simple(part, depth - 1) for part in value]
+        case dict():
+            return "dict", [(_simple(k, depth - 1), _simple(v, depth - 1)) for k, v in value.items()]
+        case set() | frozenset():
+            return sorted(repr(_simple(part, depth - 1)) for part in value)
+        case types.FunctionType():
+            return value.__module__, value.__qualname__, code_digest(value.__code__)
+        case type():
+            kinds = [kind for kind in value.__mro__ if not _of_library(kind)]
+            inner = min(depth, 3) - 1
+            return f"{value.__module__}.{value.__qualname__}", [
+                _plain_attributes(kind, inner) for kind in kinds
+            ]
+    return f"<{type(value).__module__}.{type(value).__qualname__}>"

@@ -1,0 +1,103 @@
+"""The records of a program, as plain values: sources, guards, bytecode, and the graphs that the bytecode calls."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+REVISION = 1
+"""Of these records and of what they mean. Another revision's programs are traced again."""
+LIMIT_BYTES = 64 << 20
+"""Of an encoded program."""
+
+_Name = Annotated[str, Meta(max_length=512)]
+_Index = Annotated[int, Meta(ge=0, lt=1 << 20)]
+
+
+class SourceRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Where Dynamo takes a value from. kind: its class in torch._dynamo.source. bases: fields that are sources
+    themselves, as positions of earlier records. values: fields with constants, in the form of values.encode."""
+
+    kind: _Name
+    bases: dict[_Name, _Index] = {}
+    values: dict[_Name, Any] = {}
+
+
+class GuardRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A condition on the value at a source. kind: a method of Dynamo's GuardBuilder. expected: a description of the
+    value when it was traced; what describes the value now must equal it. None: the kind alone says the condition."""
+
+    kind: _Name
+    source: _Index
+    sources: dict[_Name, _Index] = {}
+    values: dict[_Name, Any] = {}
+    expected: Any = None
+
+
+class SizesRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Sizes and strides of an input tensor that its guard compares; None: any."""
+
+    source: _Index
+    size: list[int | None]
+    stride: list[int | None]
+
+
+class CodeReference(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A function that was traced: where it is found, and the digest of all that is found there."""
+
+    module: _Name
+    name: _Name
+    digest: _Name
+
+
+class ConstantRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A constant of PyTorch's in bytecode: its place in co_consts (through code objects inside), its type and name."""
+
+    path: list[_Index]
+    kind: _Name
+    value: _Name
+
+
+class GlobalRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A global variable that Dynamo made for its bytecode: a module, or the code of a function to go on with after a
+    graph break."""
+
+    name: _Name
+    module: _Name = ""
+    code: bytes = b""
+    constants: list[ConstantRecord] = []
+
+
+class ProgramGraph(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A compiled graph that the bytecode calls by a global name. request: the canonical bytes of its GraphRequest."""
+
+    name: _Name
+    key: _Name
+    request: bytes
+
+
+class FrameProgram(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One variant of one function: what Dynamo made of a call with certain values."""
+
+    bytecode: bytes
+    constants: list[ConstantRecord]
+    """Of the bytecode."""
+    sources: list[SourceRecord]
+    guards: list[GuardRecord]
+    key_order: list[_Index]
+    sizes: list[SizesRecord]
+    same_inputs: list[tuple[_Index, _Index]]
+    """Pairs of inputs that AOTAutograd assumed to be one tensor."""
+    builtins: _Name
+    """What the bytecode calls the dict of builtins; '' if it does not."""
+    globals: list[GlobalRecord]
+    graphs: list[ProgramGraph]
+    traced: list[CodeReference]
+
+
+class ProgramFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All variants of one function, the latest last."""
+
+    revision: int
+    variants: list[FrameProgram]

@@ -1,0 +1,119 @@
+"""Frames of Dynamo's: recorded after they were traced, and made again from a record without tracing.
+
+`install` takes the place of two functions of torch._dynamo.convert_frame: `_compile`, which is called for a frame that
+has no compiled code that fits, and `compile_frame`, which traces it. What `_compile` returns for a record is what it
+returns after tracing: bytecode with guards. So Dynamo keeps it, checks it at each call, and counts recompiles as ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from ....artifact.programs import digests
+from ....artifact.programs.records import FrameProgram, ProgramGraph
+from . import recording, replay
+
+_log = logging.getLogger(__name__)
+
+
+class Programs(Protocol):
+    """Where programs are kept. No method raises."""
+
+    def wants(self, compiler: Any) -> bool:
+        """Whether frames of this back end are recorded and made from records."""
+
+    def find(self, frame: FrameName) -> Sequence[FrameProgram]:
+        """The records of a frame, the likeliest first."""
+
+    def graph(self, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | None:
+        """What runs as the graph; None if it cannot be had, or would be another one in this process now."""
+
+    def made(self, frame: FrameName, program: FrameProgram) -> None:
+        """A frame was traced, and this is its record."""
+
+    def unfit(self, frame: FrameName, reason: str) -> None:
+        """A frame was traced and has no record, or has records that do not fit."""
+
+    def used(self, frame: FrameName) -> None:
+        """A frame was made from a record."""
+
+
+class FrameName(Struct, frozen=True):
+    """What identifies a function and how it is compiled. compiler: Dynamo's innermost back end."""
+
+    module: str
+    name: str
+    code: str
+    one_graph: bool
+    compiler: Any
+
+
+def install(programs: Programs) -> Callable[[], None]:
+    """Begin to record frames and to make them from records; returns what ends it."""
+    from torch._dynamo import convert_frame
+
+    compile_frame, compile_ = convert_frame.compile_frame, convert_frame._compile
+    parameters = inspect.signature(compile_)
+
+    @functools.wraps(compile_frame)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        output = compile_frame(*args, **kwargs)
+        if recording.active():
+            recording.write(output)
+        return output
+
+    @functools.wraps(compile_)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        given = parameters.bind(*args, **kwargs).arguments
+        compiler = _innermost(given["compiler_fn"])
+        if given["export"] or given.get("package") is not None or not programs.wants(compiler):
+            return compile_(*args, **kwargs)
+        frame = FrameName(
+            str(given["globals"].get("__name__")),
+            given["code"].co_qualname,
+            digests.frame_digest(given["code"], given["globals"]),
+            bool(given["one_graph"]),
+            compiler,
+        )
+        reason = ""
+        try:
+            found, reason = replay.from_records(
+                programs.find(frame), functools.partial(programs.graph, frame), given
+            )
+            if found is not None:
+                programs.used(frame)
+                return found
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            _log.info("torchrelay: a program of %s is not used: %s", frame.name, reason)
+        if reason:
+            programs.unfit(frame, reason)
+        with recording.recorded(given) as made:
+            returned = compile_(*args, **kwargs)
+        if returned.guarded_code is not None and made.program is not None:
+            programs.made(frame, made.program)
+        elif made.reason:
+            programs.unfit(frame, made.reason)
+        return returned
+
+    convert_frame.compile_frame, convert_frame._compile = traced, compiled
+
+    def uninstall() -> None:
+        if convert_frame._compile is compiled:
+            convert_frame._compile = compile_
+        if convert_frame.compile_frame is traced:
+            convert_frame.compile_frame = compile_frame
+
+    return uninstall
+
+
+def _innermost(compiler: Any) -> Any:
+    while hasattr(compiler, "_torchdynamo_orig_backend"):
+        compiler = compiler._torchdynamo_orig_backend
+    return compiler

@@ -1,0 +1,245 @@
+"""Dynamo's guards as records with what they expect, and guards of a live frame made from records that fit it.
+
+Dynamo's guards compare addresses of functions, classes and modules, and take sizes, types and constants from the values
+they are made for. So they are not stored: a record says the kind, the source and a description of the value that was
+traced. If what describes the value in a live frame is equal, a guard that Dynamo makes of the live value is the one
+that it would have after tracing. A kind that is not in the table makes a frame unfit.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ....artifact.programs.records import GuardRecord, SizesRecord
+from . import values
+from .sources import SourceWriter
+from .values import NotPortable
+
+Values = Mapping[str, Any]
+"""Further arguments of a guard: an attribute's name, a key."""
+
+
+def _nothing(value: Any, more: Values) -> Any:
+    return None
+
+
+def _has_attribute(value: Any, more: Values) -> Any:
+    return hasattr(value, more["attr"])
+
+
+def _length(value: Any, more: Values) -> Any:
+    return [values.type_of(value), len(value)]
+
+
+def _keys(value: Any, more: Values) -> Any:
+    return [values.type_of(value), [values.described(key) for key in value]]
+
+
+def _type(value: Any, more: Values) -> Any:
+    return [values.type_of(value), values.hooks(value), values.attributes(value)]
+
+
+def _number(value: Any, more: Values) -> Any:
+    return len(value)
+
+
+def _described(value: Any, more: Values) -> Any:
+    return values.described(value)
+
+
+def _tensor(value: Any, more: Values) -> Any:
+    return values.tensor(value)
+
+
+def _global_state(value: Any, more: Values) -> Any:
+    """torch._C._dynamo.guards.GlobalStateGuard: gradients, autocast, determinism, threads, precision."""
+    return [
+        str(torch._C._dynamo.guards.GlobalStateGuard().__getstate__()),
+        torch._C._is_torch_function_enabled(),
+        torch._C._len_torch_function_stack(),
+        values.hooks_of_all_modules(),
+    ]
+
+
+def _device(value: Any, more: Values) -> Any:
+    from torch.utils import _device as current
+
+    return str(current.CURRENT_DEVICE)
+
+
+def _no_hooks(value: Any, more: Values) -> Any:
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        raise NotPortable("hooks for saved tensors")
+    return None
+
+
+def _no_sizes(value: Any, more: Values) -> Any:
+    return None
+
+
+EXPECTED: dict[str, Callable[[Any, Values], Any]] = {
+    "AUTOGRAD_SAVED_TENSORS_HOOKS": _no_hooks,
+    "BOOL_MATCH": _described,
+    "BUILTIN_MATCH": _described,
+    "CLASS_MATCH": _described,
+    "CLOSURE_MATCH": _described,
+    "CONSTANT_MATCH": _described,
+    "DEFAULT_DEVICE": _device,
+    "DETERMINISTIC_ALGORITHMS": _global_state,
+    "DICT_CONTAINS": _nothing,
+    "DICT_KEYS_MATCH": _keys,
+    "DICT_NOT_CONTAINS": _nothing,
+    "DUPLICATE_INPUT": _nothing,
+    "EMPTY_NN_MODULE_HOOKS_DICT": _number,
+    "EQUALS_MATCH": _described,
+    "FUNCTION_MATCH": _described,
+    "GLOBAL_STATE": _global_state,
+    "GRAD_MODE": _global_state,
+    "HASATTR": _has_attribute,
+    "ID_MATCH": _described,
+    "MAPPING_KEYS_CHECK": _keys,
+    "MODULE_MATCH": _described,
+    "NONE_MATCH": _described,
+    "NOT_NONE_MATCH": _nothing,
+    "NOT_PRESENT_IN_GENERIC_DICT": _nothing,
+    "SEQUENCE_LENGTH": _length,
+    "SET_CONTAINS": _nothing,
+    "SET_NOT_CONTAINS": _nothing,
+    "SHAPE_ENV": _no_sizes,
+    "TENSOR_MATCH": _tensor,
+    "TORCH_FUNCTION_STATE": _global_state,
+    "TYPE_MATCH": _type,
+}
+"""Kind -> what describes the value at its source. Guards whose condition does not depend on the value expect nothing:
+Dynamo checks them once on the live frame when it makes them."""
+
+_WITHOUT_VALUE = frozenset(
+    {
+        "AUTOGRAD_SAVED_TENSORS_HOOKS",
+        "DEFAULT_DEVICE",
+        "DETERMINISTIC_ALGORITHMS",
+        "GLOBAL_STATE",
+        "GRAD_MODE",
+        "SHAPE_ENV",
+        "TORCH_FUNCTION_STATE",
+    }
+)
+_TENSOR = "value"
+"""The argument of TENSOR_MATCH that is the tensor itself."""
+
+
+class Frame:
+    """A frame's values by their sources (Source.get_value, torch._dynamo.guards._get_closure_vars)."""
+
+    def __init__(self, local_scope: Mapping[str, Any], global_scope: Mapping[str, Any]) -> None:
+        from torch._dynamo import guards
+
+        self._scope = {"L": local_scope, "G": global_scope}
+        self._functions = dict(guards._get_closure_vars())
+        self._cache: dict[Any, Any] = {}
+
+    def value(self, source: Any) -> Any:
+        """Raises whatever the look-up raises."""
+        return source.get_value(self._scope, self._functions, self._cache)
+
+
+def write(guards: Iterable[Any], frame: Frame, sources: SourceWriter) -> list[GuardRecord]:
+    """Records of Dynamo's guards on a frame that it has just traced. Raises NotPortable with what is unfit."""
+    seen: dict[int, int] = {}
+    return [_record(guard, frame, sources, seen) for guard in guards]
+
+
+def _record(guard: Any, frame: Frame, sources: SourceWriter, seen: dict[int, int]) -> GuardRecord:
+    from torch._guards import Source
+
+    kind = guard.create_fn_name()
+    if kind not in EXPECTED:
+        raise NotPortable(f"a guard of the kind {kind} on {guard.name}")
+    given: dict[str, Any] = {}
+    if isinstance(guard.create_fn, functools.partial):
+        if guard.create_fn.args:
+            raise NotPortable(f"a guard of the kind {kind} with arguments")
+        given = dict(guard.create_fn.keywords)
+    if kind == "TENSOR_MATCH":
+        given.pop(_TENSOR, None)
+    others = {name: sources.add(value) for name, value in given.items() if isinstance(value, Source)}
+    plain = {name: values.constant(value) for name, value in given.items() if name not in others}
+    source = sources.add(guard.originating_source)
+    value: Any = None if kind in _WITHOUT_VALUE else frame.value(guard.originating_source)
+    try:
+        expected = EXPECTED[kind](value, plain)
+        if kind == "TENSOR_MATCH":
+            expected = [expected, _memory(value, seen)]
+        return GuardRecord(kind, source, others, plain, expected)
+    except NotPortable as error:
+        raise NotPortable(f"{error} at {guard.name}") from None
+
+
+def _memory(value: torch.Tensor, seen: dict[int, int]) -> int:
+    """Which of the frame's memories the tensor is in: Dynamo has no guards against tensors that overlap."""
+    return seen.setdefault(value.untyped_storage()._cdata, len(seen))
+
+
+def differing(records: Sequence[GuardRecord], sources: Sequence[Any], frame: Frame) -> str | None:
+    """Which of the records does not fit the live frame, in words; None if all fit."""
+    cache: dict[Any, Any] = {}
+    seen: dict[int, int] = {}
+    for record in records:
+        if record.kind not in EXPECTED:
+            return f"a guard of the kind {record.kind}"
+        place = sources[record.source]
+        try:
+            if record.kind in _WITHOUT_VALUE:
+                now = EXPECTED[record.kind](None, record.values)
+            else:
+                value = frame.value(place)
+                remembered = (record.kind, id(value))
+                if record.values or remembered not in cache:
+                    cache[remembered] = EXPECTED[record.kind](value, record.values)
+                now = cache[remembered]
+                if record.kind == "TENSOR_MATCH":
+                    now = [now, _memory(value, seen)]
+        except Exception as error:  # the source leads nowhere, or what is there cannot be described
+            return f"{place.name or record.kind}: {type(error).__name__}: {error}"
+        if now != record.expected:
+            return f"{place.name or record.kind} ({record.kind}) is not what was traced"
+    return None
+
+
+def make(records: Sequence[GuardRecord], sources: Sequence[Any], frame: Frame) -> Iterator[Any]:
+    """Guards of the live frame that `records` fit (torch._guards.Guard with a method of GuardBuilder)."""
+    from torch._dynamo.guards import GuardBuilder
+    from torch._guards import Guard
+    from torch.utils.weak import TensorWeakRef
+
+    for record in records:
+        method: Any = getattr(GuardBuilder, record.kind)
+        given: dict[str, Any] = {name: values.constant_of(value) for name, value in record.values.items()}
+        given |= {name: sources[position] for name, position in record.sources.items()}
+        if record.kind == "TENSOR_MATCH":
+            given[_TENSOR] = TensorWeakRef(frame.value(sources[record.source]))
+        yield Guard(sources[record.source], functools.partial(method, **given) if given else method)
+
+
+def write_sizes(found: Mapping[Any, Any], sources: SourceWriter) -> list[SizesRecord]:
+    """Of OutputGraph.input_source_to_sizes_strides. Raises NotPortable for a size that is not a number."""
+    return [
+        SizesRecord(sources.add(source), _numbers(given["size"]), _numbers(given["stride"]))
+        for source, given in found.items()
+    ]
+
+
+def _numbers(given: Iterable[Any]) -> list[int | None]:
+    sizes = list(given)
+    if not all(size is None or type(size) is int for size in sizes):
+        raise NotPortable("a symbolic size")
+    return sizes
+
+
+def sizes_differ(record: SizesRecord, value: torch.Tensor) -> bool:
+    pairs = [*zip(record.size, value.shape, strict=False), *zip(record.stride, value.stride(), strict=False)]
+    return len(record.size) != value.dim() or any(want is not None and want != have for want, have in pairs)

@@ -1,0 +1,203 @@
+"""The record of a frame that was just traced, made before it runs: its values are still those that were traced."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from ....artifact.programs import digests
+from ....artifact.programs.records import CodeReference, FrameProgram, GlobalRecord, ProgramGraph
+from . import bytecode, guards, names
+from .sources import SourceWriter
+from .values import NotPortable
+
+_log = logging.getLogger(__name__)
+
+
+class Recording:
+    """Of one frame. program: its record, once it is traced; or the reason why there is none."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.given = given
+        self.graphs: dict[int, tuple[Callable[..., Any], ProgramGraph]] = {}
+        """By id, with the function, so that no other one gets that id."""
+        self.program: FrameProgram | None = None
+        self.reason = ""
+
+
+class _Current(threading.local):
+    recording: Recording | None = None
+
+
+_current = _Current()
+
+
+def active() -> bool:
+    """Whether this thread traces a frame that is recorded."""
+    return _current.recording is not None
+
+
+@contextlib.contextmanager
+def recorded(given: Mapping[str, Any]) -> Iterator[Recording]:
+    """Record the frame that is traced in the block. given: the arguments of convert_frame._compile, by name."""
+    before, _current.recording = _current.recording, Recording(given)
+    try:
+        yield _current.recording
+    finally:
+        _current.recording = before
+
+
+def note_graph(compiled: Callable[..., Any], key: str, request: bytes) -> None:
+    """The back end answers with this function, of an artifact, for a graph of the frame that is being traced."""
+    if _current.recording is not None:
+        _current.recording.graphs[id(compiled)] = compiled, ProgramGraph("", key, request)
+
+
+def write(output: Any) -> None:
+    """Make the record. output: what convert_frame.compile_frame returned."""
+    recording = _current.recording
+    if recording is None:
+        return
+    try:
+        recording.program, recording.reason = _program(recording, output), ""
+    except NotPortable as error:
+        recording.reason = str(error)
+    except Exception as error:  # a value that cannot be looked at
+        recording.reason = f"{type(error).__name__}: {error}"
+        _log.debug("torchrelay: no program", exc_info=True)
+
+
+def _program(recording: Recording, output: Any) -> FrameProgram:
+    """The record of a frame that was traced just now and has not run yet. Raises NotPortable."""
+    graph = output.tracer_output.output_graph
+    if graph.torch_function_mode_stack or graph.functorch_layers or graph.dual_level >= 0:
+        raise NotPortable("a transform or mode that is active around the call")
+    if graph.shape_env.var_to_range:
+        raise NotPortable("symbolic sizes")
+    if getattr(graph, "is_empty_graph", lambda: False)():
+        raise NotPortable("nothing to compile")
+    given = recording.given
+    scope = given["globals"]
+    sources = SourceWriter()
+    live = guards.Frame(given["locals"], scope)
+    ordered = sorted(graph.guards, key=type(next(iter(graph.guards))).sort_key)
+    records = guards.write(ordered, live, sources)
+    compiled, constants = bytecode.write(output.bytecode)
+    return FrameProgram(
+        bytecode=compiled,
+        constants=constants,
+        key_order=[sources.add(source) for source in graph.guard_on_key_order],
+        sizes=guards.write_sizes(graph.input_source_to_sizes_strides, sources),
+        same_inputs=[_same(pair, sources) for pair in graph.aotautograd_guards],
+        builtins=graph.name_of_builtins_dict_key_in_fglobals or "",
+        globals=_globals(graph, scope),
+        graphs=_graphs(recording, graph, scope),
+        traced=_references([each for each in graph.traced_code if each is not given["code"]], live, ordered),
+        guards=records,
+        sources=sources.records,
+    )
+
+
+def _same(pair: Any, sources: SourceWriter) -> tuple[int, int]:
+    if type(pair).__name__ != "DuplicateInputs":
+        raise NotPortable(f"an assumption of AOTAutograd, {type(pair).__name__}")
+    return sources.add(pair.input_source_a), sources.add(pair.input_source_b)
+
+
+def _graphs(recording: Recording, graph: Any, scope: Mapping[str, Any]) -> list[ProgramGraph]:
+    found: list[ProgramGraph] = []
+    for name in sorted(name for name in graph.installed_globals if name.startswith(names.GRAPH)):
+        noted = recording.graphs.get(id(torch._dynamo.eval_frame.innermost_fn(scope[name])))
+        if noted is None:
+            raise NotPortable("a graph that has no artifact, or one whose inputs have symbolic sizes")
+        found.append(msgspec.structs.replace(noted[1], name=name))
+    return found
+
+
+def _globals(graph: Any, scope: Mapping[str, Any]) -> list[GlobalRecord]:
+    found = [GlobalRecord(alias, module) for alias, module in sorted(graph.import_sources.items())]
+    for name in sorted(graph.installed_globals):
+        value = scope.get(name)
+        if name.startswith(names.GRAPH):
+            continue
+        if name == graph.name_of_builtins_dict_key_in_fglobals:
+            continue
+        if isinstance(value, types.ModuleType):
+            found.append(GlobalRecord(name, value.__name__))
+        elif isinstance(value, types.FunctionType) and name.startswith(names.RESUME):
+            if value.__closure__:
+                raise NotPortable("a function after a graph break that has a closure")
+            found.append(GlobalRecord(name, "", *bytecode.write(value.__code__)))
+        else:
+            raise NotPortable(f"a global of Dynamo's that is a {type(value).__name__}")
+    return found
+
+
+def _references(
+    traced: Sequence[types.CodeType], live: guards.Frame, ordered: Sequence[Any]
+) -> list[CodeReference]:
+    """Where each function that was traced is found. Raises NotPortable for one that is found nowhere."""
+    modules = _modules_by_file()
+    found: dict[tuple[str, str], CodeReference] = {}
+    classes: list[type] | None = None
+    for code in dict.fromkeys(traced):
+        name = code.co_qualname.partition(".<locals>")[0]
+        module = modules.get(code.co_filename, "")
+        if code.co_filename.startswith("<frozen "):
+            module = code.co_filename.removeprefix("<frozen ").rstrip(">")
+        reference = _reference(module, name, code)
+        if reference is None:  # made by exec, as dataclasses do: a method of a class that a guard names
+            classes = _classes(live, ordered) if classes is None else classes
+            places = ((kind.__module__, f"{kind.__qualname__}.{code.co_name}") for kind in classes)
+            made = (_reference(module, name, code) for module, name in places)
+            reference = next((each for each in made if each is not None), None)
+        if reference is None and module.partition(".")[0] in digests.LIBRARIES:
+            continue  # deleted after its use; it is that of the version, which is in the key
+        if reference is None:
+            raise NotPortable(f"a function that its name does not find, {module or code.co_filename}.{name}")
+        found[reference.module, reference.name] = reference
+    return list(found.values())
+
+
+def _reference(module: str, name: str, code: types.CodeType) -> CodeReference | None:
+    try:
+        place = digests.resolve(module, name)
+        functions = list(digests.reached_functions(place))
+        if not any(code is each or code in _nested(each) for each in (f.__code__ for f in functions)):
+            return None
+        return CodeReference(module, name, digests.function_digest(place))
+    except (LookupError, ValueError):
+        return None
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from _nested(constant)
+
+
+def _modules_by_file() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            found.setdefault(file, name)
+    return found
+
+
+def _classes(live: guards.Frame, ordered: Sequence[Any]) -> list[type]:
+    found: dict[type, None] = {}
+    for guard in ordered:
+        with contextlib.suppress(Exception):
+            value = live.value(guard.originating_source)
+            found[value if isinstance(value, type) else type(value)] = None
+    return list(found)

@@ -1,0 +1,240 @@
+"""A frame made from a record, without tracing: its bytecode, and Dynamo's own guards on the live frame."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ....artifact.programs import digests
+from ....artifact.programs.records import CodeReference, FrameProgram, ProgramGraph
+from . import bytecode, guards, names
+from .sources import read
+
+
+def from_records(
+    variants: Sequence[FrameProgram],
+    graph: Callable[[ProgramGraph], Callable[..., Any] | None],
+    given: Mapping[str, Any],
+) -> tuple[Any, str]:
+    """What convert_frame._compile returns after tracing, and ''; or None and why none of the records fits ('': there is
+    none). given: the arguments of `_compile`, by name. Raises whatever a look-up raises."""
+    reason = ""
+    if not variants or _at_limit(given):
+        return None, ""
+    live = guards.Frame(given["locals"], given["globals"])
+    digests_now: dict[tuple[str, str], str] = {}
+    for variant in variants:
+        reason = _changed(variant.traced, digests_now) or ""
+        if reason:
+            continue
+        scope = _Globals(variant, given["globals"])
+        try:
+            sources = read(variant.sources, scope.renamed)
+            reason = guards.differing(variant.guards, sources, live) or _sizes(variant, sources, live) or ""
+            callables = {} if reason else {each.name: graph(each) for each in variant.graphs}
+            if None in callables.values():
+                reason = "an artifact that cannot be had, or settings of the process that change code"
+            if not reason:
+                return _guarded(variant, sources, live, callables, scope, given), ""
+        finally:
+            scope.close()
+    return None, reason
+
+
+class _Globals:
+    """The global variables of a record, in a frame's module under names of this process, until `close`."""
+
+    def __init__(self, variant: FrameProgram, scope: dict[str, Any]) -> None:
+        """Raises LookupError for a module that is not imported, or an alias that is another variable."""
+        from torch._dynamo.bytecode_transformation import unique_id
+
+        self.scope = scope
+        self.renamed = {each.name: unique_id(names.GRAPH, with_uuid=True) for each in variant.graphs}
+        self._hooks: list[Any] = []
+        self._keeps = False
+        for each in variant.globals:
+            if each.name.startswith(names.ALIAS):
+                module = sys.modules[each.module]
+                if scope.setdefault(each.name, module) is not module:
+                    raise LookupError(f"a global variable {each.name}")
+            else:
+                self.renamed[each.name] = unique_id(names.RESUME if each.code else names.VALUE)
+                if each.module:
+                    self.add(each.name, sys.modules[each.module])
+        if variant.builtins:
+            self.renamed[variant.builtins] = unique_id(names.BUILTINS)
+            found = scope["__builtins__"]
+            self.add(variant.builtins, found if isinstance(found, dict) else vars(found))
+
+    def add(self, name: str, value: Any) -> None:
+        """Under the name that stands for `name` here."""
+        from torch._dynamo.utils import CleanupHook
+
+        self._hooks.append(CleanupHook.create(self.scope, self.renamed[name], value))
+
+    def live_as_long_as(self, code: types.CodeType) -> None:
+        from torch._dynamo.utils import CleanupManager
+
+        CleanupManager.instance[code] = self._hooks
+        self._keeps = True
+
+    def close(self) -> None:
+        """Takes the variables away again, unless bytecode needs them."""
+        if not self._keeps:
+            for hook in self._hooks:
+                hook()
+
+
+def _at_limit(given: Mapping[str, Any]) -> bool:
+    from torch._dynamo.cache_size import exceeds_recompile_limit
+
+    return bool(exceeds_recompile_limit(given["cache_size"], given["compile_id"])[0])
+
+
+def _changed(traced: Sequence[CodeReference], known: dict[tuple[str, str], str]) -> str | None:
+    for each in traced:
+        place = each.module, each.name
+        if place not in known:
+            try:
+                known[place] = digests.function_digest(digests.resolve(*place))
+            except (LookupError, ValueError):
+                known[place] = ""
+        if known[place] != each.digest:
+            return f"the function {each.module}.{each.name} is not what was traced"
+    return None
+
+
+def _sizes(variant: FrameProgram, sources: Sequence[Any], live: guards.Frame) -> str | None:
+    for record in variant.sizes:
+        try:
+            value = live.value(sources[record.source])
+        except Exception as error:
+            return f"{sources[record.source].name}: {type(error).__name__}: {error}"
+        if isinstance(value, torch.Tensor) and guards.sizes_differ(record, value):
+            return f"{sources[record.source].name} has other sizes than what was traced"
+    return None
+
+
+def _guarded(
+    variant: FrameProgram,
+    sources: Sequence[Any],
+    live: guards.Frame,
+    callables: Mapping[str, Any],
+    scope: _Globals,
+    given: Mapping[str, Any],
+) -> Any:
+    from torch._dynamo import convert_frame
+    from torch._dynamo.types import GuardedCode, wrap_guarded_code
+
+    code, compile_id = given["code"], given["compile_id"]
+    compiled = bytecode.read(variant.bytecode, variant.constants)
+    compiled = _renamed(compiled, scope.renamed).replace(co_filename=code.co_filename)
+    _check_shape(code, compiled)
+    manager = _check_function(variant, sources, live, scope, given)
+    disable: Any = torch._dynamo.disable
+    for name, callable in callables.items():
+        scope.add(name, disable(callable, reason="a compiled graph"))
+    for each in variant.globals:
+        if each.code:
+            resumed = _renamed(bytecode.read(each.code, each.constants), scope.renamed)
+            scope.add(each.name, types.FunctionType(resumed, scope.scope, scope.renamed[each.name]))
+    internals: Any = convert_frame
+    internals.orig_code_map[compiled] = code
+    internals.output_codes.add(compiled)
+    scope.live_as_long_as(compiled)
+    return wrap_guarded_code(
+        GuardedCode(compiled, manager, compile_id, f"Torch-Compiled Region: {compile_id}")
+    )
+
+
+def _renamed(code: types.CodeType, renamed: Mapping[str, str]) -> types.CodeType:
+    return code.replace(co_names=tuple(renamed.get(name, name) for name in code.co_names))
+
+
+def _check_shape(code: types.CodeType, compiled: types.CodeType) -> None:
+    """Raises ValueError unless `compiled` takes the arguments and variables of the frame's own code."""
+    flags = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+    count = code.co_argcount + code.co_kwonlyargcount + (code.co_flags & flags).bit_count()
+    for one, other in (
+        (code.co_varnames[:count], compiled.co_varnames[:count]),
+        (code.co_freevars, compiled.co_freevars),
+        (code.co_cellvars, compiled.co_cellvars),
+    ):
+        if one != other:
+            raise ValueError("bytecode of another function")
+
+
+def _check_function(
+    variant: FrameProgram,
+    sources: Sequence[Any],
+    live: guards.Frame,
+    scope: _Globals,
+    given: Mapping[str, Any],
+) -> Any:
+    """Dynamo's own guards on the live frame. Raises AssertionError if they do not hold for it."""
+    from torch import _guards
+    from torch._C._dynamo.guards import GlobalStateGuard
+    from torch._dynamo.guards import CheckFunctionManager, ShapeCodeParts
+    from torch._dynamo.output_graph import OutputGraphGuardsState
+    from torch._dynamo.utils import chromium_event_timed, get_metrics_context
+    from torch.utils import _device
+
+    kept = _guards.GuardsSet()
+    for guard in guards.make(variant.guards, sources, live):
+        kept.add(guard)
+    state = OutputGraphGuardsState(
+        local_scope=dict(given["locals"]),
+        global_scope=given["globals"],
+        torch_function_mode_stack=[],
+        guard_on_key_order={sources[position] for position in variant.key_order},
+        input_source_to_sizes_strides={
+            sources[each.source]: {"size": tuple(each.size), "stride": tuple(each.stride)}
+            for each in variant.sizes
+        },
+        dual_level=-1,
+        functorch_layers=[],
+        current_device=_device.CURRENT_DEVICE,
+        global_state_guard=GlobalStateGuard(),
+        _guards=kept,
+        _aotautograd_guards=[
+            _guards.DuplicateInputs(sources[one], sources[other]) for one, other in variant.same_inputs
+        ],
+        name_of_builtins_dict_key_in_fglobals=scope.renamed.get(variant.builtins),
+    )
+    hooks = given["hooks"]
+    parts: Any = ShapeCodeParts
+    no_sizes = parts(
+        python_code_parts=_NoSizes([]),
+        verbose_code_parts=_NoSizes([]),
+        cpp_code_parts=None,
+        python_fallback=True,
+        shape_env_sources=[],
+    )
+    check: Any = CheckFunctionManager
+    entries = given.get("cache_entries", given.get("cache_entry"))
+    with (
+        _guards.compile_context(_guards.CompileContext(given["compile_id"])),
+        chromium_event_timed("dynamo", reset_event_log_on_exit=True),
+        get_metrics_context(),
+    ):
+        manager = check(
+            given["code"],
+            state,
+            entries,
+            hooks.guard_fail_fn if hooks else None,
+            None,
+            shape_code_parts=no_sizes,
+        )
+    return manager.guard_manager
+
+
+class _NoSizes:
+    """Dynamo's _ShapeGuardsHelper of a frame without symbolic sizes."""
+
+    def __init__(self, exprs: list[str]) -> None:
+        self.exprs = exprs

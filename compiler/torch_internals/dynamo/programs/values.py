@@ -1,0 +1,187 @@
+"""Values of a frame as plain ones that two processes can compare, by what they mean and not by their addresses."""
+
+from __future__ import annotations
+
+import enum
+import types
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+from ....artifact.programs import digests
+
+_LEAVES = (torch.dtype, torch.layout, torch.memory_format, torch.device, torch.Size)
+_DEPTH = 8
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+"""Attributes of modules."""
+
+
+class NotPortable(Exception):
+    """A value that another process cannot compare; the text names it."""
+
+
+def described(value: Any) -> Any:
+    """A description that msgpack can carry: equal in two processes if and only if the values mean the same to a trace.
+
+    Functions and classes are their names and digests, and must be found under these names. Raises NotPortable.
+    """
+    return _described(value, _DEPTH)
+
+
+def constant(value: Any) -> Any:
+    """A constant in a source or a guard, to be read by `constant_of`. Raises NotPortable."""
+    match value:
+        case None | bool() | int() | float() | str() if type(value) in (type(None), bool, int, float, str):
+            return value
+        case tuple() if type(value) is tuple:
+            return ["tuple", *(constant(part) for part in value)]
+    raise NotPortable(f"a key or index that is a {type(value).__name__}")
+
+
+def constant_of(record: Any) -> Any:
+    """The inverse of `constant`. Raises ValueError."""
+    match record:
+        case None | bool() | int() | float() | str():
+            return record
+        case ["tuple", *parts]:
+            return tuple(constant_of(part) for part in parts)
+    raise ValueError("no constant")
+
+
+def type_of(value: Any) -> Any:
+    """A description of the value's class."""
+    return _class(type(value))
+
+
+def tensor(value: torch.Tensor) -> Any:
+    """What Dynamo's guard on a tensor compares, besides its sizes and strides. Raises NotPortable for a subclass."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise NotPortable(f"a tensor subclass, {type(value).__name__}")
+    marks = [
+        [name, sorted(map(str, getattr(value, name)))]
+        for name in (
+            "_dynamo_dynamic_indices",
+            "_dynamo_weak_dynamic_indices",
+            "_dynamo_unbacked_indices",
+            "_dynamo_strict_unbacked_indices",
+            "_dynamo_static_indices",
+        )
+        if hasattr(value, name)
+    ]
+    return [
+        _class(type(value)),
+        str(torch._C._dispatch_keys(value)),
+        str(value.dtype),
+        str(value.device),
+        value.requires_grad,
+        value.is_leaf,
+        str(value.layout),
+        marks,
+        getattr(value, "_dynamo_static_input_type", None)
+        == "guarded",  # Dynamo itself marks parameters "unguarded"
+    ]
+
+
+def hooks(value: Any) -> list[Any]:
+    """Of a module: how many of each kind. By default Dynamo has no guards against new ones."""
+    if not isinstance(value, torch.nn.Module):
+        return []
+    found = ((name, vars(value).get(name)) for name in _HOOKS)
+    return [[name, len(each)] for name, each in found if each]
+
+
+def attributes(value: Any) -> list[str]:
+    """Names of an object's own attributes, unless it is a module. Dynamo has no guards against new ones, which
+    isinstance may ask for, or code that reads `__dict__`."""
+    own = getattr(value, "__dict__", None)
+    if isinstance(value, torch.nn.Module | torch.Tensor) or type(own) is not dict:
+        return []
+    return sorted(name for name in own if isinstance(name, str))
+
+
+def hooks_of_all_modules() -> list[int]:
+    """How many there are of each kind that torch.nn.modules.module registers for every module."""
+    found = vars(torch.nn.modules.module).items()
+    return [
+        len(each) for name, each in sorted(found) if name.startswith("_global_") and isinstance(each, dict)
+    ]
+
+
+def _described(value: Any, depth: int) -> Any:
+    if depth == 0:
+        raise NotPortable("a value with many levels")
+    match value:
+        case None | bool() | int() | float() | str() | bytes() if type(value) in (
+            type(None),
+            bool,
+            int,
+            float,
+            str,
+            bytes,
+        ):
+            return [type(value).__name__, repr(value)]  # by its text: NaN equals itself, 1 is not 1.0
+        case complex() | range() | slice() | types.EllipsisType():
+            return [type(value).__name__, repr(value)]
+        case _ if isinstance(value, _LEAVES):
+            return [type(value).__name__, str(value)]
+        case tuple() | list():
+            return [type_of(value), *(_described(part, depth - 1) for part in value)]
+        case set() | frozenset():
+            return [type_of(value), *sorted((_described(part, depth - 1) for part in value), key=repr)]
+        case dict():
+            return [
+                type_of(value),
+                *([_described(k, depth - 1), _described(v, depth - 1)] for k, v in value.items()),
+            ]
+        case enum.Enum():
+            return ["enum", type_of(value), value.name]
+        case types.ModuleType():
+            return ["module", value.__name__]
+        case type():
+            return _class(value)
+        case OpOverload() | OpOverloadPacket() | HigherOrderOperator():
+            return ["operator", str(value)]
+        case types.FunctionType():
+            return _function(value)
+        case types.MethodType():
+            return ["method", _described(value.__func__, depth - 1)]
+        case types.CodeType():
+            return ["code", digests.code_digest(value)]
+        case types.BuiltinFunctionType() | types.MethodDescriptorType() | types.WrapperDescriptorType():
+            owner = getattr(value, "__self__", None)
+            module = getattr(value, "__module__", None) or ""
+            if owner is not None and not isinstance(owner, types.ModuleType | type):
+                raise NotPortable(f"a method of an object, {value.__qualname__}")
+            return ["builtin", module, value.__qualname__]
+        case _ if type(value).__module__ == "typing":
+            return ["typing", repr(value)]
+    raise NotPortable(f"a {type(value).__module__}.{type(value).__qualname__}")
+
+
+def _function(value: types.FunctionType) -> Any:
+    return ["function", value.__module__, value.__qualname__, digests.function_digest(value)]
+
+
+def _class(value: type) -> Any:
+    try:
+        known = digests.resolve(value.__module__, value.__qualname__)
+    except LookupError:
+        known = None
+    local = "<locals>" in value.__qualname__
+    # classes of extensions, torch.Tensor and dict_keys too, have a module where they are not found
+    own = value.__module__.partition(".")[0] in digests.LIBRARIES
+    if known is not value and not local and not own:
+        raise NotPortable(f"a class that its name does not find, {value.__module__}.{value.__qualname__}")
+    if (
+        vars(value).get("_is_protocol") and not own
+    ):  # isinstance asks for attributes, and Dynamo has no guards on them
+        raise NotPortable(f"a protocol, {value.__module__}.{value.__qualname__}")
+    return ["class", value.__module__, value.__qualname__, digests.class_digest(value)]

@@ -1,0 +1,105 @@
+"""A recorded program is never used after a change that it does not know: results are those of the changed program.
+
+Each row of the tables in tests/compile/parts says what the next start does: "traced", "used", "partly" (some frames of
+each), or "unfit" (the program has no record).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from program_calls import INPUTS, SAME, SETTINGS
+from program_changes import CLOSURES, FUNCTIONS, NAMES, Change
+from program_modules import EFFECTS, MODULES
+from program_objects import CLASSES, VALUES
+from program_starts import Recorded, from_records, traced, without_compiler
+
+TABLES = {
+    "functions": FUNCTIONS,
+    "closures": CLOSURES,
+    "names": NAMES,
+    "classes": CLASSES,
+    "values": VALUES,
+    "modules": MODULES,
+    "effects": EFFECTS,
+    "inputs": INPUTS,
+    "settings": SETTINGS,
+    "same": SAME,
+}
+HOLES = {
+    "names: hasattr of torch": "neither Dynamo's guards nor records tell of names that a module has not",
+    "names: hasattr of the own module": "the same",
+    "names: fake of a custom operator read": "an operator is known by its name",
+}
+"""Changes after which a stale program is used."""
+CHANGES = {
+    f"{table}: {name}": change for table, changes in TABLES.items() for name, change in changes.items()
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(reason=HOLES[name], strict=True))
+        if name in HOLES
+        else name
+        for name in CHANGES
+    ],
+)
+def test_the_next_start_gives_what_the_changed_program_gives(name: str, tmp_path: Path) -> None:
+    change, file = CHANGES[name], tmp_path / "changed_program.py"
+    before, after = change.before(), change.after()
+    here = without_compiler(file, before).results
+    wanted = without_compiler(file, after, change.around, change.patch).results
+    assert (here != wanted) is change.differs, "whether a stale program would be wrong"
+
+    programs = Recorded()
+    first = from_records(programs, file, before)
+    assert first.results == here
+    fit = change.how != "unfit"
+    if change.how != "used":  # else the third start shows the same
+        again = from_records(programs, file, before)
+        assert again.results == here
+        assert fit is (again.how in ("used", "partly")), (again.how, first.reasons)
+
+    changed = from_records(programs, file, after, change.around, change.patch)
+    if changed.results != wanted:  # as in Dynamo's own differences from eager
+        assert changed.results == traced(file, after, change.around, change.patch).results
+        assert changed.how == "traced", changed.reasons
+    assert not fit or changed.how == change.how, changed.reasons
+
+
+def test_another_path_of_the_checkout_keeps_the_program(tmp_path: Path) -> None:
+    text = FUNCTIONS["constant in the code"].before()
+    programs = Recorded()
+    first = from_records(programs, tmp_path / "one" / "program.py", text)
+    moved = from_records(programs, tmp_path / "two" / "deeper" / "other_name.py", text)
+    assert (first.how, moved.how) == ("traced", "used")
+    assert moved.results == first.results
+
+
+def test_a_program_goes_back_to_its_older_record(tmp_path: Path) -> None:
+    """Branches of a repository, one after the other: each finds its own."""
+    change, file, programs = FUNCTIONS["constant three calls deep"], tmp_path / "program.py", Recorded()
+    texts = [change.before(), change.after(), change.before(), change.after()]
+    starts = [from_records(programs, file, text) for text in texts]
+    assert [start.how for start in starts] == ["traced", "traced", "used", "used"]
+    assert starts[0].results == starts[2].results != starts[1].results == starts[3].results
+
+
+def test_a_used_program_is_guarded_as_a_traced_one(tmp_path: Path) -> None:
+    """What changes after the first call of the process that used a record."""
+    text = Change(
+        text="SCALE = 2.0\n\n\ndef inputs():\n    x = torch.ones(3)\n    yield (x,)\n    global SCALE\n"
+        "    SCALE = 3.0\n    yield (x,)\n    yield (x.double(),)\n\n\ndef program(x):\n    return x * SCALE\n"
+    ).before()
+    file, programs = tmp_path / "program.py", Recorded()
+    wanted = without_compiler(file, text).results
+    assert [from_records(programs, file, text).results for _ in range(3)] == [wanted] * 3
+
+
+def test_there_are_enough_changes() -> None:
+    differing = [name for name, change in CHANGES.items() if change.differs and change.how == "traced"]
+    assert len(differing) >= 200
+    assert len(SAME) >= 20

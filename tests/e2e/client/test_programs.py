@@ -1,0 +1,158 @@
+"""The second run of a script does not trace what the first one has traced, unless something is not what it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchrelay.examples.harness.private_service import PrivateService
+
+SCRIPT = """
+import json, sys
+import torch, torchrelay
+import layers
+
+def scaled(x):
+    return x * layers.SCALE
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Linear(6, 8), layers.Head(8)
+
+    def forward(self, x):
+        x = scaled(torch.relu(self.first(x)))
+        if BREAKS:
+            torch._dynamo.graph_break()
+        return self.second(x).square().mean()
+
+BREAKS = len(sys.argv) > 1
+net = Net()
+compiled = torch.compile(net, backend="torchrelay")
+losses = []
+for step in range(2):
+    found = compiled(torch.linspace(-1, 1, 30).reshape(5, 6))
+    found.backward()
+    losses.append((found.item(), net.first.weight.grad.norm().item()))
+    eager = Net()
+    wanted = eager(torch.linspace(-1, 1, 30).reshape(5, 6))
+    wanted.backward()
+    torch.testing.assert_close(found, wanted)
+    net.zero_grad()
+run = torchrelay.report()
+traced = run.seconds["trace"] > 0
+print(json.dumps({"programs": run.programs, "traced": traced, "fallbacks": run.fallbacks, "losses": losses}))
+"""
+
+LAYERS = """
+import torch
+
+SCALE = 1.4375
+
+class Head(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner = torch.nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + torch.nn.functional.softplus(self.inner(x))
+"""
+
+
+class Machine:
+    """Where a user runs the script again and again."""
+
+    def __init__(self, service: PrivateService, folder: Path) -> None:
+        self.folder = folder
+        self._environment = {
+            **os.environ,
+            **service.environment,
+            "TORCHRELAY_CACHE_DIR": str(folder / "cache"),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "TORCHRELAY_PROGRAMS": "1",
+        }
+
+    @property
+    def programs(self) -> list[Path]:
+        return sorted((self.folder / "cache" / "programs").iterdir())
+
+    def train(
+        self, *arguments: str, at: str = "code", script: str = SCRIPT, layers: str = LAYERS, **variables: str
+    ) -> dict[str, Any]:
+        code = self.folder / at
+        code.mkdir(exist_ok=True)
+        (code / "train.py").write_text(script)
+        (code / "layers.py").write_text(layers)
+        done = subprocess.run(
+            [sys.executable, str(code / "train.py"), *arguments],
+            env={**self._environment, **variables},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.fixture
+def machine(service: PrivateService, tmp_path: Path) -> Machine:
+    return Machine(service, tmp_path)
+
+
+def test_the_next_process_traces_nothing_and_computes_the_same(machine: Machine) -> None:
+    first = machine.train()
+    assert (first["programs"], first["traced"], first["fallbacks"]) == (0, True, {})
+    second = machine.train()
+    assert second == {**first, "programs": 1, "traced": False}
+    assert machine.train(TORCHRELAY_PROGRAMS="0") == first
+    moved = machine.train(
+        at="another",
+        script="# a comment\n\n" + SCRIPT,
+        layers='"""A docstring."""\n' + LAYERS + "\nOTHER = 1\n",
+    )
+    assert moved == second
+
+
+def test_what_has_changed_is_traced_again(machine: Machine) -> None:
+    first = machine.train()
+    for changed in (
+        {"layers": LAYERS.replace("1.4375", "1.5")},
+        {"layers": LAYERS.replace("x + torch", "x - torch")},
+        {"script": SCRIPT.replace("torch.relu", "torch.sigmoid")},
+        {"script": SCRIPT.replace("x * layers.SCALE", "x + layers.SCALE")},
+    ):
+        found = machine.train(**changed)
+        assert (found["programs"], found["traced"]) == (0, True)
+        assert found["losses"] != first["losses"]
+    assert machine.train() == {**first, "programs": 1, "traced": False}
+
+
+def test_functions_after_a_graph_break_start_without_tracing_too(machine: Machine) -> None:
+    first = machine.train("breaks")
+    assert (first["programs"], first["traced"]) == (0, True)
+    assert machine.train("breaks") == {**first, "programs": 2, "traced": False}
+
+
+def test_a_record_that_is_damaged_forged_or_without_artifact_is_not_used(
+    machine: Machine, tmp_path: Path
+) -> None:
+    first = machine.train()
+    (program,) = machine.programs
+    kept = program.read_bytes()
+    program.write_bytes(kept[:40] + bytes([kept[40] ^ 1]) + kept[41:])
+    assert machine.train() == first
+    program.write_bytes(kept)
+    (tmp_path / "state" / "torchrelay" / "programs.key").write_bytes(bytes(32))
+    assert machine.train() == first
+    assert machine.train()["programs"] == 1
+    for artifact in (tmp_path / "cache" / "artifacts").rglob("*"):
+        if artifact.is_file():
+            artifact.unlink()
+    alone = machine.train(TORCHRELAY_URL="http://127.0.0.1:1", TORCHRELAY_TOKEN="none")
+    assert alone == {**first, "fallbacks": {"gateway_unreachable": 1}, "losses": alone["losses"]}
