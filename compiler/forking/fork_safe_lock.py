@@ -19,8 +19,9 @@ class ForkSafeLock:
         _all.add(self)
 
     def __enter__(self) -> None:
-        self._lock.acquire()
-        self._holder = threading.get_ident()
+        holder = threading.get_ident()
+        self._lock.acquire()  # nothing that can fail comes after it: nobody would release the lock
+        self._holder = holder
 
     def __exit__(self, *error: object) -> None:
         self._holder = None

@@ -2,7 +2,7 @@
 
 Arguments: PART PARTS. Tries one call in PARTS, and prints a JSON line for each. A call is a function of torchrelay, or
 one that torchrelay calls, and the line that calls it. Not tried is what compiles locally, since nothing can replace it,
-and what runs a compiled graph: its errors are the caller's.
+what checks the caller's options and what runs a compiled graph: their errors are the caller's.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from torchrelay.clients.reports.run_report import process_report
 ROOT = str(Path(torchrelay.__file__).parent)
 FOLDERS = tuple(f"{ROOT}/{name}/" for name in ("clients", "compiler"))
 BACKEND = backend.torchrelay.__code__
-SPARED = ("_compile_locally", "check_options")
-RELEASES = ("lock.__exit__", "RLock.__exit__", "Condition.__exit__", "lock.release", "RLock.release")
+SPARED = ("_compile_locally", "check_options", "split_options")
+RELEASES = (
+    *("lock.__exit__", "RLock.__exit__", "Condition.__exit__", "ForkSafeLock.__exit__"),
+    *("lock.release", "RLock.release"),
+)
 """The release of a lock cannot fail, and whoever comes next would wait for ever if it did."""
 HANG_SECONDS = 300
 """After which a trial ends the script, with all threads' stacks."""
