@@ -324,7 +324,11 @@ class ArtifactSource:
         if waits:
             self._report.add_seconds("wait", answer.wait_seconds)
             self._report.add_seconds("fetch", answer.fetch_seconds)
-        opened = self._verified(answer.data, wanted)
+        try:
+            opened = self._verified(answer.data, wanted)
+        except CannotLoad:  # the service has the same one: do not download it at each start
+            self._disk.put(wanted.key, answer.data)
+            raise
         self._disk.put(wanted.key, answer.data)
         outcome: Outcome = "hit" if answer.hit else "coalesced" if answer.coalesced else "miss"
         return FetchedArtifact(answer.data, opened, outcome)
