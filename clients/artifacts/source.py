@@ -339,8 +339,14 @@ class ArtifactSource:
             return load.verify(data, self._trust.trust(), key=wanted.key, request=wanted.captured.request)
 
     def _loaded(self, fetched: FetchedArtifact, wanted: ArtifactRequest) -> LoadedArtifact:
-        with self._report.timed("load"):
-            compiled = load.load(fetched.opened, wanted.captured, wanted.inputs, self._settings.cache_dir)
+        try:
+            with self._report.timed("load"):
+                compiled = load.load(fetched.opened, wanted.captured, wanted.inputs, self._settings.cache_dir)
+        except (CannotLoad, SizesDiffer):
+            raise
+        except _UNUSABLE:
+            self._disk.remove(wanted.key)
+            raise
         return LoadedArtifact(wanted.key, compiled, fetched.outcome, fetched.data, fetched.early)
 
     # --- in a job ------------------------------------------------------------------------------------------
