@@ -40,6 +40,7 @@ def main() -> None:
 
     device = torch.device(args.device)
     if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
         torch.backends.cudnn.allow_tf32 = False  # it turns a difference in the last place into one of 1e-3
     model, loss_of = build(args.model, device, args.layers)

@@ -36,7 +36,8 @@ def test_candidates_find_the_same_numbers_in_each_place(name: str) -> None:
         selection.begin_building().wait()
         selection.prepare(seed=3)
         try:
-            with benchmark.candidate_runner(selection, 0) as running:
+            runner, _ = benchmark.candidate_runner(selection, 0)
+            with runner as running:
                 here = addresses(selection)
                 before = selection.run(0, lambda once: once()).clone()
                 every = [
