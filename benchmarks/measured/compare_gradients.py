@@ -1,8 +1,9 @@
 """One process, one model: gradients of a training step by torchrelay and by local Inductor; JSON out.
 
 The two run on the same weights, batch and seed. `difference` is the largest, over parameters, of
-max|relay - local| / max|local|; `noise` is the same between two steps of the one local compilation (atomic
-additions land in any order); `equal` says that loss and all gradients agree in every bit. On a GPU, Inductor
+max|relay - local| / max|local|, and `worst` the parameter; a gradient below a thousandth of the model's largest counts
+as that, because a bias that softmax or a norm cancels has nothing but rounding for a gradient. `noise` is the same
+between two steps of the one local compilation (atomic additions land in any order); `equal` says that loss and all gradients agree in every bit. On a GPU, Inductor
 measures reductions' candidates, which add in different orders, and one compile's winners need not be the next
 one's; --deterministic is Inductor's option that measures nothing, so that both sides run the same kernels.
 `measured` counts the Triton kernels that were measured in this process for the service's artifacts.
@@ -60,6 +61,7 @@ def main() -> None:
             torch._dynamo.reset()
     local, relay = gradients["inductor"], gradients["torchrelay"]
     same = torch.equal(loss["inductor"], loss["torchrelay"]) and local.keys() == relay.keys()
+    difference, worst = largest_difference(local, relay)
     report: dict[str, Any] = msgspec.to_builtins(torchrelay.report())
     record = {
         "model": args.model,
@@ -68,8 +70,9 @@ def main() -> None:
         "remote": report["hits"] + report["misses"] + report["disk_hits"] + report["coalesced"],
         "fallbacks": report["fallbacks"],
         "reasons": [str(w.message) for w in warned if issubclass(w.category, FallbackWarning)],
-        "difference": largest_difference(local, relay),
-        "noise": largest_difference(local, again["inductor"]),
+        "difference": difference,
+        "worst": worst,
+        "noise": largest_difference(local, again["inductor"])[0],
         "equal": same and all(torch.equal(local[name], relay[name]) for name in local),
         "measured": measured,
         "losses": {backend: value.item() for backend, value in loss.items()},
@@ -104,15 +107,17 @@ def training_step(
     return loss.detach(), gradients
 
 
-def largest_difference(local: Gradients, relay: Gradients) -> float:
+def largest_difference(local: Gradients, relay: Gradients) -> tuple[float, str]:
+    """With the name of the parameter."""
     if local.keys() != relay.keys():
-        return float("inf")
-    worst = 0.0
-    for name, expected in local.items():
-        scale = expected.abs().max().item()
-        error = (relay[name] - expected).abs().max().item()
-        worst = max(worst, error / scale if scale else error)
-    return worst
+        return float("inf"), ""
+    floor = 1e-3 * max(gradient.abs().max().item() for gradient in local.values())
+    differences = {
+        name: (relay[name] - expected).abs().max().item() / max(expected.abs().max().item(), floor)
+        for name, expected in local.items()
+    }
+    worst = max(differences, key=differences.__getitem__)
+    return differences[worst], worst
 
 
 if __name__ == "__main__":

@@ -22,7 +22,11 @@ TOLERANCE: dict[torch.dtype, float] = {
 
 def fill(value: torch.Tensor, draw: torch.Generator, integers: tuple[int, int] = (0, 2)) -> torch.Tensor:
     """Floats have mean 0 and standard deviation 0.5; those of scalars and vectors are made
-    positive, because they may be variances. Integers are from the first of `integers` to below the second."""
+    positive, because they may be variances. Integers are from the first of `integers` to below the second.
+    Where elements share memory, as in an expanded tensor, each element of the memory is drawn once."""
+    if (memory := memory_of(value)) is not value:
+        fill(memory, draw, integers)
+        return value
     if value.dtype.is_floating_point or value.dtype.is_complex:
         wide = torch.float32 if not value.dtype.is_complex else torch.complex64
         noise = torch.randn(value.shape, generator=draw, device=value.device, dtype=wide)
@@ -30,6 +34,23 @@ def fill(value: torch.Tensor, draw: torch.Generator, integers: tuple[int, int] =
             noise = noise.abs()
         return value.copy_(noise * 0.5)
     return value.copy_(torch.randint(*integers, value.shape, generator=draw, device=value.device))
+
+
+def memory_of(value: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or a view that has each element of its memory once: expanded dimensions have size 1 there, and
+    what overlaps in another way is a vector over all that the tensor spans."""
+    for dim, (size, stride) in enumerate(zip(value.shape, value.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            value = value.narrow(dim, 0, 1)
+    if not value.numel():
+        return value
+    reach = 0  # offset of the last element, of the dimensions so far
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            last = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
+            return value.as_strided((last + 1,), (1,))
+        reach += (size - 1) * stride
+    return value
 
 
 def rounded_share(tolerance: float) -> float:

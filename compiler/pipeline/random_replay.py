@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 import re
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -101,6 +102,8 @@ class Replay:
         scale = max((_magnitude(value) for value in reference.values), default=0.0)
         rounded = reference.rounded + [True] * len(changed)
         for position, (name, a, b) in enumerate(zip(names, reference.values, have, strict=True)):
+            if position in reference.unwritten:
+                continue
             doubt = AtenReference(
                 functools.partial(reference.noise_of, position),
                 functools.partial(reference.exact, position),
@@ -116,6 +119,7 @@ class _Reference:
         self._gm, self._inputs, self._state, self._way = gm, inputs, state, way
         self.changed = _changed_inputs(gm)
         self.rounded = _rounded_outputs(gm)
+        self.unwritten = unwritten_outputs(gm)
         self.values: list[Any] = []
 
     def run(self) -> None:
@@ -281,6 +285,25 @@ def _rounded_outputs(gm: torch.fx.GraphModule) -> list[bool]:
     return [isinstance(value, torch.fx.Node) and rounded[value] for value in _listed(output.args[0])]
 
 
+def unwritten_outputs(gm: torch.fx.GraphModule) -> frozenset[int]:
+    """Positions of the outputs that attention on a GPU leaves as their memory was: the state of the generator, if there
+    is no dropout, and what its schema calls unused."""
+    (output,) = gm.graph.find_nodes(op="output")
+    return frozenset(p for p, value in enumerate(_listed(output.args[0])) if _is_unwritten(value))
+
+
+def _is_unwritten(value: Any) -> bool:
+    if not isinstance(value, torch.fx.Node) or value.target is not operator.getitem:
+        return False
+    call: Any = value.args[0]
+    schema = getattr(call.target, "_schema", None)
+    name = "" if schema is None else schema.returns[value.args[1]].name
+    return name == "unused" or (name in _GENERATOR_STATE and not operators.schema_argument(call, "dropout_p"))
+
+
+_GENERATOR_STATE = ("rng_state", "philox_seed", "philox_offset")
+
+
 def rng_variant(gm: torch.fx.GraphModule) -> RngVariant:
     """How the Triton kernels compiled from `gm` draw. Raises CannotReplay if they draw in both ways."""
     code = compiled_graphs.generated_code(gm)
@@ -301,10 +324,11 @@ def cannot_draw(gm: torch.fx.GraphModule) -> str:
                 return str(node)
             call = "aten.randint.low_out" if "seeds" in name else ""
         elif torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            if operators.schema_argument(node, "dropout_p") == 0.0:
+                continue
             if name.split(".")[1].removesuffix("_backward") not in _ATTENTION:
                 return str(node)
-            draws = "_backward" not in name and operators.schema_argument(node, "dropout_p")
-            call = name if draws else ""
+            call = "" if "_backward" in name else name
         else:
             continue
         if call:

@@ -30,7 +30,7 @@ from msgspec import Struct
 from ..artifact import manifest
 from ..errors import VerifyFailed
 from ..graph import ambient, targets
-from ..graph.numerics import TOLERANCE, difference, fill, rounded_share
+from ..graph.numerics import TOLERANCE, difference, fill, memory_of, rounded_share
 from ..request import schema
 from ..torch_internals.inductor import compiled_graphs
 from . import integer_inputs, philox, program, random_replay
@@ -158,11 +158,7 @@ def _integer_facts(
 
 def _draw_integers(position: int, value: torch.Tensor, integers: integer_inputs.Range) -> None:
     """Fill the input at a position; its integers depend on nothing else."""
-    for dim, (size, stride) in enumerate(zip(value.shape, value.stride(), strict=True)):
-        if stride == 0 and size > 1:  # an expanded tensor has each value once
-            value = value.narrow(dim, 0, 1)
-    with contextlib.suppress(RuntimeError):  # memory that overlaps in another way stays as it is
-        fill(value, torch.Generator(value.device).manual_seed(position), integers)
+    fill(value, torch.Generator(value.device).manual_seed(position), integers)
 
 
 def _exact_names(request: schema.GraphRequest, facts: IntegerFacts) -> frozenset[str]:
@@ -380,8 +376,11 @@ def _random_inputs(
         fill(value, generator(spec.device, 0))
         if nudge and value.dtype.is_floating_point:
             step = nudge * torch.finfo(value.dtype).eps
-            drawn = torch.randint(0, 2, value.shape, generator=generator(spec.device, 2), device=value.device)
-            value.copy_(value * (1 + step * (drawn * 2 - 1)))
+            memory = memory_of(value)
+            drawn = torch.randint(
+                0, 2, memory.shape, generator=generator(spec.device, 2), device=value.device
+            )
+            memory.copy_(memory * (1 + step * (drawn * 2 - 1)))
         return value.double() if exact and value.dtype.is_floating_point else value
 
     inputs = program.make_inputs(request, symbols, make)

@@ -25,7 +25,8 @@ def schema_argument(node: torch.fx.Node, name: str) -> Any:
     """An operator call's argument by its name in the schema, its default where the call has none."""
     for position, declared in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if declared.name == name:
-            return node.args[position] if position < len(node.args) else declared.default_value
+            given = node.kwargs.get(name, declared.default_value)
+            return node.args[position] if position < len(node.args) else given
     return None
 
 

@@ -235,8 +235,32 @@ def test_draws_in_an_open_order_are_not_repeated(chained, code, reason):
     assert found.endswith(reason) if reason else found == ""
 
 
-def test_attention_without_dropout_draws_nothing():
+def test_attention_without_dropout_draws_nothing(monkeypatch):
     assert random_replay.cannot_draw(attention_graph(chained=False, dropout=0.0)) == ""
+    monkeypatch.setattr(random_replay, "_ATTENTION", ())  # as for cuDNN's, whose draws are not worked out
+    assert random_replay.cannot_draw(attention_graph(chained=False, dropout=0.0)) == ""
+    assert random_replay.cannot_draw(attention_graph(chained=False, dropout=0.1)) != ""
+
+
+@pytest.mark.parametrize(
+    ("call", "unwritten"),
+    [
+        ("_scaled_dot_product_efficient_attention", {2, 3}),
+        ("_scaled_dot_product_flash_attention", {6, 7}),
+        ("_scaled_dot_product_cudnn_attention", {6, 7}),
+    ],
+)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_the_generators_state_is_not_compared_where_attention_does_not_write_it(call, unwritten, dropout):
+    target = getattr(torch.ops.aten, call).default
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    mask = () if "flash" in call else (None, True)
+    node = graph.call_function(target, (x, x, x, *mask, dropout))
+    returned = range(len(target._schema.returns))
+    graph.output(tuple(graph.call_function(operator.getitem, (node, position)) for position in returned))
+    expected = unwritten if not dropout else {7} if "flash" in call else set()
+    assert random_replay.unwritten_outputs(torch.fx.GraphModule({}, graph)) == expected
 
 
 def test_other_draws_are_not_worked_out():

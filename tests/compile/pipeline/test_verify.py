@@ -182,6 +182,19 @@ def test_what_cannot_be_compared_is_skipped_and_says_why() -> None:
     assert drawn.status == "skipped" and "draws random numbers" in drawn.reason
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [torch.ones(1, 8, dtype=torch.bool).expand(4, 8), torch.randn(16).as_strided((4, 8), (2, 1))],
+    ids=["expanded", "overlapping"],
+)
+def test_inputs_whose_elements_share_memory_are_drawn_too(mask: torch.Tensor) -> None:
+    torch._dynamo.reset()
+    request = request_of(lambda x, mask: (x * mask).sin(), torch.randn(4, 8), mask)
+    assert verify(request, wrapped(request), VerifySettings()).status == "passed"
+    with pytest.raises(VerifyFailed):
+        verify(request, wrapped(request, scale=2.0), VerifySettings())
+
+
 def test_a_small_gradient_that_is_not_zero_must_be_right() -> None:
     """What sums leave of zero is rounding; a thousandth of the largest gradient is none."""
 

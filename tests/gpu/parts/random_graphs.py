@@ -35,6 +35,11 @@ def encoder() -> Program:
     return nn.TransformerEncoderLayer(128, 4, 256, dropout=0.1, batch_first=True).cuda().train()
 
 
+def masked() -> Program:
+    mask = torch.ones(1, device="cuda").expand(128)
+    return lambda x: functional.dropout(x, 0.1) * mask
+
+
 def network() -> Program:
     layers = [
         nn.Linear(128, 64),
@@ -65,6 +70,11 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "attention": lambda: lambda x: attention(x, 0.1),
     "attention in bfloat16": lambda: autocast(lambda x: attention(x.bfloat16(), 0.1).float()),
     "attention after dropout": lambda: lambda x: attention(functional.dropout(x, 0.1), 0.1),
+    "attention that drops nothing": lambda: lambda x: attention(functional.dropout(x, 0.1), 0.0),
+    "attention that drops nothing in bfloat16": lambda: autocast(
+        lambda x: attention(functional.dropout(x, 0.1).bfloat16(), 0.0).float()
+    ),
+    "expanded input": masked,
     "attention beside attention": lambda: lambda x: attention(x, 0.1) + attention(x.flip(0), 0.2),
 }
 
