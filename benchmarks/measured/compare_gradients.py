@@ -3,9 +3,10 @@
 The two run on the same weights, batch and seed. `difference` is the largest, over parameters, of
 max|relay - local| / max|local|, and `worst` the parameter; a gradient below a thousandth of the model's largest counts
 as that, because a bias that softmax or a norm cancels has nothing but rounding for a gradient. `noise` is the same
-between two steps of the one local compilation (atomic additions land in any order); `equal` says that loss and all gradients agree in every bit. On a GPU, Inductor
-measures reductions' candidates, which add in different orders, and one compile's winners need not be the next
-one's; --deterministic is Inductor's option that measures nothing, so that both sides run the same kernels.
+between two steps of the one local compilation (atomic additions land in any order); `equal` says that loss and all
+gradients agree in every bit. On a GPU, Inductor measures reductions' candidates, which add in different orders, and one
+compile's winners need not be the next one's; --deterministic is Inductor's option that measures nothing, so that both
+sides run the same kernels.
 `measured` counts the Triton kernels that were measured in this process for the service's artifacts.
 """
 
