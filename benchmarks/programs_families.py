@@ -97,16 +97,16 @@ def row(record: dict[str, Any]) -> list[str]:
 
 
 def show_reasons(records: list[dict[str, Any]]) -> None:
-    """The reasons why functions were traced, the most common first; each with the architectures that it stops."""
-    stopped: defaultdict[str, list[str]] = defaultdict(list)
+    """Why functions were traced, the most common reason first, with the architectures and their functions."""
+    places: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for record in records:
         if "error" in record:
             print(f"{record['model']}: {record['error']}", file=sys.stderr)
         elif not is_trace_free(record):
-            for reason in dict.fromkeys(record["traced"]["reasons"] + record["started"]["reasons"]):
-                stopped[reason].append(record["model"])
-    for reason, models in sorted(stopped.items(), key=lambda each: -len(each[1])):
-        print(f"{len(models)}: {reason} ({', '.join(models)})")
+            for function, reason in record["traced"]["reasons"] + record["started"]["reasons"]:
+                places[reason][f"{record['model']} ({function})"] = None
+    for reason, found in sorted(places.items(), key=lambda each: -len(each[1])):
+        print(f"{len(found)}: {reason}", *found, sep="\n    ")
 
 
 if __name__ == "__main__":

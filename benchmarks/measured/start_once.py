@@ -2,7 +2,7 @@
 
 No graph is compiled: each runs as the request of its artifact describes it, so that a start costs no g++. All else is
 the client's own: programs are looked up, made again, checked, recorded and kept as with a service. `functions` counts
-those that Dynamo was given; `reasons` tell why they were traced.
+those that Dynamo was given; `reasons` tell for each that was traced why.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Functions(ProcessPrograms):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(uncompiled, ProgramStore(folder, folder), RequestedGraphs)
-        self.reasons: list[str] = []
+        self.reasons: list[tuple[str, str]] = []
 
     def find(self, frame: frames.FrameName) -> Sequence[FrameProgram]:
         self.found += 1
@@ -44,7 +44,7 @@ class Functions(ProcessPrograms):
         self.started += 1
 
     def unfit(self, frame: frames.FrameName, reason: str) -> None:
-        self.reasons.append(f"{frame.module}.{frame.name}: {reason}")
+        self.reasons.append((f"{frame.module}.{frame.name}", reason))
 
 
 class RequestedGraphs:
@@ -63,7 +63,7 @@ def uncompiled(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[...,
     try:
         prepared = prepare(gm, inputs, mode="default", options={})
     except RelayError as error:
-        programs.reasons.append(f"a graph: {error}")
+        programs.reasons.append(("a graph", str(error)))
         return gm.forward
     if not prepared.is_plain:
         return gm.forward

@@ -241,7 +241,11 @@ MORE: dict[str, tuple[Callable[[Any], nn.Module], Callable[[], Any], Callable[[]
     "mbart": (_seq2seq, lambda: transformers.MBartConfig(**_CODERS), _text),
     "whisper": (lambda shape: transformers.WhisperForConditionalGeneration(shape), _whisper, _speech),
     "clip": (lambda shape: transformers.CLIPModel(shape), _clip, _pairs),
-    "deit": (_image_classifier, lambda: transformers.DeiTConfig(**_IMAGE_SHAPE), _image),
+    "deit": (
+        lambda shape: transformers.DeiTForImageClassification(shape),
+        lambda: transformers.DeiTConfig(**_IMAGE_SHAPE),
+        _image,
+    ),
     "beit": (_image_classifier, lambda: transformers.BeitConfig(**_IMAGE_SHAPE), _image),
     "resnet": (
         _image_classifier,
