@@ -95,17 +95,25 @@ def main() -> None:
 
 STAGES = {
     "import": ("import",),
-    "lookup": ("function", "lookup"),
+    "lookup": ("lookup",),
     "guards": ("digests", "guards", "install"),
-    "trace": ("trace", "encode", "key"),
+    "trace": ("function", "trace", "encode", "key"),
     "load": ("graph", "wait", "fetch", "verify", "load"),
 }
-"""What is shown, and the spans of a start that it sums: by the name of a stage, or by another span's kind."""
+"""What is shown, and the spans that it sums: stages by their names, others by their kinds."""
 
 
 def split(first_step: float, spans: list[Span]) -> dict[str, float]:
     """Seconds of the first step by STAGES; "step" is the rest: the step itself, and all that nothing times. An import
-    within a stage counts as an import."""
+    within a stage counts as an import. What a function takes beside its stages is Dynamo's work on it, unless it starts
+    without tracing."""
+    installs = [span for span in spans if span.name == "install"]
+
+    def name(span: Span) -> str:
+        if span.kind == "function" and any(span.began <= each.began <= span.ended for each in installs):
+            return "install"
+        return span.name if span.kind == "stage" else span.kind
+
     seconds = dict.fromkeys(STAGES, 0.0)
     shown = {part: stage for stage, parts in STAGES.items() for part in parts}
     around: list[Span] = []
@@ -114,7 +122,7 @@ def split(first_step: float, spans: list[Span]) -> dict[str, float]:
         while around and around[-1].ended <= span.began:
             around.pop()
         for each, sign in ((span, 1), *((outer, -1) for outer in around[-1:])):
-            stage = shown.get(each.name if each.kind == "stage" else each.kind)
+            stage = shown.get(name(each))
             if stage is not None:
                 seconds[stage] += sign * (span.ended - span.began)
         around.append(span)

@@ -110,10 +110,12 @@ def test_the_parts_of_a_first_step_add_up(summary: ModuleType, monkeypatch: pyte
         span("stage", "load", 4.5, 6.0),
         span("import", "import loader", 5.0, 5.5),
         span("stage", "install", 6.0, 6.5),
+        span("function", "train.other", 7.0, 8.0),
+        span("stage", "trace", 7.25, 7.5),
         span("import", "import elsewhere", 0.0, 9.0, thread=1),
     ]
     found = train_once.split(10.0, spans)
-    assert found == {"import": 2.5, "lookup": 1.5, "guards": 1.5, "trace": 0.0, "load": 1.5, "step": 3.0}
+    assert found == {"import": 2.5, "lookup": 0.5, "guards": 2.5, "trace": 1.0, "load": 1.5, "step": 2.0}
     assert list(found) == list(summary.STAGES)
 
 
