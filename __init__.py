@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .clients.artifacts.prefetch import start_early as _start_early
+from .clients.settings import wants_trace as _wants_trace
 from .compiler import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
@@ -53,4 +54,8 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+if _wants_trace():
+    from .clients.reports.run_report import process_report as _process_report
+
+    _process_report().begin_trace()
 _start_early()

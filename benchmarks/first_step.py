@@ -47,7 +47,7 @@ def say(text: str) -> None:
 def main() -> int:
     args = parse_arguments()
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
-    default_models = ["gpt2-4x256"] if device == "cpu" else ["gpt2-12x768", "resnet50"]
+    default_models = ["gpt2-4x256"] if device == "cpu" else ["gpt2-12x768", "resnet50", "llama-16x1024"]
     models = [model for model in args.models or default_models if is_installed(model)]
     chosen = with_prerequisites(args.variants)
     records: list[summary.Record] = []
@@ -149,6 +149,8 @@ def report(
         if table := summary.rows(records, model):
             rounds = len({r["round"] for r in records})
             print_table(f"{model} on {device}: medians of {rounds} round(s)", summary.COLUMNS, table)
+            parts = summary.stage_rows(records, model)
+            print_table(f"{model}: where the first step's seconds go", ("", *summary.STAGES), parts)
     for record in steady:
         times = ", ".join(f"{backend} {ms:.2f} ms" for backend, ms in record["milliseconds"].items())
         print(f"{record['model']}: paired step time: {times}")

@@ -181,6 +181,8 @@ class RelayBackend:
         self.source = ArtifactSource(settings, report, self._gateway, prefetch_with(settings), launch)
         if settings.report is not None:
             report.write_at_exit(settings.report)
+        if settings.trace is not None:
+            report.write_trace_at_exit(settings.trace)
         if settings.state_dir is not None:
             report.leave_at_exit(settings.state_dir, launch)
 
@@ -195,7 +197,6 @@ class RelayBackend:
     ) -> Callable[..., Any]:
         """Capture, fetch, verify, load. background: run a graph that is still to be compiled eagerly meanwhile; None:
         as the settings say. Raises RelayError, of whatever kind the failure was."""
-        start = time.perf_counter()
         if background is None:
             background = self.settings.background
         obtain = self.source.obtain_or_begin if background else self.source.obtain
@@ -203,6 +204,7 @@ class RelayBackend:
             check_platform()
             compatibility.check("capture")
             self.report.add_seconds("trace", counters.trace_seconds())
+            start = time.perf_counter()
             with self.report.timed("encode"):
                 prepared = prepare(gm, example_inputs, mode=mode, options=options, lock=self._lock)
                 captured = prepared.captured
@@ -228,9 +230,7 @@ class RelayBackend:
             return self._eager_first(gm, found, prepared.without_inputs(), key, mode, options)
         if prepared.is_plain:
             recording.note_graph(found.compiled, found.key, canonical)
-        self.report.record(
-            found.outcome, key=found.key, seconds=time.perf_counter() - start, nodes=len(gm.graph.nodes)
-        )
+        self.report.record(found.outcome, key=found.key, began=start, nodes=len(gm.graph.nodes))
         return prepared.bind(found.compiled)
 
     def _eager_first(
@@ -342,13 +342,16 @@ def _start_programs() -> None:
         return
     try:
         settings = load_settings()
-        if not settings.programs or settings.state_dir is None or load_launcher_info() is not None:
+        if not settings.programs or settings.state_dir is None:
+            return
+        if load_launcher_info() is not None:
+            process_report().traced("every function", "a launcher started this process as a rank")
             return
         compatibility.check("programs")
         store = ProgramStore(settings.cache_dir, settings.state_dir)
         frames.install(ProcessPrograms(torchrelay, store, lambda: process_backend().source))
     except Exception as error:  # settings that cannot be read are reported by the first graph
-        _log.info("torchrelay: all functions are traced: %s", error)
+        process_report().traced("every function", str(error))
 
 
 _start_programs()

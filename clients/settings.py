@@ -77,6 +77,8 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     """A larger response of the gateway is refused."""
     report: Path | None = None
     """Where to write the run's report as JSON at exit; `{pid}` becomes the process id."""
+    trace: Path | None = None
+    """Where to write a Chrome trace of the process's start at exit; `{pid}` becomes the process id."""
     state_dir: Path | None = None
     """Folder for the last run's record, which `torchrelay explain` reads; None: no record."""
 
@@ -203,6 +205,11 @@ def wants_programs() -> bool:
         return False
 
 
+def wants_trace() -> bool:
+    """Whether the environment asks for a trace: then it begins when torchrelay is imported. Never raises."""
+    return bool(os.environ.get("TORCHRELAY_TRACE", "").strip())
+
+
 def requires_artifacts() -> bool:
     """Whether the environment asks for mode `require`. Never raises: for a process whose settings cannot be read."""
     return os.environ.get("TORCHRELAY_MODE", "").strip() == "require"
@@ -316,6 +323,7 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "disk_cache_bytes": _bytes,
     "max_response_bytes": _bytes,
     "report": _path,
+    "trace": _path,
     "state_dir": _path,
 }
 

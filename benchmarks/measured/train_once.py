@@ -2,7 +2,8 @@
 
 `first_step` runs from just before torch.compile, with torch and the model's library imported, the model and
 its batch on the device and the device idle, until forward, backward and optimizer of the first step are done
-on the device. Importing Dynamo, Inductor or torchrelay, and loading Mega-Cache artifacts, lie inside.
+on the device. Importing Dynamo, Inductor or torchrelay, and loading Mega-Cache artifacts, lie inside. `stages` are its
+parts.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from torchrelay.examples.harness.stopwatch import seconds_since_process_start
+from torchrelay.clients.reports.run_report import process_report
+from torchrelay.clients.reports.start_trace import Span, seconds_since_process_start
 from workloads import WORKLOADS, build, wait_for
 
 
@@ -45,6 +48,7 @@ def main() -> None:
         workload.model.transformer.h[args.change_layer].mlp.act = torch.nn.SiLU()
     wait_for(device)
 
+    trace = process_report().begin_trace()
     began = time.perf_counter()
     if args.load_artifacts is not None:
         torch.compiler.load_cache_artifacts(args.load_artifacts.read_bytes())
@@ -56,6 +60,7 @@ def main() -> None:
     losses = [workload.step(step)]
     wait_for(device)
     first_step = time.perf_counter() - began
+    stages = split(first_step, trace.spans)
     first_in_process = seconds_since_process_start()
 
     while args.background and relay_reuse()["background"]:
@@ -80,11 +85,48 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "first_step": first_step,
         "from_process_start": first_in_process,
+        "stages": stages,
         "step_milliseconds": statistics.median(later) * 1e3 if later else None,
         "losses": [losses[0].item(), losses[-1].item()],
         "reuse": relay_reuse() if args.backend == "torchrelay" else inductor_reuse(),
     }
     print(json.dumps(record))
+
+
+STAGES = {
+    "import": ("import",),
+    "lookup": ("lookup",),
+    "guards": ("digests", "guards", "install"),
+    "trace": ("function", "trace", "encode", "key"),
+    "load": ("graph", "wait", "fetch", "verify", "load"),
+}
+"""What is shown, and the spans that it sums: stages by their names, others by their kinds."""
+
+
+def split(first_step: float, spans: list[Span]) -> dict[str, float]:
+    """Seconds of the first step by STAGES; "step" is the rest: the step itself, and all that nothing times. An import
+    within a stage counts as an import. What a function takes beside its stages is Dynamo's work on it, unless it starts
+    without tracing."""
+    installs = [span for span in spans if span.name == "install"]
+
+    def name(span: Span) -> str:
+        if span.kind == "function" and any(span.began <= each.began <= span.ended for each in installs):
+            return "install"
+        return span.name if span.kind == "stage" else span.kind
+
+    seconds = dict.fromkeys(STAGES, 0.0)
+    shown = {part: stage for stage, parts in STAGES.items() for part in parts}
+    around: list[Span] = []
+    mine = [span for span in spans if span.thread == threading.get_ident()]
+    for span in sorted(mine, key=lambda span: (span.began, -span.ended)):
+        while around and around[-1].ended <= span.began:
+            around.pop()
+        for each, sign in ((span, 1), *((outer, -1) for outer in around[-1:])):
+            stage = shown.get(name(each))
+            if stage is not None:
+                seconds[stage] += sign * (span.ended - span.began)
+        around.append(span)
+    return seconds | {"step": first_step - sum(seconds.values())}
 
 
 def device_name(device: torch.device) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,20 +40,29 @@ def _gpt2(device: torch.device, *, batch: int, length: int, **shape: int) -> Wor
     return Workload(model, lambda f: f(input_ids=text, labels=text).loss)
 
 
-def _gpt2_small(device: torch.device) -> Workload:
-    return _gpt2(
-        device, batch=4, length=128, n_layer=4, n_embd=256, n_head=4, vocab_size=8192, n_positions=256
-    )
-
-
-def _gpt2_deep(device: torch.device) -> Workload:
-    return _gpt2(
-        device, batch=4, length=128, n_layer=12, n_embd=256, n_head=4, vocab_size=8192, n_positions=256
-    )
+def _gpt2_narrow(device: torch.device, layers: int) -> Workload:
+    shape = {"n_embd": 256, "n_head": 4, "vocab_size": 8192, "n_positions": 256}
+    return _gpt2(device, batch=4, length=128, n_layer=layers, **shape)
 
 
 def _gpt2_base(device: torch.device) -> Workload:
     return _gpt2(device, batch=8, length=512, n_layer=12, n_embd=768, n_head=12)
+
+
+def _llama(device: torch.device) -> Workload:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        num_hidden_layers=16,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        use_cache=False,
+    )
+    model = LlamaForCausalLM(config).to(device).train()
+    text = torch.randint(config.vocab_size, (4, 512), device=device)
+    return Workload(model, lambda f: f(input_ids=text, labels=text).loss)
 
 
 def _resnet50(device: torch.device) -> Workload:
@@ -65,17 +75,12 @@ def _resnet50(device: torch.device) -> Workload:
 
 
 WORKLOADS: dict[str, Callable[[torch.device], Workload]] = {
-    "gpt2-4x256": _gpt2_small,
-    "gpt2-12x256": _gpt2_deep,
+    **{f"gpt2-{layers}x256": functools.partial(_gpt2_narrow, layers=layers) for layers in (4, 12, 24)},
     "gpt2-12x768": _gpt2_base,
+    "llama-16x1024": _llama,
     "resnet50": _resnet50,
 }
-NEEDS = {
-    "gpt2-4x256": "transformers",
-    "gpt2-12x256": "transformers",
-    "gpt2-12x768": "transformers",
-    "resnet50": "timm",
-}
+NEEDS = {name: "timm" if name == "resnet50" else "transformers" for name in WORKLOADS}
 """The library that each model comes from."""
 
 

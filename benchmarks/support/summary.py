@@ -13,6 +13,8 @@ from support.verdicts import Verdict
 
 Record = dict[str, Any]
 COLUMNS = ("", "first step s", "from start s", "cold / this", "step ms", "reuse")
+STAGES = ("import", "lookup", "guards", "trace", "load", "step")
+DEEP, SHALLOW = "gpt2-24x256", "gpt2-4x256"
 WARM_WAYS = ("local-warm", "mega-cache", "redis")
 
 
@@ -41,10 +43,12 @@ def median(records: Sequence[Record], model: str, variant: str, name: str = "fir
     return statistics.median(found) if found else None
 
 
-def ratio(records: Sequence[Record], model: str, over: str, under: str) -> float | None:
+def ratio(
+    records: Sequence[Record], model: str, over: str, under: str, name: str = "first_step"
+) -> float | None:
     """Median over rounds of first_step(over) / first_step(under), both of the same round."""
-    tops = {r["round"]: r["first_step"] for r in _of(records, model, over)}
-    ratios = [tops[r["round"]] / r["first_step"] for r in _of(records, model, under) if r["round"] in tops]
+    tops = {r["round"]: r[name] for r in _of(records, model, over)}
+    ratios = [tops[r["round"]] / r[name] for r in _of(records, model, under) if r["round"] in tops]
     return statistics.median(ratios) if ratios else None
 
 
@@ -70,9 +74,38 @@ def bars(
             found.append(
                 Bar(model, f"{model}: torchrelay, a miss in the background / eager", background, 1.5, False)
             )
+        found += _program_bars(records, model, device)
+    deep, shallow = (median(records, model, "relay-programs") for model in (DEEP, SHALLOW))
+    if deep is not None and shallow is not None:
+        text = f"torchrelay with its programs: {DEEP} / {SHALLOW}"
+        found.append(Bar(DEEP, text, deep / shallow, 1.15, False))
     for record in steady:
         text = f"{record['model']}: step time torchrelay / local, paired, {record['steps']} steps each"
         found.append(Bar(record["model"], text, record["ratio"], 1.02, False))
+    return found
+
+
+def _program_bars(records: Sequence[Record], model: str, device: str) -> list[Bar]:
+    """Of starts without tracing; those of the CPU are for 12 layers."""
+    found: list[Bar] = []
+
+    def add(text: str, value: float | None, limit: float, *, at_least: bool = False) -> None:
+        if value is not None:
+            found.append(Bar(model, f"{model}: {text}", value, limit, at_least))
+
+    if device == "cpu" and model == "gpt2-12x256":
+        mega = ratio(records, model, "mega-cache", "relay-programs")
+        add("Mega-Cache / torchrelay with its programs", mega, 20, at_least=True)
+    if device != "cpu":
+        ways = {way: ratio(records, model, way, "relay-programs") for way in WARM_WAYS}
+        known = {way: value for way, value in ways.items() if value is not None}
+        if known:
+            best = min(known, key=lambda way: known[way])
+            text = f"best of PyTorch's warm ways ({best}) / torchrelay with its programs"
+            add(text, known[best], 4, at_least=True)
+        add("torchrelay with its programs / eager", ratio(records, model, "relay-programs", "eager"), 2)
+    whole = ratio(records, model, "relay-programs", "eager", "from_process_start")
+    add("torchrelay with its programs / eager, from the start of the process", whole, 1.3)
     return found
 
 
@@ -96,6 +129,16 @@ def rows(records: Sequence[Record], model: str) -> list[list[str]]:
     return table
 
 
+def stage_rows(records: Sequence[Record], model: str) -> list[list[str]]:
+    """Medians of the first step's parts, of each variant."""
+    table = []
+    for name, variant in VARIANTS.items():
+        if mine := _of(records, model, name):
+            parts = [statistics.median(r["stages"][stage] for r in mine) for stage in STAGES]
+            table.append([variant.label, *(_figure(seconds or None, 2) for seconds in parts)])
+    return table
+
+
 def as_json(
     records: Sequence[Record], steady: Sequence[Record], conclusions: Sequence[Bar], **about: Any
 ) -> dict[str, Any]:
@@ -104,7 +147,8 @@ def as_json(
         "measured": (
             "first_step: seconds from just before torch.compile (torch and the model's library imported, "
             "model and batch on the device) to the end of the first forward, backward and optimizer step; "
-            "from_process_start: the same end, from the start of the process"
+            "from_process_start: the same end, from the start of the process; stages: first_step's parts, of which "
+            "step is all that is not timed apart"
         ),
         "bars": [asdict(bar) | {"passed": bar.passed} for bar in conclusions],
         "steady": list(steady),
@@ -164,6 +208,8 @@ def _reuse(variant: str, reuse: dict[str, Any]) -> str:
         return "-"
     if "disk_hits" in reuse:
         hits = reuse["hits"] + reuse["disk_hits"]
-        return f"{hits} of {hits + reuse['misses'] + sum(reuse['fallbacks'].values())}"
+        told = f"{hits} of {hits + reuse['misses'] + sum(reuse['fallbacks'].values())}"
+        traced = len({each["function"] for each in reuse["traced"]})
+        return f"{told}, {traced} traced" if reuse["programs"] and traced else told
     hits, misses = reuse.get("autograd_cache_hit", 0), reuse.get("autograd_cache_miss", 0)
     return f"{hits} of {hits + misses}"

@@ -68,12 +68,15 @@ class Surroundings:
         command += ["--backend", backend, "--steps", str(self.steps), *flags]
         return run_child(command, machine.environment(**environment), self.timeout)
 
-    def relay(self, machine: FreshMachine, *flags: str, prefetch: bool = False) -> dict[str, Any]:
+    def relay(
+        self, machine: FreshMachine, *flags: str, prefetch: bool = False, programs: bool = False
+    ) -> dict[str, Any]:
         if self.service is None:
             raise VariantSkipped("no service was started")
         client = {**self.service.environment, "TORCHRELAY_MODE": "require"}
         # The measuring script imports torchrelay, and builds its model after that.
         client["TORCHRELAY_PREFETCH"] = str(int(prefetch))
+        client["TORCHRELAY_PROGRAMS"] = str(int(programs))
         if not self.round_trip:
             return self.train(machine, "torchrelay", *flags, **client)
         folder = Path(self.service.environment["XDG_CONFIG_HOME"])
@@ -157,6 +160,17 @@ def _relay_disk(at: Surroundings) -> dict[str, Any]:
     return at.relay(at.machines["relay-teammate"])
 
 
+def _relay_recording(at: Surroundings) -> dict[str, Any]:
+    return at.relay(at.machines["relay-teammate"], programs=True)
+
+
+def _relay_programs(at: Surroundings) -> dict[str, Any]:
+    record = at.relay(at.machines["relay-teammate"], programs=True)
+    if not record["reuse"]["programs"]:
+        raise ChildFailed(f"nothing started without tracing: {record['reuse']['traced']}")
+    return record
+
+
 def _relay_background(at: Surroundings) -> dict[str, Any]:
     record = at.relay(at.new_machine("relay-background"), "--background")
     if not record["reuse"]["misses"]:
@@ -186,6 +200,10 @@ VARIANTS: dict[str, Variant] = {
         "torchrelay, new machine, prefetched", _relay_prefetch, "relay-cold", warm=True
     ),
     "relay-disk": Variant("torchrelay, its disk cache", _relay_disk, "relay-hit", warm=True),
+    "relay-recording": Variant(
+        "torchrelay, its disk cache, recording programs", _relay_recording, "relay-hit"
+    ),
+    "relay-programs": Variant("torchrelay, its programs", _relay_programs, "relay-recording", warm=True),
     "relay-background": Variant("torchrelay, a miss in the background", _relay_background),
 }
 

@@ -322,7 +322,7 @@ class ArtifactSource:
         """The gateway's artifact, on the disk from now on. waits: the program does."""
         answer = submitted.result()
         if waits:
-            self._report.add_seconds("wait", answer.wait_seconds)
+            self._report.add_seconds("wait", answer.wait_seconds, ago=answer.fetch_seconds)
             self._report.add_seconds("fetch", answer.fetch_seconds)
         try:
             opened = self._verified(answer.data, wanted)
@@ -347,6 +347,7 @@ class ArtifactSource:
         except _UNUSABLE:
             self._disk.remove(wanted.key)
             raise
+        compiled = self._report.first_call(wanted.key, compiled)
         return LoadedArtifact(wanted.key, compiled, fetched.outcome, fetched.data, fetched.early)
 
     # --- in a job ------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Counts what happened in this process: outcomes, errors and seconds of all graphs.
 
 A fallback to local compilation warns once for each error code and counts every time. The report holds counts, keys and
-error codes, no file names and nothing of the graph. At exit each process writes a RunRecord to the state folder;
-`torchrelay explain` shows these.
+error codes, nothing of the graph, and with programs why functions were traced. At exit each process writes a RunRecord
+to the state folder; `torchrelay explain` shows these.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -28,16 +28,22 @@ from ...compiler.errors import ClientError, RelayError
 from ...compiler.forking.fork_safe_lock import ForkSafeLock
 from ..atomic_file import write_atomically
 from ..settings import LauncherInfo
+from .start_trace import About, StartTrace
 
 _log = logging.getLogger(__name__)
 
 Outcome = Literal["hit", "disk_hit", "miss", "coalesced", "shared", "background", "fallback", "raised"]
 """shared: another process of the job fetched it. background: it runs eagerly while the service compiles it.
 raised: the error went to the program, in mode `require`."""
-Stage = Literal["trace", "encode", "key", "wait", "fetch", "verify", "load"]
-STAGES: tuple[Stage, ...] = ("trace", "encode", "key", "wait", "fetch", "verify", "load")
+Stage = Literal[
+    "lookup", "digests", "guards", "install", "trace", "encode", "key", "wait", "fetch", "verify", "load"
+]
+"""The first four are those of a function that may start without tracing: its records read; the functions that were
+traced, and the values that have guards, compared; Dynamo's own guards made."""
+STAGES: tuple[Stage, ...] = get_args(Stage)
 
 _GRAPHS_KEPT = 1000
+_TRACED_KEPT = 1000
 RUN_FILE = "last_run.json"
 """In the client's state folder; of a job's rank N, last_run.N.json."""
 _RUN_FILES = "last_run*.json"
@@ -59,17 +65,25 @@ class GraphRecord(Struct, frozen=True, kw_only=True):
     eager_calls: int = 0
 
 
+class TracedFunction(Struct, frozen=True):
+    """A function that was traced although programs are on, and why it has no record, or why its records do not fit."""
+
+    function: str
+    reason: str
+
+
 class Report(Struct, frozen=True, kw_only=True):
     """A process's counts so far.
 
     hits: the service had the artifact. disk_hits: this machine had it. misses: compiled for this request. coalesced:
     waited for a compile that another request had started. shared: another process of the job fetched it. prefetched:
-    hits without waiting, because the artifact was fetched before the graph was needed. prefetch_failures:
-    prefetches that failed. programs: functions that started without tracing. background: run eagerly now, while the
-    service compiles them. fallbacks: compiled locally, by error code. alone: graphs on which this process decided
-    without the other processes of its job, by error code. autotune_hits: kernels that Triton or Helion did not measure
-    because the team had. autotune_failures: exchanges of such winners that failed, by error code. seconds: by stage,
-    all graphs together. graphs: the latest 1000, and after them those in the background.
+    hits without waiting, because the artifact was fetched before the graph was needed. prefetch_failures: prefetches
+    that failed. programs: functions that started without tracing. traced: functions that did not although programs are
+    on, and why; the first 1000. background: run eagerly now, while the service compiles them. fallbacks: compiled
+    locally, by error code. alone: graphs on which this process decided without the other processes of its job, by
+    error code. autotune_hits: kernels that Triton or Helion did not measure because the team had. autotune_failures:
+    exchanges of such winners that failed, by error code. seconds: by stage, all graphs together. graphs: the latest
+    1000, and after them those in the background.
     """
 
     hits: int
@@ -80,6 +94,7 @@ class Report(Struct, frozen=True, kw_only=True):
     prefetched: int
     prefetch_failures: int
     programs: int
+    traced: tuple[TracedFunction, ...]
     background: int
     fallbacks: dict[str, int]
     alone: dict[str, int]
@@ -91,7 +106,8 @@ class Report(Struct, frozen=True, kw_only=True):
 
 class RunRecord(Struct, frozen=True, kw_only=True):
     """One process that compiled something. program: the script's name without folders. ended: seconds since 1970. run:
-    the same text in all ranks that one launcher started on this machine, '' for a process without a launcher."""
+    the same text in all ranks that one launcher started on this machine, '' for a process without a launcher. programs,
+    traced: as in Report."""
 
     program: str
     pid: int
@@ -99,6 +115,8 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     graphs: tuple[GraphRecord, ...]
     run: str = ""
     rank: int | None = None
+    programs: int = 0
+    traced: tuple[TracedFunction, ...] = ()
 
 
 class LastRun(Struct, frozen=True, kw_only=True):
@@ -122,15 +140,29 @@ class RunReport:
         self._prefetched = 0
         self._prefetch_failures = 0
         self._programs = 0
+        self._traced: dict[TracedFunction, None] = {}
+        self._trace: StartTrace | None = None
         self._seconds: dict[Stage, float] = dict.fromkeys(STAGES, 0.0)
         self._graphs: deque[GraphRecord] = deque(maxlen=_GRAPHS_KEPT)
         self._background: list[GraphRecord] = []
         self._warned: set[str] = set()
         self._written: set[Path] = set()
 
-    def add_seconds(self, stage: Stage, seconds: float) -> None:
+    def begin_trace(self) -> StartTrace:
+        """From now on, imports, stages and graphs become spans too. A second call changes nothing."""
+        with self._lock:
+            begun, self._trace = self._trace, self._trace or StartTrace()
+        if begun is None:
+            self._trace.time_imports()
+        return self._trace
+
+    def add_seconds(self, stage: Stage, seconds: float, *, ago: float = 0.0) -> None:
+        """A stage that took `seconds`, until `ago` seconds ago."""
+        ended = time.perf_counter() - ago
         with self._lock:
             self._seconds[stage] += seconds
+        if self._trace is not None and seconds:
+            self._trace.add("stage", stage, ended - seconds, ended)
 
     @contextlib.contextmanager
     def timed(self, stage: Stage) -> Iterator[None]:
@@ -139,14 +171,37 @@ class RunReport:
         try:
             yield
         finally:
-            self.add_seconds(stage, time.perf_counter() - start)
+            ended = time.perf_counter()
+            with self._lock:
+                self._seconds[stage] += ended - start
+            if self._trace is not None:
+                self._trace.add("stage", stage, start, ended)
+
+    def function(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """A span around the block that looks for a program of this function."""
+        return contextlib.nullcontext() if self._trace is None else self._trace.span("function", name)
+
+    def first_call(self, key: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """`compiled`; in a trace, its first call is a span."""
+        return compiled if self._trace is None else self._trace.first_call(f"graph {key[:12]}", compiled)
 
     def record(
-        self, outcome: Outcome, *, key: str = "", seconds: float = 0.0, nodes: int = 0, eager_calls: int = 0
+        self,
+        outcome: Outcome,
+        *,
+        key: str = "",
+        seconds: float = 0.0,
+        began: float | None = None,
+        nodes: int = 0,
+        eager_calls: int = 0,
     ) -> None:
-        """Counts a graph that was served. A fallback goes to `fallback`, which needs the error."""
+        """Counts a graph that was served. began: when time.perf_counter read so; instead of seconds. A fallback goes to
+        `fallback`, which needs the error."""
+        if began is not None:
+            seconds = time.perf_counter() - began
         self._append(
-            GraphRecord(key=key, outcome=outcome, seconds=seconds, nodes=nodes, eager_calls=eager_calls)
+            GraphRecord(key=key, outcome=outcome, seconds=seconds, nodes=nodes, eager_calls=eager_calls),
+            began,
         )
 
     def fallback(
@@ -232,6 +287,13 @@ class RunReport:
         with self._lock:
             self._programs += 1
 
+    def traced(self, function: str, reason: str) -> None:
+        """Lists a function that is traced although programs are on."""
+        _log.info("torchrelay: %s is traced at each start: %s", function, reason)
+        with self._lock:
+            if len(self._traced) < _TRACED_KEPT:
+                self._traced[TracedFunction(function, reason)] = None
+
     def prefetch_failed(self) -> None:
         with self._lock:
             self._prefetch_failures += 1
@@ -265,6 +327,7 @@ class RunReport:
                 prefetched=self._prefetched,
                 prefetch_failures=self._prefetch_failures,
                 programs=self._programs,
+                traced=tuple(self._traced),
                 background=len(self._background),
                 fallbacks=dict(self._fallbacks),
                 alone=dict(self._alone),
@@ -277,7 +340,12 @@ class RunReport:
     def write_at_exit(self, path: Path) -> None:
         """Writes the snapshot as JSON to `path` when this process ends. `{pid}` in the path becomes the process id, so
         that ranks can share one setting."""
-        self._at_exit(path, lambda: self._write(Path(str(path).replace("{pid}", str(os.getpid())))))
+        self._at_exit(path, lambda: _written(self._write, path))
+
+    def write_trace_at_exit(self, path: Path) -> None:
+        """Writes the trace as `write_at_exit` writes the snapshot."""
+        trace = self.begin_trace()
+        self._at_exit(path, lambda: _written(trace.write, path))
 
     def leave_at_exit(self, folder: Path, launch: LauncherInfo | None = None) -> None:
         """Writes this process's RunRecord to `folder` when it ends, unless it compiled nothing; each rank of a job
@@ -297,27 +365,34 @@ class RunReport:
         owner = os.getpid()
         atexit.register(lambda: write() if os.getpid() == owner else None)
 
-    def _append(self, record: GraphRecord) -> None:
+    def _append(self, record: GraphRecord, began: float | None = None) -> None:
         with self._lock:
             self._outcomes[record.outcome] += 1
             if record.outcome == "fallback":
                 self._fallbacks[record.reason] += 1
             self._graphs.append(record)
+        if self._trace is not None:
+            now = time.perf_counter()
+            about: About = {"outcome": record.outcome, "nodes": record.nodes, "reason": record.reason}
+            self._trace.add("graph", f"graph {record.key[:12]}", now if began is None else began, now, about)
 
     def _write(self, path: Path) -> None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(msgspec.json.format(msgspec.json.encode(self.snapshot())) + b"\n")
-        except OSError as error:
-            _log.warning("the run's report could not be written to %s: %s", path, error)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self.snapshot())) + b"\n")
 
     def _leave(self, path: Path, run: str, rank: int | None) -> None:
-        graphs = self.snapshot().graphs
-        if not graphs:
+        found = self.snapshot()
+        if not found.graphs and not found.traced:
             return
-        program = Path(sys.argv[0]).name if sys.argv else ""
         record = RunRecord(
-            program=program, pid=os.getpid(), ended=time.time(), graphs=graphs, run=run, rank=rank
+            program=Path(sys.argv[0]).name if sys.argv else "",
+            pid=os.getpid(),
+            ended=time.time(),
+            graphs=found.graphs,
+            run=run,
+            rank=rank,
+            programs=found.programs,
+            traced=found.traced,
         )
         try:
             data = msgspec.json.encode(record)
@@ -325,6 +400,15 @@ class RunReport:
             write_atomically(path, data)
         except (OSError, ValueError) as error:  # ValueError: a name that is no text
             _log.info("the run's record could not be left in %s: %s", path, error)
+
+
+def _written(write: Callable[[Path], None], path: Path) -> None:
+    """`write` to the path, in which `{pid}` becomes the process id. A failure is logged as a warning."""
+    path = Path(str(path).replace("{pid}", str(os.getpid())))
+    try:
+        write(path)
+    except OSError as error:
+        _log.warning("torchrelay: %s could not be written: %s", path, error)
 
 
 def last_run(folder: Path) -> LastRun | None:

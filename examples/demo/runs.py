@@ -14,7 +14,7 @@ from typing import Any
 from torchrelay.examples.harness.machines import FreshMachine
 
 STAGES = {
-    "trace": ("trace",),
+    "trace": ("lookup", "digests", "guards", "install", "trace"),
     "encode": ("encode", "key"),
     "wait": ("wait",),
     "fetch": ("fetch",),

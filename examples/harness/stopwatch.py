@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -12,15 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-
-def seconds_since_process_start() -> float | None:
-    """Age of this process, from the kernel (10 ms steps); None where /proc is missing."""
-    stat = Path("/proc/self/stat")
-    if not stat.exists():
-        return None
-    started = int(stat.read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+from torchrelay.clients.reports.start_trace import seconds_since_process_start
 
 
 class Stopwatch:

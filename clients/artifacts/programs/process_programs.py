@@ -5,9 +5,10 @@ A record is used only if the artifacts of its graphs have been obtained, verifie
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import logging
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,15 +20,13 @@ from ....compiler.artifact.programs.records import REVISION, FrameProgram, Progr
 from ....compiler.graph.ambient import same_process_state
 from ....compiler.graph.toolchain import local_target, local_toolchain
 from ....compiler.request import schema
-from ....compiler.torch_internals.dynamo.programs.frames import FrameName
+from ....compiler.torch_internals.dynamo.programs.frames import FrameName, Part
 from ....compiler.torch_internals.inductor import config_modules
 from ...capture.configuration import read_configuration, split_options
 from ...capture.request import CapturedGraph
 from ...reports.run_report import process_report
 from ..source import ArtifactRequest, ArtifactSource
 from .store import ProgramStore
-
-_log = logging.getLogger(__name__)
 
 _DYNAMO = "torch._dynamo.config"
 
@@ -44,29 +43,42 @@ class ProcessPrograms:
     def wants(self, compiler: Any) -> bool:
         return getattr(compiler, "compiler_fn", compiler) is self._backend
 
+    def starting(self, frame: FrameName) -> contextlib.AbstractContextManager[None]:
+        return process_report().function(_name(frame))
+
+    def timed(self, part: Part) -> contextlib.AbstractContextManager[None]:
+        return process_report().timed(part)
+
     def find(self, frame: FrameName) -> Sequence[FrameProgram]:
-        return self._store.read(_key(frame))[::-1]
+        with process_report().timed("lookup"):
+            return self._store.read(_key(frame))[::-1]
 
     def graph(self, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | None:
+        start = time.perf_counter()
         try:
             request = decoding.from_msgpack(record.request, type=schema.GraphRequest)
             if not _same_settings(request, _options(frame)):
                 return None
             found = self._source().obtain(ArtifactRequest(_captured(request), record.request, record.key, []))
         except Exception as error:  # the frame is traced, and says what is wrong in the usual way
-            _log.info("torchrelay: a program's graph cannot be had: %s", error)
+            self.unfit(frame, f"a graph of it cannot be had: {error}")
             return None
-        process_report().record(found.outcome, key=found.key, nodes=len(request.graph.nodes))
+        seconds = time.perf_counter() - start
+        process_report().record(found.outcome, key=found.key, seconds=seconds, nodes=len(request.graph.nodes))
         return found.compiled
 
     def made(self, frame: FrameName, program: FrameProgram) -> None:
         self._store.add(_key(frame), program)
 
     def unfit(self, frame: FrameName, reason: str) -> None:
-        _log.info("torchrelay: %s.%s is traced at each start: %s", frame.module, frame.name, reason)
+        process_report().traced(_name(frame), reason)
 
     def used(self, frame: FrameName) -> None:
         process_report().program()
+
+
+def _name(frame: FrameName) -> str:
+    return f"{frame.module}.{frame.name}"
 
 
 def _captured(request: schema.GraphRequest) -> CapturedGraph:

@@ -1,4 +1,5 @@
-"""`torchrelay explain`: each graph of the last run, hit or miss; for a miss the nearest entry and what differs."""
+"""`torchrelay explain`: each graph of the last run, hit or miss; for a miss the nearest entry and what differs; with
+programs the functions that were traced, and why."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def explain(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show the last run's graphs; for a miss the nearest entry of the cache and the differences."""
+    """Show the last run's graphs, for a miss the nearest entry of the cache and the differences, and why functions were
+    traced."""
     settings = load_settings()
     run = last_run(settings.state_dir) if settings.state_dir is not None else None
     failure: RelayError | None = None
@@ -148,6 +150,13 @@ def _show_run(console: Console, run: LastRun) -> None:
                 for index, graph in enumerate(process.graphs)
             ],
         )
+        if process.programs or process.traced:
+            traced = len({each.function for each in process.traced})
+            console.print(
+                Text(f"Functions that started without tracing: {process.programs}; traced: {traced}")
+            )
+        for each in process.traced:
+            console.print(Text(output.shown(f"  {each.function}: {each.reason}")), soft_wrap=True)
 
 
 def _lines(miss: KeyExplanation) -> list[str]:

@@ -58,6 +58,12 @@ class Recorded:
     def wants(self, compiler: Any) -> bool:
         return bool(getattr(compiler, "compiler_fn", compiler) == self.backend)
 
+    def starting(self, frame: frames.FrameName) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def timed(self, part: frames.Part) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def find(self, frame: frames.FrameName) -> Sequence[FrameProgram]:
         kept = self._kept[process_programs._key(frame)]
         return [decoding.from_msgpack(each, type=FrameProgram) for each in reversed(kept)]

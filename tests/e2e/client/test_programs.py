@@ -70,7 +70,7 @@ class Machine:
 
     def __init__(self, service: PrivateService, folder: Path) -> None:
         self.folder = folder
-        self._environment = {
+        self.environment = {
             **os.environ,
             **service.environment,
             "TORCHRELAY_CACHE_DIR": str(folder / "cache"),
@@ -91,7 +91,7 @@ class Machine:
         (code / "layers.py").write_text(layers)
         done = subprocess.run(
             [sys.executable, str(code / "train.py"), *arguments],
-            env={**self._environment, **variables},
+            env={**self.environment, **variables},
             capture_output=True,
             text=True,
             timeout=300,
@@ -137,6 +137,74 @@ def test_functions_after_a_graph_break_start_without_tracing_too(machine: Machin
     first = machine.train("breaks")
     assert (first["programs"], first["traced"]) == (0, True)
     assert machine.train("breaks") == {**first, "programs": 2, "traced": False}
+
+
+def test_explain_says_why_functions_are_traced(machine: Machine) -> None:
+    machine.train()
+    changed = LAYERS.replace("x + torch", "x - torch")
+    assert machine.train(layers=changed)["programs"] == 0
+    assert "layers.Head.forward is not what was traced" in explained(machine)
+    assert machine.train(layers=changed)["programs"] == 1
+    assert "started without tracing: 1; traced: 0" in explained(machine)
+    machine.train(RANK="0", WORLD_SIZE="1")
+    assert "every function: a launcher started this process as a rank" in explained(machine)
+
+
+def explained(machine: Machine) -> str:
+    command = [sys.executable, "-m", "torchrelay.clients.cli", "explain"]
+    done = subprocess.run(command, env=machine.environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_trace_shows_where_the_time_of_a_start_goes(machine: Machine, tmp_path: Path) -> None:
+    file = tmp_path / "new folder" / "trace.json"
+    machine.train(TORCHRELAY_TRACE=str(file))
+    traced = spans(file)
+    assert inside(traced, "graph") >= {"encode", "key", "wait", "verify", "load"}
+    assert inside(traced, "function") >= {"lookup", "trace", "encode", "load"}
+    machine.train(TORCHRELAY_TRACE=str(file))
+    started = spans(file)
+    assert inside(started, "function") >= {"lookup", "digests", "guards", "verify", "load", "install"}
+    assert {"trace", "encode"}.isdisjoint(span["name"] for span in started)
+    for found in (traced, started):
+        names = [span["name"] for span in found]
+        assert names[0] == "before torchrelay"
+        assert "__main__.Net.forward" in names
+        assert "import torchrelay.clients.backend" in names
+        assert any(name.startswith("first call of graph ") for name in names)
+
+
+def test_a_run_that_fails_leaves_its_trace_and_a_trace_that_fails_leaves_the_run(
+    machine: Machine, tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.json"
+    with pytest.raises(AssertionError, match="the training fails"):
+        machine.train(
+            script=SCRIPT + "\nraise SystemExit('the training fails')\n", TORCHRELAY_TRACE=str(file)
+        )
+    assert "__main__.Net.forward" in [span["name"] for span in spans(file)]
+    assert machine.train(TORCHRELAY_TRACE=str(tmp_path))["fallbacks"] == {}
+
+
+def spans(file: Path) -> list[dict[str, Any]]:
+    """The trace's spans in order, each with the kinds of those it lies in. Spans of a thread lie in one another or
+    apart."""
+    found = [event for event in json.loads(file.read_bytes())["traceEvents"] if event["ph"] == "X"]
+    for thread in {span["tid"] for span in found}:
+        around: list[dict[str, Any]] = []
+        for span in (span for span in found if span["tid"] == thread):
+            while around and around[-1]["ts"] + around[-1]["dur"] <= span["ts"]:
+                around.pop()
+            for outer in around:
+                assert span["ts"] + span["dur"] <= outer["ts"] + outer["dur"], (span, outer)
+            span["in"] = [outer["cat"] for outer in around]
+            around.append(span)
+    return found
+
+
+def inside(found: list[dict[str, Any]], kind: str) -> set[str]:
+    return {span["name"] for span in found if span["cat"] == "stage" and kind in span["in"]}
 
 
 def test_a_record_that_is_damaged_forged_or_without_artifact_is_not_used(

@@ -110,6 +110,13 @@ def test_timed_adds_up_even_when_the_block_raises() -> None:
     assert 0 < after_first < run.snapshot().seconds["load"]
 
 
+def test_functions_that_are_traced_are_listed_once_for_each_reason() -> None:
+    run = RunReport()
+    for reason in ("symbolic sizes", "symbolic sizes", "hooks"):
+        run.traced("train.Net.forward", reason)
+    assert [each.reason for each in run.snapshot().traced] == ["symbolic sizes", "hooks"]
+
+
 def test_threads_lose_no_count() -> None:
     run = RunReport()
 

@@ -94,6 +94,7 @@ def test_argument_beats_environment_beats_config_beats_credentials(
         ("TORCHRELAY_MAX_RESPONSE_BYTES", "1000", "max_response_bytes", 1000),
         ("TORCHRELAY_STATE_DIR", "/x/s", "state_dir", Path("/x/s")),
         ("TORCHRELAY_REPORT", "/x/{pid}.json", "report", Path("/x/{pid}.json")),
+        ("TORCHRELAY_TRACE", "/x/trace.json", "trace", Path("/x/trace.json")),
     ],
 )
 def test_every_setting_has_its_variable(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,6 +59,66 @@ def test_on_a_gpu_the_hit_is_held_against_the_fastest_of_the_warm_ways(summary: 
     assert "mega-cache" in bar.text
 
 
+def test_bars_of_starts_without_tracing(summary: ModuleType) -> None:
+    records = [
+        {**record("eager", 0.5), "from_process_start": 8.0},
+        {**record("mega-cache", 18.0), "from_process_start": 25.0},
+        {**record("local-warm", 4.0), "from_process_start": 11.0},
+        {**record("relay-programs", 0.8), "from_process_start": 9.0},
+    ]
+
+    def met(model: str, device: str) -> dict[float, bool]:
+        named = [{**each, "model": model} for each in records]
+        return {bar.limit: bar.passed for bar in summary.bars(named, [], [model], device)}
+
+    assert met("gpt2-12x256", "cpu") == {20: True, 1.3: True}
+    assert met("gpt2-4x256", "cpu") == {1.3: True}
+    assert met("resnet50", "cuda") == {4: True, 2: True, 1.3: True}
+    records[2]["first_step"], records[3]["first_step"] = 3.0, 1.25
+    records[3]["from_process_start"] = 10.5
+    assert met("gpt2-12x256", "cpu") == {20: False, 1.3: False}
+    assert met("resnet50", "cuda") == {4: False, 2: False, 1.3: False}
+
+
+def test_a_start_without_tracing_may_not_grow_with_the_layers(summary: ModuleType) -> None:
+    def growth(deep: float) -> list[bool]:
+        models = ["gpt2-4x256", "gpt2-24x256"]
+        records = [
+            {**record("relay-programs", seconds), "model": model, "from_process_start": 9.0}
+            for model, seconds in zip(models, (1.0, deep), strict=True)
+        ]
+        return [bar.passed for bar in summary.bars(records, [], models, "cpu") if bar.limit == 1.15]
+
+    assert [growth(1.1), growth(1.2)] == [[True], [False]]
+
+
+def test_the_parts_of_a_first_step_add_up(summary: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(BENCHMARKS) / "measured"))
+    import train_once
+    from torchrelay.clients.reports.start_trace import Span
+
+    def span(kind: Any, name: str, began: float, ended: float, thread: int | None = None) -> Span:
+        return Span(kind, name, began, ended, thread or threading.get_ident(), {})
+
+    spans = [
+        span("import", "import inner", 0.5, 1.0),
+        span("import", "import outer", 0.0, 2.0),
+        span("function", "train.forward", 2.0, 7.0),
+        span("stage", "lookup", 2.5, 3.0),
+        span("stage", "guards", 3.0, 4.0),
+        span("graph", "graph 1", 4.0, 6.0),
+        span("stage", "load", 4.5, 6.0),
+        span("import", "import loader", 5.0, 5.5),
+        span("stage", "install", 6.0, 6.5),
+        span("function", "train.other", 7.0, 8.0),
+        span("stage", "trace", 7.25, 7.5),
+        span("import", "import elsewhere", 0.0, 9.0, thread=1),
+    ]
+    found = train_once.split(10.0, spans)
+    assert found == {"import": 2.5, "lookup": 0.5, "guards": 2.5, "trace": 1.0, "load": 1.5, "step": 2.0}
+    assert list(found) == list(summary.STAGES)
+
+
 def test_a_chosen_variant_brings_what_must_run_before_it(summary: ModuleType) -> None:
     variants = sys.modules["support.variants"]
     assert variants.with_prerequisites(["relay-disk", "eager"]) == [
@@ -77,6 +138,21 @@ def test_a_bar_that_is_not_met_is_said_and_fails_a_check(capsys: pytest.CaptureF
     assert capsys.readouterr().out.splitlines()[:2] == ["pass  1.0 (<= 2)  fast", "FAIL  3.0 (<= 2)  slow"]
     assert verdicts.conclude([met], check=True) == 0
     assert [verdicts.conclude([], check=check) for check in (False, True)] == [0, 1]
+
+
+def test_families_are_judged_by_how_many_start_without_tracing(summary: ModuleType) -> None:
+    import programs_families
+
+    run = {"loss": 1.0, "gradient_norm": 2.0, "functions": 2, "started": 2}
+    free = {"model": "m", "traced": run, "started": run}
+
+    def met(*records: dict[str, Any]) -> list[bool]:
+        return [passed for passed, _ in programs_families.judge([*[free] * 9, *records])]
+
+    assert met(free) == met({**free, "started": {**run, "started": 1}}) == [True, True]
+    assert met({**free, "started": {**run, "started": 1}}, {"model": "m", "error": "died"}) == [False, True]
+    assert met({**free, "started": {**run, "gradient_norm": 2.0000001}}) == [True, False]
+    assert met(*[{**free, "started": {**run, "functions": 0, "started": 0}}] * 2) == [False, True]
 
 
 def test_an_architecture_that_goes_another_way_or_computes_something_else_misses_its_bars(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
@@ -19,7 +19,8 @@ from ....artifact.programs import digests
 from ....artifact.programs.records import FrameProgram, ProgramGraph
 from . import recording, replay
 
-_log = logging.getLogger(__name__)
+Part = Literal["digests", "guards", "install"]
+"""What is done with a record: functions that were traced, and values with guards, are compared; guards are made."""
 
 
 class Programs(Protocol):
@@ -27,6 +28,12 @@ class Programs(Protocol):
 
     def wants(self, compiler: Any) -> bool:
         """Whether frames of this back end are recorded and made from records."""
+
+    def starting(self, frame: FrameName) -> AbstractContextManager[None]:
+        """Around all that is done with a frame."""
+
+    def timed(self, part: Part) -> AbstractContextManager[None]:
+        """Around a part of that."""
 
     def find(self, frame: FrameName) -> Sequence[FrameProgram]:
         """The records of a frame, the likeliest first."""
@@ -81,17 +88,22 @@ def install(programs: Programs) -> Callable[[], None]:
             bool(given["one_graph"]),
             compiler,
         )
+        with programs.starting(frame):
+            return started(frame, given, args, kwargs)
+
+    def started(
+        frame: FrameName, given: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         reason = ""
         try:
             found, reason = replay.from_records(
-                programs.find(frame), functools.partial(programs.graph, frame), given
+                programs.find(frame), functools.partial(programs.graph, frame), given, programs.timed
             )
             if found is not None:
                 programs.used(frame)
                 return found
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            _log.info("torchrelay: a program of %s is not used: %s", frame.name, reason)
         if reason:
             programs.unfit(frame, reason)
         with recording.recorded(given) as made:

@@ -6,6 +6,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,27 +21,34 @@ def from_records(
     variants: Sequence[FrameProgram],
     graph: Callable[[ProgramGraph], Callable[..., Any] | None],
     given: Mapping[str, Any],
+    timed: Callable[[Any], AbstractContextManager[None]],
 ) -> tuple[Any, str]:
     """What convert_frame._compile returns after tracing, and ''; or None and why none of the records fits ('': there is
-    none). given: the arguments of `_compile`, by name. Raises whatever a look-up raises."""
+    none). given: the arguments of `_compile`, by name. timed: frames.Programs.timed. Raises whatever a look-up
+    raises."""
     reason = ""
     if not variants or _at_limit(given):
         return None, ""
     live = guards.Frame(given["locals"], given["globals"])
     digests_now: dict[tuple[str, str], str] = {}
     for variant in variants:
-        reason = _changed(variant.traced, digests_now) or ""
+        with timed("digests"):
+            reason = _changed(variant.traced, digests_now) or ""
         if reason:
             continue
         scope = _Globals(variant, given["globals"])
         try:
-            sources = read(variant.sources, scope.renamed)
-            reason = guards.differing(variant.guards, sources, live) or _sizes(variant, sources, live) or ""
+            with timed("guards"):
+                sources = read(variant.sources, scope.renamed)
+                reason = (
+                    guards.differing(variant.guards, sources, live) or _sizes(variant, sources, live) or ""
+                )
             callables = {} if reason else {each.name: graph(each) for each in variant.graphs}
             if None in callables.values():
                 reason = "an artifact that cannot be had, or settings of the process that change code"
             if not reason:
-                return _guarded(variant, sources, live, callables, scope, given), ""
+                with timed("install"):
+                    return _guarded(variant, sources, live, callables, scope, given), ""
         finally:
             scope.close()
     return None, reason

@@ -1,0 +1,104 @@
+"""One process, one architecture, with programs: in: a name and a folder for them, out: one line of JSON on stdout.
+
+No graph is compiled: each runs as the request of its artifact describes it, so that a start costs no g++. All else is
+the client's own: programs are looked up, made again, checked, recorded and kept as with a service. `functions` counts
+those that Dynamo was given; `reasons` tell for each that was traced why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_architectures import FAMILIES, build_family
+from torchrelay.clients.artifacts.programs.process_programs import ProcessPrograms
+from torchrelay.clients.artifacts.programs.store import ProgramStore
+from torchrelay.clients.artifacts.source import ArtifactRequest, LoadedArtifact
+from torchrelay.clients.capture.prepare import prepare
+from torchrelay.compiler.artifact.programs.records import FrameProgram
+from torchrelay.compiler.errors import RelayError
+from torchrelay.compiler.graph.decode import decode_graph
+from torchrelay.compiler.request import codec, key, schema
+from torchrelay.compiler.torch_internals.dynamo.programs import frames, recording
+
+
+class Functions(ProcessPrograms):
+    """Counts what Dynamo was given."""
+
+    found = started = 0
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(uncompiled, ProgramStore(folder, folder), RequestedGraphs)
+        self.reasons: list[tuple[str, str]] = []
+
+    def find(self, frame: frames.FrameName) -> Sequence[FrameProgram]:
+        self.found += 1
+        return super().find(frame)
+
+    def used(self, frame: frames.FrameName) -> None:
+        self.started += 1
+
+    def unfit(self, frame: frames.FrameName, reason: str) -> None:
+        self.reasons.append((f"{frame.module}.{frame.name}", reason))
+
+
+class RequestedGraphs:
+    """A source of artifacts: the graphs of their requests."""
+
+    def obtain(self, wanted: ArtifactRequest) -> LoadedArtifact:
+        return LoadedArtifact(wanted.key, graph_of(wanted.captured.request), "disk_hit", b"")
+
+
+def graph_of(request: schema.GraphRequest) -> Callable[..., Any]:
+    return decode_graph(request.graph, request.constants, device_index={}, symbols={}).forward
+
+
+def uncompiled(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The back end: a graph as its request describes it, noted as the client notes it."""
+    try:
+        prepared = prepare(gm, inputs, mode="default", options={})
+    except RelayError as error:
+        programs.reasons.append(("a graph", str(error)))
+        return gm.forward
+    if not prepared.is_plain:
+        return gm.forward
+    request = prepared.captured.request
+    canonical = codec.encode_request(request)
+    compiled = graph_of(request)
+    recording.note_graph(compiled, key.key_of(request, canonical), canonical)
+    return compiled
+
+
+def main() -> dict[str, Any]:
+    model, loss_of = build_family(args.model)
+    frames.install(programs)
+    compiled = torch.compile(model, backend=uncompiled)
+    torch.manual_seed(1)
+    began = time.perf_counter()
+    loss = loss_of(compiled)
+    loss.backward()
+    seconds = time.perf_counter() - began
+    gradients = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+    return {
+        "model": args.model,
+        "seconds": seconds,
+        "functions": programs.found,
+        "started": programs.started,
+        "reasons": programs.reasons,
+        "loss": loss.item(),
+        "gradient_norm": torch.stack(gradients).norm().item(),
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True, choices=FAMILIES)
+    parser.add_argument("--folder", type=Path, required=True)
+    args = parser.parse_args()
+    programs = Functions(args.folder)
+    print(json.dumps(main()))
