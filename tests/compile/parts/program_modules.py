@@ -286,6 +286,7 @@ MODULES = {
     "custom operator's fake": edit(
         "@torch.library.custom_op('changed_program::op', mutates_args=())\ndef op(x: torch.Tensor) -> torch.Tensor:\n    return x.clone()\n\n\n@op.register_fake\ndef _(x):\n    return x.new_empty(x.shape)\n\n\ndef program(x):\n    return op(x.detach()) * 2\n",
         ("* 2", "* 3"),
+        how="unfit",
     ),
 }
 
@@ -373,6 +374,7 @@ EFFECTS = {
     "Python's random numbers": edit(
         "import random\n\n\ndef program(x):\n    random.seed(3)\n    return x * random.random()\n",
         ("seed(3)", "seed(4)"),
+        how="varies",
     ),
     "Python's random numbers, of an object": edit(
         "import random\n\nr = random.Random(3)\n\n\ndef program(x):\n    return x * r.random()\n",

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from ....artifact.programs.records import ConstantRecord
-from .values import NotPortable
+from ....artifact.programs.records import ConstantRecord, NotPortable
 
 
 def write(code: types.CodeType) -> tuple[bytes, list[ConstantRecord]]:

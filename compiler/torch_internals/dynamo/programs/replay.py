@@ -12,7 +12,7 @@ import torch
 
 from ....artifact.programs import digests
 from ....artifact.programs.records import CodeReference, FrameProgram, ProgramGraph
-from . import bytecode, guards, names
+from . import asked, bytecode, guards, names
 from .sources import read
 
 
@@ -35,7 +35,12 @@ def from_records(
         scope = _Globals(variant, given["globals"])
         try:
             sources = read(variant.sources, scope.renamed)
-            reason = guards.differing(variant.guards, sources, live) or _sizes(variant, sources, live) or ""
+            reason = (
+                guards.differing(variant.guards, sources, live)
+                or _sizes(variant, sources, live)
+                or asked.differing(variant.asked, sources, live)
+                or ""
+            )
             callables = {} if reason else {each.name: graph(each) for each in variant.graphs}
             if None in callables.values():
                 reason = "an artifact that cannot be had, or settings of the process that change code"
