@@ -290,6 +290,32 @@ MODULES = {
     ),
 }
 
+CELLS = """
+BY = 2.0
+
+
+def callee(z):
+    return z * 3
+
+
+def program(x):
+    k = BY
+
+    def inner(y):
+        return callee(y - k)
+
+    x = inner(x + NUMBER)
+    torch._dynamo.graph_break()
+    # a comment
+    return inner(x) * k
+"""
+
+
+def cells(number: int) -> str:
+    """A text of its own: Dynamo keeps what it made of an equal one, with the path of that."""
+    return CELLS.replace("NUMBER", str(number))
+
+
 EFFECTS = {
     "counter in a module": edit(
         "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.n = 0\n\n    def forward(self, x):\n        self.n += 1\n        return x * 2\n\n\nprogram = M()\n\n\ndef state():\n    return program.n\n",
@@ -427,5 +453,31 @@ EFFECTS = {
     "graph break with a closure": edit(
         "def program(x):\n    k = 2.0\n\n    def inner(y):\n        return y * k\n\n    x = x + 1\n    torch._dynamo.graph_break()\n    return inner(x)\n",
         ("k = 2.0", "k = 3.0"),
+    ),
+    "graph break with a closure, unchanged": edit(
+        cells(11), ("# a comment", "# another comment"), differs=False, how="used"
+    ),
+    "graph break with a closure, edit after it": edit(cells(12), ("y - k", "y - 2 * k")),
+    "graph break with a closure, callee edited": edit(cells(13), ("return z * 3", "return z * 4")),
+    "graph break with a closure, a value of it": edit(cells(14), ("BY = 2.0", "BY = 3.0")),
+    "graph break with a closure, of a function made before": edit(
+        "def make(k):\n    def program(x):\n        x = x + k\n        torch._dynamo.graph_break()\n        return x * k\n\n    return program\n\n\nprogram = make(2.0)\n",
+        ("make(2.0)", "make(3.0)"),
+    ),
+    "graph break with a closure, of a function made before, unchanged": edit(
+        "def make(k):\n    def program(x):\n        x = x + k\n        torch._dynamo.graph_break()\n        return x * k\n\n    return program\n\n\n# here\nprogram = make(2.0)\n",
+        ("# here", "# there"),
+        differs=False,
+        how="used",
+    ),
+    "graph break with a closure that is written": edit(
+        "def program(x):\n    k = 2.0\n\n    def inner(y):\n        nonlocal k\n        k = k + 1\n        return y * k\n\n    x = inner(x)\n    torch._dynamo.graph_break()\n    return inner(x) - k\n",
+        ("k + 1", "k + 2"),
+    ),
+    "graph break with a closure that is written, unchanged": edit(
+        "# here\n\n\ndef program(x):\n    k = 2.0\n\n    def inner(y):\n        nonlocal k\n        k = k + 1\n        return y * k\n\n    x = inner(x)\n    torch._dynamo.graph_break()\n    return inner(x) - k\n",
+        ("# here", "# there"),
+        differs=False,
+        how="used",
     ),
 }

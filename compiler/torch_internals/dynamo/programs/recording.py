@@ -112,7 +112,7 @@ def _program(recording: Recording, output: Any) -> FrameProgram:
     live = guards.Frame(given["locals"], scope)
     ordered = sorted(graph.guards, key=type(next(iter(graph.guards))).sort_key)
     records = guards.write(ordered, live, sources)
-    compiled, constants = bytecode.write(output.bytecode)
+    compiled, constants = bytecode.write(output.bytecode, scope)
     return FrameProgram(
         bytecode=compiled,
         constants=constants,
@@ -157,13 +157,25 @@ def _globals(graph: Any, scope: Mapping[str, Any]) -> list[GlobalRecord]:
             continue
         if isinstance(value, types.ModuleType):
             found.append(GlobalRecord(name, value.__name__))
-        elif isinstance(value, types.FunctionType) and name.startswith(names.RESUME):
-            if value.__closure__:
-                raise NotPortable("a function after a graph break that has a closure")
-            found.append(GlobalRecord(name, "", *bytecode.write(value.__code__)))
+        elif isinstance(value, types.FunctionType | types.CodeType) and name.startswith(names.RESUME):
+            found.append(GlobalRecord(name, "", *bytecode.write(_resumed(value, scope), scope)))
         else:
             raise NotPortable(f"a global of Dynamo's that is a {type(value).__name__}")
     return found
+
+
+def _resumed(value: types.FunctionType | types.CodeType, scope: Mapping[str, Any]) -> types.CodeType:
+    """The code of a function after a graph break. One with a closure is made by another function of its cells
+    (OutputGraph.install_resume_function_global); before PyTorch 2.15 by the bytecode, which has its code."""
+    if isinstance(value, types.CodeType):
+        return value
+    code, globals_ = value.__code__, value.__globals__
+    if value.__closure__:
+        cells = dict(zip(code.co_freevars, (cell.cell_contents for cell in value.__closure__), strict=True))
+        code, globals_ = cells.get("code"), cells.get("f_globals")
+    if not isinstance(code, types.CodeType) or globals_ is not scope:
+        raise NotPortable("a function after a graph break that is in another module")
+    return code
 
 
 def _references(
