@@ -7,7 +7,6 @@ closure and behind its decorators. It does not cover files, line numbers and com
 from __future__ import annotations
 
 import abc
-import builtins
 import enum
 import functools
 import hashlib
@@ -23,8 +22,6 @@ LIBRARIES = frozenset({"torch", "builtins", *sys.stdlib_module_names})
 """Whose classes are those of their version, which is in the key of each program."""
 _UNREAD = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__"})
 """Names in each class."""
-_MARKS = ("_torchdynamo", "_dynamo")
-"""Attributes by which Dynamo treats a function in another way."""
 
 
 def code_digest(code: types.CodeType) -> str:
@@ -35,8 +32,8 @@ def code_digest(code: types.CodeType) -> str:
 
 
 def frame_digest(code: types.CodeType, scope: Mapping[str, Any]) -> str:
-    """Of the code of a frame, with which of its names hide builtins."""
-    return hashlib.sha256(repr((code_digest(code), _shadowed(code, scope))).encode()).hexdigest()
+    """Of the code of a frame, with which of its names its module has."""
+    return hashlib.sha256(repr((code_digest(code), _known(code, scope))).encode()).hexdigest()
 
 
 def function_digest(found: Any) -> str:
@@ -48,15 +45,12 @@ def function_digest(found: Any) -> str:
         raise ValueError(f"{type(found).__name__} is no function")
     for function in functions:
         _add_code(digest, function.__code__)
-        shadowed = _shadowed(function.__code__, function.__globals__)
-        marks = sorted(
-            (name, value if isinstance(value, bool) else "")
-            for name, value in vars(function).items()
-            if name.startswith(_MARKS)
-        )
+        known = _known(function.__code__, function.__globals__)
+        # Dynamo has no guards on attributes that are missing, and treats a function by some in another way.
+        own = sorted((name, _simple(value)) for name, value in vars(function).items())
         # Of a method of an object that is made while tracing, Dynamo reads these without guards.
         values = (function.__defaults__, function.__kwdefaults__, _cells(function))
-        digest.update(repr((function.__module__, shadowed, marks, [*map(_simple, values)])).encode())
+        digest.update(repr((function.__module__, known, own, [*map(_simple, values)])).encode())
     digest.update(type(found).__name__.encode())
     return digest.hexdigest()
 
@@ -90,6 +84,11 @@ def class_digest(found: type) -> str:
 def reached_functions(found: Any) -> Iterator[types.FunctionType]:
     """The function, what it wraps, and the functions in its closure; each once, in a fixed order."""
     yield from _reached(found, set(), 0)
+
+
+def names_in(code: types.CodeType) -> set[str]:
+    """Names and texts of a function, without those inside it."""
+    return {*code.co_names, *(each for each in code.co_consts if isinstance(each, str))}
 
 
 def resolve(module: str, name: str) -> Any:
@@ -169,17 +168,18 @@ def _cells(function: types.FunctionType) -> list[Any]:
     return found
 
 
-def _shadowed(code: types.CodeType, scope: Mapping[str, Any]) -> list[str]:
-    """A name that is a builtin today is another function once its module has one of that name."""
-    return [name for name in _names(code) if hasattr(builtins, name) and name in scope]
+def _known(code: types.CodeType, scope: Mapping[str, Any]) -> list[str]:
+    """Which names the module has: one that is a builtin today is another function once its module has it, and Dynamo
+    has no guards on one that is missing."""
+    return sorted(name for name in _names(code) if name in scope)
 
 
-def _names(code: types.CodeType) -> list[str]:
+def _names(code: types.CodeType) -> set[str]:
     found = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             found.update(_names(constant))
-    return sorted(found)
+    return found
 
 
 def _add_code(digest: Any, code: types.CodeType) -> None:

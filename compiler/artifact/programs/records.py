@@ -6,13 +6,17 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-REVISION = 1
+REVISION = 2
 """Of these records and of what they mean. Another revision's programs are traced again."""
 LIMIT_BYTES = 64 << 20
 """Of an encoded program."""
 
 _Name = Annotated[str, Meta(max_length=512)]
 _Index = Annotated[int, Meta(ge=0, lt=1 << 20)]
+
+
+class NotPortable(Exception):
+    """A value that another process cannot compare, so that a frame has no record; the text names it."""
 
 
 class SourceRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -41,6 +45,15 @@ class SizesRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
     source: _Index
     size: list[int | None]
     stride: list[int | None]
+
+
+class AskedRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A name that a module was asked for, and whether it had it. module: where there is no source."""
+
+    name: _Name
+    present: bool
+    source: _Index | None = None
+    module: _Name = ""
 
 
 class CodeReference(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -94,6 +107,7 @@ class FrameProgram(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     globals: list[GlobalRecord]
     graphs: list[ProgramGraph]
     traced: list[CodeReference]
+    asked: list[AskedRecord]
 
 
 class ProgramFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -97,7 +97,7 @@ INPUTS = {
         "torch.ones(1, 2, 3, 3).to(memory_format=torch.channels_last)",
     ),
     "storage offset": two(
-        "return a[0] * 2 + a[0].storage_offset()", "torch.ones(4)", "torch.ones(5)[1:]", how="partly"
+        "return a[0] * 2 + a[0].storage_offset()", "torch.ones(4)", "torch.ones(5)[1:]", how="varies"
     ),
     "tensor's gradient": edit(
         "def inputs():\n    x = torch.ones(3)\n    # here\n    return [(x,)]\n\n\ndef program(x):\n    return x * 2 if x.grad is None else x * 3\n",
@@ -263,11 +263,14 @@ SETTINGS = {
         "torch.autograd.is_multithreading_enabled()", lambda: torch.autograd.set_multithreading_enabled(False)
     ),
     "read: Inductor's configuration": ask(
-        "torch._inductor.config.max_autotune", lambda: torch._inductor.config.patch(max_autotune=True)
+        "torch._inductor.config.max_autotune",
+        lambda: torch._inductor.config.patch(max_autotune=True),
+        how="varies",
     ),
     "read: Dynamo's configuration": ask(
         "torch._dynamo.config.capture_scalar_outputs",
         lambda: torch._dynamo.config.patch(capture_scalar_outputs=True),
+        how="varies",
     ),
     "Dynamo's configuration": surrounding(
         lambda: torch._dynamo.config.patch(specialize_float=True), differs=False, text=FUNCTION

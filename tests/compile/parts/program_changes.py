@@ -34,7 +34,8 @@ class Change(Struct, frozen=True, kw_only=True):
     patch: Patch | None = None
     around: Around = contextlib.nullcontext
     how: str = "traced"
-    """What the start after the change does; "unfit": the program has no record at all."""
+    """What the start after the change does; "unfit": the program has no record at all; "varies": it depends
+    on PyTorch's version."""
     differs: bool = True
     """Whether the results are others, so that the recorded program would be wrong."""
 
@@ -402,7 +403,7 @@ NAMES = {
     "name that was missing": edit(
         "# here\n\n\ndef program(x):\n    try:\n        return x * EXTRA\n    except NameError:\n        return x * 3\n",
         ("# here", "EXTRA = 2.0"),
-        how="unfit",
+        how="varies",
     ),
     "name in globals()": edit(
         "# here\n\n\ndef program(x):\n    return x * 2 if 'EXTRA' in globals() else x * 3\n",
@@ -420,10 +421,6 @@ NAMES = {
     "hasattr of a module": edit(
         "import types\n\nspace = types.SimpleNamespace(a=1)\n# here\n\n\ndef program(x):\n    return x * 2 if hasattr(space, 'extra') else x * 3\n",
         ("# here", "space.extra = 1"),
-    ),
-    "hasattr of torch": Change(
-        text="def program(x):\n    return x * 2 if hasattr(torch, 'extra_name') else x * 3\n",
-        patch=lambda m, module: m.setattr("torch.extra_name", 1, raising=False),
     ),
     "getattr's default": edit(
         "class Box:\n    pass\n\n\nbox = Box()\n# here\n\n\ndef program(x):\n    return x * getattr(box, 'extra', 1.0)\n",
@@ -510,14 +507,5 @@ NAMES = {
     "module's __name__ test": edit(
         "def program(x):\n    return x * 2 if __name__ == 'changed_program' else x * 3\n",
         ("== 'changed", "!= 'changed"),
-    ),
-    "hasattr of the own module": edit(
-        "import sys\n\nme = sys.modules[__name__]\n# here\n\n\ndef program(x):\n    return x * 2 if hasattr(me, 'extra') else x * 3\n",
-        ("# here", "extra = 1"),
-    ),
-    "fake of a custom operator read": edit(
-        "@torch.library.custom_op('changed_program::op2', mutates_args=())\ndef op(x: torch.Tensor) -> torch.Tensor:\n    return torch.ones(5)\n\n\n@op.register_fake\ndef _(x):\n    return x.new_empty(5)\n\n\ndef program(x):\n    return op(x.detach()) * op(x.detach()).shape[0]\n",
-        ("torch.ones(5)", "torch.ones(6)"),
-        ("new_empty(5)", "new_empty(6)"),
     ),
 }

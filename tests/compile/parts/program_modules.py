@@ -286,8 +286,35 @@ MODULES = {
     "custom operator's fake": edit(
         "@torch.library.custom_op('changed_program::op', mutates_args=())\ndef op(x: torch.Tensor) -> torch.Tensor:\n    return x.clone()\n\n\n@op.register_fake\ndef _(x):\n    return x.new_empty(x.shape)\n\n\ndef program(x):\n    return op(x.detach()) * 2\n",
         ("* 2", "* 3"),
+        how="unfit",
     ),
 }
+
+CELLS = """
+BY = 2.0
+
+
+def callee(z):
+    return z * 3
+
+
+def program(x):
+    k = BY
+
+    def inner(y):
+        return callee(y - k)
+
+    x = inner(x + NUMBER)
+    torch._dynamo.graph_break()
+    # a comment
+    return inner(x) * k
+"""
+
+
+def cells(number: int) -> str:
+    """A text of its own: Dynamo keeps what it made of an equal one, with the path of that."""
+    return CELLS.replace("NUMBER", str(number))
+
 
 EFFECTS = {
     "counter in a module": edit(
@@ -373,6 +400,7 @@ EFFECTS = {
     "Python's random numbers": edit(
         "import random\n\n\ndef program(x):\n    random.seed(3)\n    return x * random.random()\n",
         ("seed(3)", "seed(4)"),
+        how="varies",
     ),
     "Python's random numbers, of an object": edit(
         "import random\n\nr = random.Random(3)\n\n\ndef program(x):\n    return x * r.random()\n",
@@ -425,5 +453,31 @@ EFFECTS = {
     "graph break with a closure": edit(
         "def program(x):\n    k = 2.0\n\n    def inner(y):\n        return y * k\n\n    x = x + 1\n    torch._dynamo.graph_break()\n    return inner(x)\n",
         ("k = 2.0", "k = 3.0"),
+    ),
+    "graph break with a closure, unchanged": edit(
+        cells(11), ("# a comment", "# another comment"), differs=False, how="used"
+    ),
+    "graph break with a closure, edit after it": edit(cells(12), ("y - k", "y - 2 * k")),
+    "graph break with a closure, callee edited": edit(cells(13), ("return z * 3", "return z * 4")),
+    "graph break with a closure, a value of it": edit(cells(14), ("BY = 2.0", "BY = 3.0")),
+    "graph break with a closure, of a function made before": edit(
+        "def make(k):\n    def program(x):\n        x = x + k\n        torch._dynamo.graph_break()\n        return x * k\n\n    return program\n\n\nprogram = make(2.0)\n",
+        ("make(2.0)", "make(3.0)"),
+    ),
+    "graph break with a closure, of a function made before, unchanged": edit(
+        "def make(k):\n    def program(x):\n        x = x + k\n        torch._dynamo.graph_break()\n        return x * k\n\n    return program\n\n\n# here\nprogram = make(2.0)\n",
+        ("# here", "# there"),
+        differs=False,
+        how="used",
+    ),
+    "graph break with a closure that is written": edit(
+        "def program(x):\n    k = 2.0\n\n    def inner(y):\n        nonlocal k\n        k = k + 1\n        return y * k\n\n    x = inner(x)\n    torch._dynamo.graph_break()\n    return inner(x) - k\n",
+        ("k + 1", "k + 2"),
+    ),
+    "graph break with a closure that is written, unchanged": edit(
+        "# here\n\n\ndef program(x):\n    k = 2.0\n\n    def inner(y):\n        nonlocal k\n        k = k + 1\n        return y * k\n\n    x = inner(x)\n    torch._dynamo.graph_break()\n    return inner(x) - k\n",
+        ("# here", "# there"),
+        differs=False,
+        how="used",
     ),
 }

@@ -410,6 +410,7 @@ CLASSES = {
     "single dispatch": edit(
         "import functools\n\n\n@functools.singledispatch\ndef f(x):\n    return 1.0\n\n\n@f.register\ndef _(x: int):\n    return 2.0\n\n\ndef program(x):\n    return x * f(3)\n",
         ("return 2.0", "return 3.0"),
+        how="varies",
     ),
     "operator.itemgetter": edit(
         "import operator\n\nget = operator.itemgetter(0)\n\n\ndef program(x):\n    return x * get((2.0, 3.0))\n",
@@ -431,7 +432,7 @@ CLASSES = {
     "context variable": edit(
         "import contextvars\n\nv = contextvars.ContextVar('v')\nv.set(2.0)\n\n\ndef program(x):\n    return x * v.get()\n",
         ("set(2.0)", "set(3.0)"),
-        how="partly",
+        how="varies",
     ),
     "thread's variable": edit(
         "import threading\n\nv = threading.local()\nv.by = 2.0\n\n\ndef program(x):\n    return x * v.by\n",
@@ -539,6 +540,7 @@ VALUES = {
     "annotations": edit(
         "class A:\n    a: int\n\n\nbox = A()\n\n\ndef program(x):\n    return x * len(A.__annotations__)\n",
         ("    a: int", "    a: int\n    b: int"),
+        how="unfit",
     ),
     "logging level": edit(
         "import logging\n\nlog = logging.getLogger('changed')\nlog.setLevel(10)\n\n\ndef program(x):\n    return x * 2 if log.isEnabledFor(20) else x * 3\n",

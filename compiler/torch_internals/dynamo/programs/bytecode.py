@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import marshal
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ....artifact.programs.records import ConstantRecord
-from .values import NotPortable
+from ....artifact.programs.records import ConstantRecord, NotPortable
+
+_SCOPE = "globals"
 
 
-def write(code: types.CodeType) -> tuple[bytes, list[ConstantRecord]]:
-    """Raises NotPortable for a constant that has no name."""
-    named = list(_named(code, ()))
+def write(code: types.CodeType, scope: Mapping[str, Any]) -> tuple[bytes, list[ConstantRecord]]:
+    """scope: the globals of the frame, which are a constant where Dynamo makes functions. Raises NotPortable for a
+    constant that has no name."""
+    named = list(_named(code, (), scope))
     for record in named:
         code = _replaced(code, record.path, None)
     try:
@@ -24,29 +26,33 @@ def write(code: types.CodeType) -> tuple[bytes, list[ConstantRecord]]:
         raise NotPortable("bytecode with a constant that is an object") from None
 
 
-def read(data: bytes, named: Sequence[ConstantRecord]) -> types.CodeType:
+def read(data: bytes, named: Sequence[ConstantRecord], scope: Mapping[str, Any]) -> types.CodeType:
     """Only for what `write` made, by this Python: marshal is not safe for anything else. Raises ValueError."""
     code = marshal.loads(data)
     if not isinstance(code, types.CodeType):
         raise ValueError("no bytecode")
     for record in named:
-        code = _replaced(code, record.path, _constant(record))
+        code = _replaced(code, record.path, _constant(record, scope))
     return code
 
 
-def _named(code: types.CodeType, path: tuple[int, ...]) -> Iterator[ConstantRecord]:
+def _named(code: types.CodeType, path: tuple[int, ...], scope: Mapping[str, Any]) -> Iterator[ConstantRecord]:
     for position, constant in enumerate(code.co_consts):
         here = [*path, position]
         match constant:
             case types.CodeType():
-                yield from _named(constant, tuple(here))
+                yield from _named(constant, tuple(here), scope)
             case torch.device():
                 yield ConstantRecord(here, "device", str(constant))
             case torch.dtype() | torch.layout() | torch.memory_format():
                 yield ConstantRecord(here, type(constant).__name__, str(constant).removeprefix("torch."))
+            case dict() if constant is scope:
+                yield ConstantRecord(here, _SCOPE, "")
 
 
-def _constant(record: ConstantRecord) -> Any:
+def _constant(record: ConstantRecord, scope: Mapping[str, Any]) -> Any:
+    if record.kind == _SCOPE:
+        return scope
     if record.kind == "device":
         return torch.device(record.value)
     kinds = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}

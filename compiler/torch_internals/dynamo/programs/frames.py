@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from ....artifact.programs import digests
 from ....artifact.programs.records import FrameProgram, ProgramGraph
-from . import recording, replay
+from . import asked, recording, replay
 
 Part = Literal["digests", "guards", "install"]
 """What is done with a record: functions that were traced, and values with guards, are compared; guards are made."""
@@ -115,8 +115,10 @@ def install(programs: Programs) -> Callable[[], None]:
         return returned
 
     convert_frame.compile_frame, convert_frame._compile = traced, compiled
+    ask_no_more = asked.observe(recording.note_asked)
 
     def uninstall() -> None:
+        ask_no_more()
         if convert_frame._compile is compiled:
             convert_frame._compile = compile_
         if convert_frame.compile_frame is traced:

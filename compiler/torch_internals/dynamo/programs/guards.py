@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from ....artifact.programs.records import GuardRecord, SizesRecord
-from . import values
+from ....artifact.programs.records import GuardRecord, NotPortable, SizesRecord
+from . import operators, values
 from .sources import SourceWriter
-from .values import NotPortable
 
 Values = Mapping[str, Any]
 """Further arguments of a guard: an attribute's name, a key."""
@@ -28,7 +27,7 @@ def _nothing(value: Any, more: Values) -> Any:
 
 
 def _has_attribute(value: Any, more: Values) -> Any:
-    return hasattr(value, more["attr"])
+    return hasattr(value, more["attr"]) if more else value
 
 
 def _length(value: Any, more: Values) -> Any:
@@ -62,6 +61,7 @@ def _global_state(value: Any, more: Values) -> Any:
         torch._C._is_torch_function_enabled(),
         torch._C._len_torch_function_stack(),
         values.hooks_of_all_modules(),
+        operators.registered(),
     ]
 
 
@@ -169,7 +169,7 @@ def _record(guard: Any, frame: Frame, sources: SourceWriter, seen: dict[int, int
     others = {name: sources.add(value) for name, value in given.items() if isinstance(value, Source)}
     plain = {name: values.constant(value) for name, value in given.items() if name not in others}
     source = sources.add(guard.originating_source)
-    value: Any = None if kind in _WITHOUT_VALUE else frame.value(guard.originating_source)
+    value = _value(kind, guard.originating_source, plain, frame)
     try:
         expected = EXPECTED[kind](value, plain)
         if kind == "TENSOR_MATCH":
@@ -177,6 +177,19 @@ def _record(guard: Any, frame: Frame, sources: SourceWriter, seen: dict[int, int
         return GuardRecord(kind, source, others, plain, expected)
     except NotPortable as error:
         raise NotPortable(f"{error} at {guard.name}") from None
+
+
+def _value(kind: str, source: Any, more: Values, frame: Frame) -> Any:
+    """What a guard is on. PyTorch 2.11 has HASATTR on the attribute itself, which may not be there."""
+    if kind in _WITHOUT_VALUE:
+        return None
+    if kind == "HASATTR" and not more:
+        if type(source).__name__ == "NNModuleSource":
+            source = source.base
+        if type(source).__name__ != "AttrSource":
+            raise NotPortable(f"whether a {type(source).__name__} is there")
+        return hasattr(frame.value(source.base), source.member)
+    return frame.value(source)
 
 
 def _memory(value: torch.Tensor, seen: dict[int, int]) -> int:
@@ -193,14 +206,17 @@ def differing(records: Sequence[GuardRecord], sources: Sequence[Any], frame: Fra
             return f"a guard of the kind {record.kind}"
         place = sources[record.source]
         try:
+            value = _value(record.kind, place, record.values, frame)
             if record.kind in _WITHOUT_VALUE:
                 now = EXPECTED[record.kind](None, record.values)
             else:
-                value = frame.value(place)
                 remembered = (record.kind, id(value))
                 if record.values or remembered not in cache:
-                    cache[remembered] = EXPECTED[record.kind](value, record.values)
-                now = cache[remembered]
+                    cache[remembered] = (
+                        EXPECTED[record.kind](value, record.values),
+                        value,
+                    )  # which keeps its id
+                now = cache[remembered][0]
                 if record.kind == "TENSOR_MATCH":
                     now = [now, _memory(value, seen)]
         except Exception as error:  # the source leads nowhere, or what is there cannot be described

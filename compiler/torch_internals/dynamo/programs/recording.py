@@ -14,12 +14,21 @@ import msgspec
 import torch
 
 from ....artifact.programs import digests
-from ....artifact.programs.records import CodeReference, FrameProgram, GlobalRecord, ProgramGraph
-from . import bytecode, guards, names
+from ....artifact.programs.records import CodeReference, FrameProgram, GlobalRecord, NotPortable, ProgramGraph
+from . import asked, bytecode, guards, names, operators
 from .sources import SourceWriter
-from .values import NotPortable
 
 _log = logging.getLogger(__name__)
+
+
+_UNSEEN = frozenset(
+    {
+        *("__annotations__", "annotation", "get_annotations", "get_type_hints", "return_annotation"),
+        *("co_filename", "co_firstlineno", "co_lines", "co_positions", "currentframe", "getsource"),
+        *("dir", "getmembers"),
+    }
+)
+"""Names by which a program reads what Dynamo has no guards on in each version, and digests do not cover."""
 
 
 class Recording:
@@ -29,6 +38,7 @@ class Recording:
         self.given = given
         self.graphs: dict[int, tuple[Callable[..., Any], ProgramGraph]] = {}
         """By id, with the function, so that no other one gets that id."""
+        self.asked: list[asked.Asked] = []
         self.program: FrameProgram | None = None
         self.reason = ""
 
@@ -61,6 +71,12 @@ def note_graph(compiled: Callable[..., Any], key: str, request: bytes) -> None:
         _current.recording.graphs[id(compiled)] = compiled, ProgramGraph("", key, request)
 
 
+def note_asked(name: asked.Asked) -> None:
+    """Dynamo asks a module for a name."""
+    if _current.recording is not None:
+        _current.recording.asked.append(name)
+
+
 def write(output: Any) -> None:
     """Make the record. output: what convert_frame.compile_frame returned."""
     recording = _current.recording
@@ -85,12 +101,18 @@ def _program(recording: Recording, output: Any) -> FrameProgram:
     if getattr(graph, "is_empty_graph", lambda: False)():
         raise NotPortable("nothing to compile")
     given = recording.given
+    modules = _modules_by_file()
+    for code in graph.traced_code:
+        named = digests.names_in(code) & _UNSEEN
+        if named and not _is_library(modules.get(code.co_filename, code.co_filename)):
+            raise NotPortable(f"a function that reads {', '.join(sorted(named))}")
+    operators.check_kernels()
     scope = given["globals"]
     sources = SourceWriter()
     live = guards.Frame(given["locals"], scope)
     ordered = sorted(graph.guards, key=type(next(iter(graph.guards))).sort_key)
     records = guards.write(ordered, live, sources)
-    compiled, constants = bytecode.write(output.bytecode)
+    compiled, constants = bytecode.write(output.bytecode, scope)
     return FrameProgram(
         bytecode=compiled,
         constants=constants,
@@ -100,8 +122,11 @@ def _program(recording: Recording, output: Any) -> FrameProgram:
         builtins=graph.name_of_builtins_dict_key_in_fglobals or "",
         globals=_globals(graph, scope),
         graphs=_graphs(recording, graph, scope),
-        traced=_references([each for each in graph.traced_code if each is not given["code"]], live, ordered),
+        traced=_references(
+            [each for each in graph.traced_code if each is not given["code"]], modules, live, ordered
+        ),
         guards=records,
+        asked=asked.write(recording.asked, live, sources),
         sources=sources.records,
     )
 
@@ -132,20 +157,31 @@ def _globals(graph: Any, scope: Mapping[str, Any]) -> list[GlobalRecord]:
             continue
         if isinstance(value, types.ModuleType):
             found.append(GlobalRecord(name, value.__name__))
-        elif isinstance(value, types.FunctionType) and name.startswith(names.RESUME):
-            if value.__closure__:
-                raise NotPortable("a function after a graph break that has a closure")
-            found.append(GlobalRecord(name, "", *bytecode.write(value.__code__)))
+        elif isinstance(value, types.FunctionType | types.CodeType) and name.startswith(names.RESUME):
+            found.append(GlobalRecord(name, "", *bytecode.write(_resumed(value, scope), scope)))
         else:
             raise NotPortable(f"a global of Dynamo's that is a {type(value).__name__}")
     return found
 
 
+def _resumed(value: types.FunctionType | types.CodeType, scope: Mapping[str, Any]) -> types.CodeType:
+    """The code of a function after a graph break. One with a closure is made by another function of its cells
+    (OutputGraph.install_resume_function_global); before PyTorch 2.15 by the bytecode, which has its code."""
+    if isinstance(value, types.CodeType):
+        return value
+    code, globals_ = value.__code__, value.__globals__
+    if value.__closure__:
+        cells = dict(zip(code.co_freevars, (cell.cell_contents for cell in value.__closure__), strict=True))
+        code, globals_ = cells.get("code"), cells.get("f_globals")
+    if not isinstance(code, types.CodeType) or globals_ is not scope:
+        raise NotPortable("a function after a graph break that is in another module")
+    return code
+
+
 def _references(
-    traced: Sequence[types.CodeType], live: guards.Frame, ordered: Sequence[Any]
+    traced: Sequence[types.CodeType], modules: Mapping[str, str], live: guards.Frame, ordered: Sequence[Any]
 ) -> list[CodeReference]:
     """Where each function that was traced is found. Raises NotPortable for one that is found nowhere."""
-    modules = _modules_by_file()
     found: dict[tuple[str, str], CodeReference] = {}
     classes: list[type] | None = None
     for code in dict.fromkeys(traced):
@@ -159,7 +195,7 @@ def _references(
             places = ((kind.__module__, f"{kind.__qualname__}.{code.co_name}") for kind in classes)
             made = (_reference(module, name, code) for module, name in places)
             reference = next((each for each in made if each is not None), None)
-        if reference is None and module.partition(".")[0] in digests.LIBRARIES:
+        if reference is None and _is_library(module):
             continue  # deleted after its use; it is that of the version, which is in the key
         if reference is None:
             raise NotPortable(f"a function that its name does not find, {module or code.co_filename}.{name}")
@@ -183,6 +219,10 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
         if isinstance(constant, types.CodeType):
             yield constant
             yield from _nested(constant)
+
+
+def _is_library(module: str) -> bool:
+    return module.removeprefix("<frozen ").rstrip(">").partition(".")[0] in digests.LIBRARIES
 
 
 def _modules_by_file() -> dict[str, str]:

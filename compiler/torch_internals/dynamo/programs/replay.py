@@ -13,7 +13,7 @@ import torch
 
 from ....artifact.programs import digests
 from ....artifact.programs.records import CodeReference, FrameProgram, ProgramGraph
-from . import bytecode, guards, names
+from . import asked, bytecode, guards, names
 from .sources import read
 
 
@@ -41,7 +41,10 @@ def from_records(
             with timed("guards"):
                 sources = read(variant.sources, scope.renamed)
                 reason = (
-                    guards.differing(variant.guards, sources, live) or _sizes(variant, sources, live) or ""
+                    guards.differing(variant.guards, sources, live)
+                    or _sizes(variant, sources, live)
+                    or asked.differing(variant.asked, sources, live)
+                    or ""
                 )
             callables = {} if reason else {each.name: graph(each) for each in variant.graphs}
             if None in callables.values():
@@ -140,7 +143,7 @@ def _guarded(
     from torch._dynamo.types import GuardedCode, wrap_guarded_code
 
     code, compile_id = given["code"], given["compile_id"]
-    compiled = bytecode.read(variant.bytecode, variant.constants)
+    compiled = bytecode.read(variant.bytecode, variant.constants, scope.scope)
     compiled = _renamed(compiled, scope.renamed).replace(co_filename=code.co_filename)
     _check_shape(code, compiled)
     manager = _check_function(variant, sources, live, scope, given)
@@ -149,8 +152,8 @@ def _guarded(
         scope.add(name, disable(callable, reason="a compiled graph"))
     for each in variant.globals:
         if each.code:
-            resumed = _renamed(bytecode.read(each.code, each.constants), scope.renamed)
-            scope.add(each.name, types.FunctionType(resumed, scope.scope, scope.renamed[each.name]))
+            resumed = _renamed(bytecode.read(each.code, each.constants, scope.scope), scope.renamed)
+            scope.add(each.name, _function(resumed, scope.scope, scope.renamed[each.name]))
     internals: Any = convert_frame
     internals.orig_code_map[compiled] = code
     internals.output_codes.add(compiled)
@@ -158,6 +161,17 @@ def _guarded(
     return wrap_guarded_code(
         GuardedCode(compiled, manager, compile_id, f"Torch-Compiled Region: {compile_id}")
     )
+
+
+def _function(code: types.CodeType, scope: dict[str, Any], name: str) -> Any:
+    """A function after a graph break; or, if it has a closure, what makes it of its cells."""
+    if not code.co_freevars:
+        return types.FunctionType(code, scope, name)
+
+    def made(closure: tuple[types.CellType, ...]) -> types.FunctionType:
+        return types.FunctionType(code, scope, name, None, closure)
+
+    return made
 
 
 def _renamed(code: types.CodeType, renamed: Mapping[str, str]) -> types.CodeType:

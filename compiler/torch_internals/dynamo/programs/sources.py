@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ....artifact.programs.records import SourceRecord
+from ....artifact.programs.records import NotPortable, SourceRecord
 from . import values
 
 KINDS = frozenset(
@@ -66,7 +66,7 @@ class SourceWriter:
             return known
         kind: Any = type(source)
         if kind.__name__ not in KINDS or kind is not _classes()[kind.__name__]:
-            raise values.NotPortable(f"a source of the class {kind.__name__}")
+            raise NotPortable(f"a source of the class {kind.__name__}")
         bases: dict[str, int] = {}
         plain: dict[str, Any] = {}
         for field in _fields(kind):
@@ -80,7 +80,7 @@ class SourceWriter:
             else:
                 plain[field] = values.constant(value)
             if field in plain and field != _PROPERTY and not _is_safe(field, value):
-                raise values.NotPortable(f"an attribute that is called {value!r}")
+                raise NotPortable(f"an attribute that is called {value!r}")
         self.records.append(SourceRecord(kind.__name__, bases, plain))
         self._known[source] = len(self.records) - 1
         return len(self.records) - 1

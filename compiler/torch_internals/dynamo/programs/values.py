@@ -10,6 +10,8 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from ....artifact.programs import digests
+from ....artifact.programs.records import NotPortable
+from . import operators
 
 _LEAVES = (torch.dtype, torch.layout, torch.memory_format, torch.device, torch.Size)
 _DEPTH = 8
@@ -22,10 +24,6 @@ _HOOKS = (
     "_backward_pre_hooks",
 )
 """Attributes of modules."""
-
-
-class NotPortable(Exception):
-    """A value that another process cannot compare; the text names it."""
 
 
 def described(value: Any) -> Any:
@@ -148,7 +146,7 @@ def _described(value: Any, depth: int) -> Any:
         case type():
             return _class(value)
         case OpOverload() | OpOverloadPacket() | HigherOrderOperator():
-            return ["operator", str(value)]
+            return operators.described(value)
         case types.FunctionType():
             return _function(value)
         case types.MethodType():
@@ -161,6 +159,8 @@ def _described(value: Any, depth: int) -> Any:
             if owner is not None and not isinstance(owner, types.ModuleType | type):
                 raise NotPortable(f"a method of an object, {value.__qualname__}")
             return ["builtin", module, value.__qualname__]
+        case types.UnionType() | types.GenericAlias():
+            return [type(value).__name__, *(_described(part, depth - 1) for part in value.__args__)]
         case _ if type(value).__module__ == "typing":
             return ["typing", repr(value)]
     raise NotPortable(f"a {type(value).__module__}.{type(value).__qualname__}")
