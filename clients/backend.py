@@ -342,14 +342,16 @@ def _start_programs() -> None:
         return
     try:
         settings = load_settings()
-        if not settings.programs or settings.state_dir is None:
+        if settings.programs == "off" or settings.state_dir is None:
             return
         if load_launcher_info() is not None:
             process_report().traced("every function", "a launcher started this process as a rank")
             return
         compatibility.check("programs")
         store = ProgramStore(settings.cache_dir, settings.state_dir)
-        frames.install(ProcessPrograms(torchrelay, store, lambda: process_backend().source))
+        shares = settings.programs == "team" and settings.mode != "off"
+        programs = ProcessPrograms(torchrelay, store, lambda: process_backend().source, shares=shares)
+        frames.install(programs)
     except Exception as error:  # settings that cannot be read are reported by the first graph
         process_report().traced("every function", str(error))
 

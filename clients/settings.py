@@ -30,6 +30,7 @@ from ..compiler.errors import SettingsError, Unsupported
 Mode = Literal["off", "cache", "remote", "require"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 LockMode = Literal["strict", "loose"]
+ProgramsFrom = Literal["off", "own", "team"]
 CREDENTIALS_FILE = "credentials.json"
 CONFIG_FILE = "config.json"
 _RAW_KEY_BYTES = 32
@@ -57,8 +58,9 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     """Fetch in the background the artifacts that this script used last time."""
     background: bool = False
     """A graph that is still to be compiled runs eagerly meanwhile; the option "torchrelay.background" comes first."""
-    programs: bool = False
-    """Start functions without tracing that an earlier process of this user has traced on this machine."""
+    programs: ProgramsFrom = "off"
+    """Start functions without tracing that an earlier process has traced. own: of this user on this machine. team: also
+    of others with the service's signature; what this process traces is sent, if its token may."""
     cache_dir: Path
     tuning_lock: Path | None = None
     """A file of `torchrelay tune export`: graphs that tune use its winners."""
@@ -276,6 +278,15 @@ def _flag(value: Any) -> bool:
     return text in _TRUE
 
 
+def _programs(value: Any) -> ProgramsFrom:
+    if str(value).lower() == "team":
+        return "team"
+    try:
+        return "own" if _flag(value) else "off"
+    except ValueError:
+        raise ValueError("1, 0 or team") from None
+
+
 def _path(value: Any) -> Path:
     if isinstance(value, Path):
         return value.absolute()
@@ -312,7 +323,7 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "job": _text,
     "prefetch": _flag,
     "background": _flag,
-    "programs": _flag,
+    "programs": _programs,
     "cache_dir": _path,
     "tuning_lock": _path,
     "tuning_lock_mode": _converted(LockMode, ", ".join(get_args(LockMode))),

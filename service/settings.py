@@ -86,6 +86,8 @@ class ServiceSettings(BaseSettings):
     token_allow_source: bool | None = None
     """Whether that token may send source that runs at compile time. Default: only where `up` starts the whole service,
     whose compiles then run as the user who has the token."""
+    token_allow_programs: bool | None = None
+    """Whether that token may give programs (bytecode) to the clients that accept them. Default: as for source."""
 
     trusted_public_keys: str = ""
     """Other sites' signing keys, base64, separated by commas: their artifacts may be imported here."""

@@ -46,6 +46,7 @@ from .disk_cache import DiskCache
 from .eager_first import Pending
 from .machine import Machine, offered
 from .prefetch import Prefetch
+from .programs.team_programs import TeamPrograms
 from .rank_agreement import Agreement, AgreementStore, CommonCall, Decision, GatewayAgreement, StoreAgreement
 from .shared_libraries import why_nothing_loads
 from .trust_store import TrustStore
@@ -332,6 +333,14 @@ class ArtifactSource:
         self._disk.put(wanted.key, answer.data)
         outcome: Outcome = "hit" if answer.hit else "coalesced" if answer.coalesced else "miss"
         return FetchedArtifact(answer.data, opened, outcome)
+
+    def team_programs(self) -> TeamPrograms:
+        """The programs that the gateway has for this process."""
+        return TeamPrograms(self._gateway, self._signed)
+
+    def _signed(self, data: bytes, key: str) -> Artifact:
+        self._trust.refresh_if_newer(self._gateway.trust_serial, self._gateway.trust_document)
+        return container.verify(data, self._trust.trust(), key=key)
 
     def _verified(self, data: bytes, wanted: ArtifactRequest) -> Artifact:
         self._trust.refresh_if_newer(self._gateway.trust_serial, self._gateway.trust_document)

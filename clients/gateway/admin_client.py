@@ -44,9 +44,11 @@ class AdminClient(HttpApi):
         namespace: str = "",
         rate: float | None = None,
         allow_source: bool = False,
+        allow_programs: bool = False,
     ) -> TokenReply:
         """namespace: '' for the administrator's own, `*` for all. rate: requests a second; 0: no limit.
-        allow_source: the token may send graphs with user-written kernels."""
+        allow_source: the token may send graphs with user-written kernels. allow_programs: it may give programs to the
+        namespace's clients."""
         body = {
             "name": name,
             "roles": list(roles),
@@ -54,6 +56,7 @@ class AdminClient(HttpApi):
             "namespace": namespace,
             "rate": rate,
             "allow_source": allow_source,
+            "allow_programs": allow_programs,
         }
         return self._call("POST", "/v1/tokens", TokenReply, body)
 

@@ -17,16 +17,18 @@ from ...compiler import decoding
 from ...compiler.api import compiles
 from ...compiler.api.compiles import MissExplanation
 from ...compiler.api.tuning.autotunes import BODY_LIMIT, AutotunedLibrary, AutotuneEntry
+from ...compiler.artifact.programs.shared import PROGRAM_MEDIA_TYPE, ProgramReply
 from ...compiler.artifact.trust_document import SignedDocument
 from ...compiler.errors import GatewayUnreachable, NotCached, NotFound, SchemaMismatch, ServiceError
 from ...compiler.request import codec
-from .connection import HttpResponse, backoff
+from .connection import HttpResponse, backoff, decode
 from .deadline import Deadline
 from .follow_compile import CompileWait
 from .http_api import QUICK_SECONDS, HttpApi
 
 _AUTOTUNE_SECONDS = 3.0
 """A kernel's launch waits for it."""
+_UPLOAD_SECONDS = 60.0
 _SUBMISSIONS = 3
 """Requests for one graph, if the service forgets a compile that it had accepted."""
 
@@ -153,6 +155,20 @@ class GatewayClient(HttpApi):
     def report_used(self, used: compiles.ScriptUse, *, deadline: float) -> None:
         """Report which artifacts a script used, for the next start of it."""
         self._send("POST", "/v1/prefetch", msgspec.json.encode(used), "application/json", seconds=deadline)
+
+    # --- programs ------------------------------------------------------------------------------------------
+
+    def program(self, function: str, slot: int) -> bytes:
+        """A function's program as an artifact's file, not yet verified. function: 64 hex digits. Raises NotFound."""
+        limit = self._settings.max_response_bytes
+        path = f"/v1/programs/{function}/{slot}"
+        return self._connection.request("GET", path, Deadline(QUICK_SECONDS), limit=limit).body
+
+    def store_program(self, function: str, slot: int, body: bytes, *, replace: bool) -> ProgramReply:
+        """Give a program (shared.encode_upload) to the namespace's clients. Raises Forbidden, LimitExceeded."""
+        path = f"/v1/programs/{function}/{slot}" + ("?replace=true" if replace else "")
+        found = self._send("PUT", path, body, PROGRAM_MEDIA_TYPE, seconds=_UPLOAD_SECONDS)
+        return decode(found, ProgramReply)
 
     # --- winners of Triton's and Helion's autotuners ----------------------------------------------------------
 

@@ -32,6 +32,8 @@ class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Requests per second; null: the setting's; 0: no limit."""
     allow_source: bool = False
     """It may send source that runs at compile time (user-written Triton kernels)."""
+    allow_programs: bool = False
+    """It may give programs to the clients of its namespace that accept them: bytecode that runs there."""
 
 
 class TokenRecord(Struct, frozen=True, kw_only=True):
@@ -50,6 +52,14 @@ class TokenRecord(Struct, frozen=True, kw_only=True):
     revoked: int | None = None
     allow_source: bool = False
     """It may send source that runs at compile time."""
+    allow_programs: bool = False
+    """It may give programs to the clients of its namespace."""
+
+    @property
+    def permissions(self) -> list[str]:
+        """Its roles, and what no role includes."""
+        more = {"source": self.allow_source, "programs": self.allow_programs}
+        return [*sorted(self.roles), *(name for name, allowed in more.items() if allowed)]
 
     def over(self, now: float) -> int | None:
         """When it stopped being valid; None while it is."""

@@ -20,6 +20,7 @@ AuditAction = Literal[
     "compile",
     "published",
     "imported",
+    "program_stored",
     "pinned",
     "unpinned",
     "deleted",
@@ -39,9 +40,9 @@ AuditAction = Literal[
     "all_disowned",
 ]
 """compile: `name` caused the compile of `key`. published: the service offers what `worker` built, signed by `signer`.
-imported: an artifact that `signer` had signed elsewhere. tunings_imported: `detail` says how many. tune_*, train_*:
-`detail` names the job. quarantined: the service offers an artifact no longer; `detail` says why. key_rotated,
-key_revoked, all_disowned: changes of signing/keyring.py."""
+imported: an artifact that `signer` had signed elsewhere. program_stored: `name` gave a program to the namespace.
+tunings_imported: `detail` says how many. tune_*, train_*: `detail` names the job. quarantined: the service offers an
+artifact no longer; `detail` says why. key_rotated, key_revoked, all_disowned: changes of signing/keyring.py."""
 
 _SERVICE = "service"
 

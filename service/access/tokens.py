@@ -49,6 +49,8 @@ class Grant(Struct, frozen=True):
     everywhere: bool = False
     source: bool = False
     """Whether it may send source that runs at compile time. No role includes this."""
+    programs: bool = False
+    """Whether it may give programs to the namespace's clients. No role includes this."""
 
     def within(self, namespace: str) -> Grant:
         """The same grant in a namespace that the request names. Raises Forbidden."""
@@ -87,7 +89,14 @@ class Tokens:
         self._audit = audit
         self._namespaces = Namespaces(redis, keys)
         self._owner = digest(settings.token.get_secret_value()) if settings.token else None
-        self._owner_source = bool(settings.token_allow_source)
+        self._owner_grant = Grant(
+            "owner",
+            frozenset({"admin"}),
+            OWNER_ID,
+            everywhere=True,
+            source=bool(settings.token_allow_source),
+            programs=bool(settings.token_allow_programs),
+        )
 
     async def check(self, token: str) -> Grant:
         """Raises Unauthenticated, RateLimited, or RedisError for a token that only Redis knows."""
@@ -95,7 +104,7 @@ class Tokens:
             raise Unauthenticated("the token is too long to be one")
         found = digest(token)
         if self._owner is not None and hmac.compare_digest(found, self._owner):
-            return Grant("owner", frozenset({"admin"}), OWNER_ID, everywhere=True, source=self._owner_source)
+            return self._owner_grant
         admitted = await self._scripts.authenticate(
             keys=[self._keys.tokens, self._keys.bucket(found)],
             args=[found, self._rate, self._burst_seconds, self._keys.installation, DEFAULT_NAMESPACE],
@@ -116,7 +125,15 @@ class Tokens:
             )
         everywhere = record.namespace == EVERY
         home = DEFAULT_NAMESPACE if everywhere else record.namespace
-        return Grant(record.name, record.roles, record.id, home, everywhere, record.allow_source)
+        return Grant(
+            record.name,
+            record.roles,
+            record.id,
+            home,
+            everywhere,
+            source=record.allow_source,
+            programs=record.allow_programs,
+        )
 
     async def issue(
         self,
@@ -128,6 +145,7 @@ class Tokens:
         rate: float | None = None,
         lifetime_seconds: int | None = None,
         allow_source: bool = False,
+        allow_programs: bool = False,
     ) -> IssuedToken:
         """A new token for `name`; it is shown once and cannot be read back. None: it does not expire."""
         secret, now = new_token(), int(time.time())
@@ -140,6 +158,7 @@ class Tokens:
             rate=rate,
             expires=None if lifetime_seconds is None else now + lifetime_seconds,
             allow_source=allow_source,
+            allow_programs=allow_programs,
         )
         await self._store(digest(secret), record, "token_created", by)
         await self._forget(now - _REMEMBERED_SECONDS)
@@ -167,7 +186,7 @@ class Tokens:
     async def _store(
         self, field: str, record: TokenRecord, action: Literal["token_created", "token_revoked"], by: Grant
     ) -> None:
-        roles = ", ".join([*sorted(record.roles), *(["source"] if record.allow_source else [])])
+        roles = ", ".join(record.permissions)
         audit = self._audit.of(DEFAULT_NAMESPACE if record.namespace == EVERY else record.namespace)
         event = AuditEvent(
             action=action, name=by.name, token=by.id, detail=f"{record.id} for {record.name}: {roles}"

@@ -18,6 +18,8 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from ...compiler.artifact import container
+from ...compiler.artifact.programs import shared
+from ...compiler.artifact.programs.shared import ProgramUpload
 from ...compiler.artifact.signing import Statement
 from ...compiler.errors import ArtifactError, MalformedRequest, SignatureError, Unavailable
 from ..access.audit import AuditEvent, AuditLog
@@ -189,6 +191,19 @@ class ArtifactCache:
         event = _audit_event("imported", offer, name=by.name, token=by.id)
         return key, "imported" if await self._put(_IMPORT, offer, event) else "exists"
 
+    async def add_program(
+        self, key: str, upload: ProgramUpload, *, by: Grant
+    ) -> Literal["stored", "same", "taken"]:
+        """Sign a program that a client brought, and publish it, unless there is one. Raises Unavailable, RedisError."""
+        standing = await self.lookup(key, "fetch")
+        if standing is not None:
+            return "same" if shared.same_program(standing, upload) else "taken"
+        packed = await asyncio.to_thread(shared.pack, upload, key, by.id)
+        data = await asyncio.to_thread(self._keyring.sign, packed, key=key, namespace=self._keys.namespace)
+        offer = await make_offer(key, data, {})
+        event = _audit_event("program_stored", offer, name=by.name, token=by.id)
+        return "stored" if await self._put(_IMPORT, offer, event) else "taken"
+
     def _countersigned(self, data: bytes) -> tuple[str, bytes]:
         """The artifact's key, and the artifact as it is served here. Raises ArtifactError, SignatureError."""
         key = container.read_manifest(data).key
@@ -277,7 +292,9 @@ class ArtifactCache:
         return await self._blobs.sweep(offered)
 
 
-def _audit_event(action: Literal["published", "imported"], offer: Offer, **by: str) -> AuditEvent:
+def _audit_event(
+    action: Literal["published", "imported", "program_stored"], offer: Offer, **by: str
+) -> AuditEvent:
     return AuditEvent(
         action=action,
         key=offer.key,

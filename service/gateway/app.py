@@ -21,7 +21,7 @@ from .http.access_log import AccessLog
 from .http.json_routes import SCHEMA_REFERENCE
 from .routes import health, status
 from .routes.admin import audit, cache, keys, namespaces, tokens
-from .routes.graphs import artifacts, compile, prefetch, progress, rank_agreement
+from .routes.graphs import artifacts, compile, prefetch, programs, progress, rank_agreement
 from .routes.jobs import autotunes, training, tuning, tuning_database
 from .wiring.background import start_background_tasks
 from .wiring.gateway import GatewayParts
@@ -49,6 +49,7 @@ ROUTERS = tuple(
         rank_agreement,
         namespaces,
         prefetch,
+        programs,
     )
 )
 

@@ -92,8 +92,9 @@ async def _start_parts(
         if not embedded:
             yield settings, worker_pool(settings)
             return
-        if settings.token_allow_source is None:
-            settings = settings.model_copy(update={"token_allow_source": True})
+        for permission in ("token_allow_source", "token_allow_programs"):
+            if getattr(settings, permission) is None:
+                settings = settings.model_copy(update={permission: True})
         with state_folder.runtime_directory(settings.state_dir) as runtime:
             redis = RedisServer(
                 settings.state_dir / "redis", runtime / "redis.sock", settings.state_dir / "redis.log", lock

@@ -6,10 +6,11 @@ A record is used only if the artifacts of its graphs have been obtained, verifie
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -27,18 +28,26 @@ from ...capture.request import CapturedGraph
 from ...reports.run_report import process_report
 from ..source import ArtifactRequest, ArtifactSource
 from .store import ProgramStore
+from .team_programs import TeamPrograms
 
 _DYNAMO = "torch._dynamo.config"
 
 
 class ProcessPrograms:
     """The programs of frames whose back end is `backend` (frames.Programs). source: of artifacts, when it is first
-    needed. Safe for threads."""
+    needed. shares: take the team's programs too, and send own ones. Safe for threads."""
 
-    def __init__(self, backend: Any, store: ProgramStore, source: Callable[[], ArtifactSource]) -> None:
+    def __init__(
+        self, backend: Any, store: ProgramStore, source: Callable[[], ArtifactSource], *, shares: bool = False
+    ) -> None:
         self._backend = backend
         self._store = store
         self._source = source
+        self._shares = shares
+
+    @functools.cached_property
+    def _team(self) -> TeamPrograms | None:
+        return self._source().team_programs() if self._shares else None
 
     def wants(self, compiler: Any) -> bool:
         return getattr(compiler, "compiler_fn", compiler) is self._backend
@@ -49,9 +58,22 @@ class ProcessPrograms:
     def timed(self, part: Part) -> contextlib.AbstractContextManager[None]:
         return process_report().timed(part)
 
-    def find(self, frame: FrameName) -> Sequence[FrameProgram]:
+    def find(self, frame: FrameName) -> Iterator[FrameProgram]:
+        key = _key(frame)
         with process_report().timed("lookup"):
-            return self._store.read(_key(frame))[::-1]
+            own = self._store.read(key)[::-1]
+        yield from own
+        if self._team is None:
+            return
+        others = self._team.find(key)
+        while True:
+            with process_report().timed("lookup"):
+                program = next(others, None)
+                if program is None:
+                    return
+                if program not in own:
+                    self._store.add(key, program)
+            yield program
 
     def graph(self, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | None:
         start = time.perf_counter()
@@ -68,7 +90,14 @@ class ProcessPrograms:
         return found.compiled
 
     def made(self, frame: FrameName, program: FrameProgram) -> None:
-        self._store.add(_key(frame), program)
+        key = _key(frame)
+        self._store.add(key, program)
+        if self._team is not None:
+            requests = (
+                decoding.from_msgpack(graph.request, type=schema.GraphRequest) for graph in program.graphs
+            )
+            kinds = {request.target.kind for request in requests}
+            self._team.send(key, program, "cuda" if "cuda" in kinds else "cpu")
 
     def unfit(self, frame: FrameName, reason: str) -> None:
         process_report().traced(_name(frame), reason)

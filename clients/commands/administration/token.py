@@ -42,6 +42,14 @@ def create(
             help="It may send source that runs at compile time: user-written Triton kernels. See docs/security.md.",
         ),
     ] = False,
+    allow_programs: Annotated[
+        bool,
+        typer.Option(
+            "--allow-programs",
+            help="It may give programs, which are bytecode, to the clients of its namespace that accept them. See "
+            "docs/programs.md.",
+        ),
+    ] = False,
     expires: Annotated[str, typer.Option(help="Its life: 45m, 12h, 30d, or never.")] = "90d",
     json: Json = False,
 ) -> None:
@@ -55,13 +63,14 @@ def create(
             namespace=output.checked_namespace(namespace, every=True),
             rate=rate,
             allow_source=allow_source,
+            allow_programs=allow_programs,
         )
     if json:
         output.print_json(made)
         return
     record = made.record
     until = "never expires" if record.expires is None else f"expires {output.moment(record.expires)} UTC"
-    roles = _roles(record)
+    roles = ", ".join(record.permissions)
     print(
         f"token {record.id} for {record.name} in namespace {record.namespace}: {roles}; {until}",
         file=sys.stderr,
@@ -100,9 +109,5 @@ def _row(record: TokenRecord) -> tuple[str, ...]:
     else:
         state = "expired" if record.expires is not None and record.expires <= now else "active"
     until = "never" if record.expires is None else output.moment(record.expires)
-    roles = _roles(record)
+    roles = ", ".join(record.permissions)
     return record.id, record.name, record.namespace, roles, output.moment(record.created), until, state
-
-
-def _roles(record: TokenRecord) -> str:
-    return ", ".join([*sorted(record.roles), *(["source"] if record.allow_source else [])])

@@ -86,7 +86,7 @@ class Machine:
         self, *arguments: str, at: str = "code", script: str = SCRIPT, layers: str = LAYERS, **variables: str
     ) -> dict[str, Any]:
         code = self.folder / at
-        code.mkdir(exist_ok=True)
+        code.mkdir(parents=True, exist_ok=True)
         (code / "train.py").write_text(script)
         (code / "layers.py").write_text(layers)
         done = subprocess.run(
@@ -117,6 +117,25 @@ def test_the_next_process_traces_nothing_and_computes_the_same(machine: Machine)
         layers='"""A docstring."""\n' + LAYERS + "\nOTHER = 1\n",
     )
     assert moved == second
+
+
+def test_another_machine_starts_with_the_teams_program_if_it_accepts_them(
+    service: PrivateService, tmp_path: Path
+) -> None:
+    first, second, alone = (Machine(service, tmp_path / name) for name in ("first", "second", "alone"))
+    script = SCRIPT.replace("scaled", "scaled_for_all")  # no other test's program
+    traced = first.train(script=script, TORCHRELAY_PROGRAMS="team")
+    assert (traced["programs"], traced["traced"]) == (0, True)
+    started = {**traced, "programs": 1, "traced": False}
+    assert alone.train(script=script) == traced
+    assert second.train(script=script, TORCHRELAY_PROGRAMS="team") == started
+    assert second.train(script=script) == started  # it is on this machine's disk now
+    changed = LAYERS.replace("x + torch", "x - torch")
+    other = second.train(script=script, layers=changed, TORCHRELAY_PROGRAMS="team")
+    assert (other["programs"], other["traced"]) == (0, True)
+    third = Machine(service, tmp_path / "third")
+    assert third.train(script=script, layers=changed, TORCHRELAY_PROGRAMS="team")["programs"] == 1
+    assert third.train(script=script, TORCHRELAY_PROGRAMS="team") == started
 
 
 def test_what_has_changed_is_traced_again(machine: Machine) -> None:

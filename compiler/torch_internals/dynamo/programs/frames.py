@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
@@ -35,8 +35,8 @@ class Programs(Protocol):
     def timed(self, part: Part) -> AbstractContextManager[None]:
         """Around a part of that."""
 
-    def find(self, frame: FrameName) -> Sequence[FrameProgram]:
-        """The records of a frame, the likeliest first."""
+    def find(self, frame: FrameName) -> Iterable[FrameProgram]:
+        """The records of a frame, the likeliest first; each may be fetched when it is asked for."""
 
     def graph(self, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | None:
         """What runs as the graph; None if it cannot be had, or would be another one in this process now."""

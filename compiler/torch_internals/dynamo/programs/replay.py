@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,7 +18,7 @@ from .sources import read
 
 
 def from_records(
-    variants: Sequence[FrameProgram],
+    variants: Iterable[FrameProgram],
     graph: Callable[[ProgramGraph], Callable[..., Any] | None],
     given: Mapping[str, Any],
     timed: Callable[[Any], AbstractContextManager[None]],
@@ -27,7 +27,7 @@ def from_records(
     none). given: the arguments of `_compile`, by name. timed: frames.Programs.timed. Raises whatever a look-up
     raises."""
     reason = ""
-    if not variants or _at_limit(given):
+    if _at_limit(given):
         return None, ""
     live = guards.Frame(given["locals"], given["globals"])
     digests_now: dict[tuple[str, str], str] = {}

@@ -36,6 +36,11 @@ async def issue(body: TokenRequest, gateway: Gateway, admin: Admin) -> TokenRepl
             f"the token of {admin.name!r} may not send source, so it cannot give that permission",
             hint="Ask the service's owner",
         )
+    if body.allow_programs and not (admin.everywhere or admin.programs):
+        raise Forbidden(
+            f"the token of {admin.name!r} may not give programs to others, so it cannot give that permission",
+            hint="Ask the service's owner",
+        )
     issued = await gateway.tokens.issue(
         body.name,
         body.roles,
@@ -44,6 +49,7 @@ async def issue(body: TokenRequest, gateway: Gateway, admin: Admin) -> TokenRepl
         rate=body.rate,
         lifetime_seconds=body.expires_seconds,
         allow_source=body.allow_source,
+        allow_programs=body.allow_programs,
     )
     return TokenReply(issued.secret, issued.record)
 

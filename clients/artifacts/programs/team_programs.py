@@ -1,0 +1,111 @@
+"""Programs of the team, by the service: fetched where this machine has none that fits, and sent after a trace.
+
+A program is bytecode, so none is decoded before its signature holds (docs/programs.md). Nothing here raises. Only the
+end of the process waits for an upload, for a moment. After a failure nothing is requested for a while.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from ....compiler.artifact.container import Artifact
+from ....compiler.artifact.programs import shared
+from ....compiler.artifact.programs.records import FrameProgram
+from ....compiler.artifact.programs.shared import SLOTS, ProgramUpload
+from ....compiler.errors import Forbidden, LimitExceeded, NotFound
+from ....compiler.graph.toolchain import local_target, local_toolchain
+from ...gateway.compile_client import GatewayClient
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 30.0
+_EXIT_SECONDS = 5.0
+"""The end of the process waits so long for uploads."""
+Verify = Callable[[bytes, str], Artifact]
+
+
+class TeamPrograms:
+    """verify(file, key): an artifact under what this process trusts now. Safe for threads."""
+
+    def __init__(self, gateway: GatewayClient, verify: Verify) -> None:
+        self._gateway = gateway
+        self._verify = verify
+        self._paused_until = 0.0
+        self._may_send = True
+        self._waiting: queue.SimpleQueue[tuple[str, FrameProgram, Literal["cpu", "cuda"]]] = (
+            queue.SimpleQueue()
+        )
+        self._unsent = 0
+        self._lock = threading.Condition()
+        self._sender: threading.Thread | None = None
+
+    def find(self, function: str) -> Iterator[FrameProgram]:
+        """The team's programs of a function, one after the other; each is fetched when it is asked for."""
+        for slot in range(SLOTS):
+            if time.monotonic() < self._paused_until:
+                return
+            try:
+                file = self._gateway.program(function, slot)
+                program = shared.unpack(self._verify(file, shared.slot_key(function, slot)))
+            except NotFound:
+                return
+            except Exception as error:
+                self._failed("fetched", error)
+                return
+            yield program
+
+    def send(self, function: str, program: FrameProgram, device: Literal["cpu", "cuda"]) -> None:
+        """Send a program in the background. device: `cpu` or `cuda`, the target of its graphs."""
+        if not self._may_send:
+            return
+        with self._lock:
+            self._waiting.put((function, program, device))
+            self._unsent += 1
+            if self._sender is None or not self._sender.is_alive():
+                if self._sender is None:
+                    atexit.register(self._wait)
+                self._sender = threading.Thread(
+                    target=self._send_all, name="torchrelay-programs", daemon=True
+                )
+                self._sender.start()
+
+    def _send_all(self) -> None:
+        while True:
+            function, program, device = self._waiting.get()
+            try:
+                if self._may_send and time.monotonic() >= self._paused_until:
+                    self._send(function, program, device)
+            except Forbidden as error:  # a token without the permission may take programs all the same
+                self._may_send = False
+                _log.info("torchrelay: programs stay on this machine: %s", error)
+            except LimitExceeded as error:
+                _log.info("torchrelay: a program stays on this machine: %s", error)
+            except Exception as error:
+                self._failed("sent", error)
+            with self._lock:
+                self._unsent -= 1
+                self._lock.notify_all()
+
+    def _send(self, function: str, program: FrameProgram, device: Literal["cpu", "cuda"]) -> None:
+        """To the first free place. If all are taken, another program goes, which the program itself chooses."""
+        body = shared.encode_upload(ProgramUpload(local_toolchain(), local_target(device), program))
+        for slot in range(SLOTS):
+            if self._gateway.store_program(function, slot, body, replace=False).outcome != "taken":
+                return
+        chosen = hashlib.sha256(body).digest()[0] % SLOTS
+        self._gateway.store_program(function, chosen, body, replace=True)
+
+    def _wait(self) -> None:
+        with self._lock:
+            self._lock.wait_for(lambda: not self._unsent, _EXIT_SECONDS)
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self._paused_until = time.monotonic() + _PAUSE_SECONDS
+        _log.info("torchrelay: a program cannot be %s: %s", what, error)
