@@ -201,7 +201,7 @@ VARIANTS: dict[str, Variant] = {
     ),
     "relay-disk": Variant("torchrelay, its disk cache", _relay_disk, "relay-hit", warm=True),
     "relay-recording": Variant(
-        "torchrelay, its disk cache, recording programs", _relay_recording, "relay-hit"
+        "torchrelay, its disk cache, recording programs", _relay_recording, "relay-hit", warm=True
     ),
     "relay-programs": Variant("torchrelay, its programs", _relay_programs, "relay-recording", warm=True),
     "relay-background": Variant("torchrelay, a miss in the background", _relay_background),

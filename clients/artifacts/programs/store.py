@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import logging
 import os
 import secrets
 from pathlib import Path
@@ -20,13 +19,14 @@ from ....compiler import decoding
 from ....compiler.artifact.programs.records import LIMIT_BYTES, REVISION, FrameProgram, ProgramFile
 from ....compiler.request import codec
 from ...atomic_file import write_atomically
-
-_log = logging.getLogger(__name__)
+from ...reports.run_report import process_report
 
 _VARIANTS = 16
 """Of one frame; the oldest go."""
 _MAC_BYTES = 32
 _KEY_FILE = "programs.key"
+_SOME = "a function"
+"""A file's name is a digest: which function it is of is not known here."""
 
 
 class ProgramStore:
@@ -43,13 +43,13 @@ class ProgramStore:
             data = (self._folder / key).read_bytes()
             body, mac = data[:-_MAC_BYTES], data[-_MAC_BYTES:]
             if not hmac.compare_digest(mac, self._mac(key, body)):
-                return []
+                raise ValueError("the file was not written with this user's key")
             plain = codec.decompress(body, LIMIT_BYTES)
             found = decoding.from_msgpack(plain, type=ProgramFile)
         except FileNotFoundError:
             return []
         except Exception as error:
-            _log.info("torchrelay: a program cannot be read: %s", error)
+            process_report().traced(_SOME, f"its records cannot be read: {error}")
             return []
         return found.variants if found.revision == REVISION else []
 
@@ -62,7 +62,7 @@ class ProgramStore:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(self._folder / key, body + self._mac(key, body))
         except Exception as error:
-            _log.info("torchrelay: a program cannot be kept: %s", error)
+            process_report().traced(_SOME, f"its record cannot be kept: {error}")
 
     def _mac(self, key: str, body: bytes) -> bytes:
         return hmac.new(self._secret(), key.encode() + b"\0" + body, hashlib.sha256).digest()

@@ -234,6 +234,7 @@ def test_a_record_that_is_damaged_forged_or_without_artifact_is_not_used(
     kept = program.read_bytes()
     program.write_bytes(kept[:40] + bytes([kept[40] ^ 1]) + kept[41:])
     assert machine.train() == first
+    assert "its records cannot be read: the file was not written with this user's key" in explained(machine)
     program.write_bytes(kept)
     (tmp_path / "state" / "torchrelay" / "programs.key").write_bytes(bytes(32))
     assert machine.train() == first

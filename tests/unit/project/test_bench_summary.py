@@ -127,6 +127,12 @@ def test_a_chosen_variant_brings_what_must_run_before_it(summary: ModuleType) ->
         "relay-hit",
         "relay-disk",
     ]
+    repeated = [
+        name for name in variants.with_prerequisites(["relay-programs"]) if variants.VARIANTS[name].warm
+    ]
+    assert repeated == ["relay-hit", "relay-recording", "relay-programs"], (
+        "a hit is on another machine each time"
+    )
 
 
 @pytest.mark.usefixtures("summary")
