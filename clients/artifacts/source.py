@@ -46,7 +46,6 @@ from .disk_cache import DiskCache
 from .eager_first import Pending
 from .machine import Machine, offered
 from .prefetch import Prefetch
-from .programs.team_programs import TeamPrograms
 from .rank_agreement import Agreement, AgreementStore, CommonCall, Decision, GatewayAgreement, StoreAgreement
 from .shared_libraries import why_nothing_loads
 from .trust_store import TrustStore
@@ -124,7 +123,7 @@ class ArtifactSource:
     ) -> None:
         self._settings = settings
         self._report = report
-        self._gateway = gateway
+        self.gateway = gateway
         self._prefetch = prefetch
         self._launch = launch
         self._disk = DiskCache(settings.cache_dir, settings.disk_cache_bytes)
@@ -305,12 +304,12 @@ class ArtifactSource:
         if stored is None:
             return None
         if self._settings.url:
-            self._trust.refresh_if_stale(self._gateway.trust_document)
+            self._trust.refresh_if_stale(self.gateway.trust_document)
         return FetchedArtifact(stored, self._verified(stored, wanted), "disk_hit")
 
     def _submit(self, wanted: ArtifactRequest) -> SubmittedCompile:
         """Ask the gateway, in the caller's thread so that Ctrl-C ends the wait at once."""
-        return self._gateway.submit(
+        return self.gateway.submit(
             codec.compress(wanted.canonical),
             wanted.key,
             cache_only=self._settings.mode == "cache",
@@ -334,16 +333,13 @@ class ArtifactSource:
         outcome: Outcome = "hit" if answer.hit else "coalesced" if answer.coalesced else "miss"
         return FetchedArtifact(answer.data, opened, outcome)
 
-    def team_programs(self) -> TeamPrograms:
-        """The programs that the gateway has for this process."""
-        return TeamPrograms(self._gateway, self._signed)
-
-    def _signed(self, data: bytes, key: str) -> Artifact:
-        self._trust.refresh_if_newer(self._gateway.trust_serial, self._gateway.trust_document)
+    def signed(self, data: bytes, key: str) -> Artifact:
+        """Any file of the gateway's, under what is trusted now. Raises SignatureError, ArtifactError."""
+        self._trust.refresh_if_newer(self.gateway.trust_serial, self.gateway.trust_document)
         return container.verify(data, self._trust.trust(), key=key)
 
     def _verified(self, data: bytes, wanted: ArtifactRequest) -> Artifact:
-        self._trust.refresh_if_newer(self._gateway.trust_serial, self._gateway.trust_document)
+        self._trust.refresh_if_newer(self.gateway.trust_serial, self.gateway.trust_document)
         with self._report.timed("verify"):
             return load.verify(data, self._trust.trust(), key=wanted.key, request=wanted.captured.request)
 
@@ -386,7 +382,7 @@ class ArtifactSource:
             return None
         restart = launch.restart if launch is not None else 0
         name = f"{named}/{restart}" if named else launch.run if launch is not None else ""
-        return GatewayAgreement(self._gateway, _digest(name))
+        return GatewayAgreement(self.gateway, _digest(name))
 
     def _join(self) -> StoreAgreement | None:
         """The job that shares a c10d store: the launcher's own, or the default process group's once there is one."""
@@ -482,7 +478,7 @@ class ArtifactSource:
         except JobUnreachable as error:
             self._leave_job(error)
         if data is None:
-            data = self._gateway.artifact(wanted.key, deadline=_FETCH_SECONDS)
+            data = self.gateway.artifact(wanted.key, deadline=_FETCH_SECONDS)
             if hashlib.sha256(data).hexdigest() != decision.digest:
                 raise ArtifactError(
                     "the artifact that the job decided on is gone; there is another one by now"

@@ -295,9 +295,10 @@ def unwritten_outputs(gm: torch.fx.GraphModule) -> frozenset[int]:
 def _is_unwritten(value: Any) -> bool:
     if not isinstance(value, torch.fx.Node) or value.target is not operator.getitem:
         return False
-    call: Any = value.args[0]
-    schema = getattr(call.target, "_schema", None)
-    name = "" if schema is None else schema.returns[value.args[1]].name
+    call: Any
+    position: Any
+    call, position = value.args
+    name = operators.result_name(call, position)
     return name == "unused" or (name in _GENERATOR_STATE and not operators.schema_argument(call, "dropout_p"))
 
 

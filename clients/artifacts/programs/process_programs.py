@@ -47,7 +47,10 @@ class ProcessPrograms:
 
     @functools.cached_property
     def _team(self) -> TeamPrograms | None:
-        return self._source().team_programs() if self._shares else None
+        if not self._shares:
+            return None
+        source = self._source()
+        return TeamPrograms(source.gateway, source.signed)
 
     def wants(self, compiler: Any) -> bool:
         return getattr(compiler, "compiler_fn", compiler) is self._backend

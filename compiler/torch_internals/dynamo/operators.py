@@ -30,6 +30,12 @@ def schema_argument(node: torch.fx.Node, name: str) -> Any:
     return None
 
 
+def result_name(node: torch.fx.Node, position: int) -> str:
+    """The name that the schema of an operator has for one of its results; '' for another kind of call."""
+    schema = getattr(node.target, "_schema", None)
+    return "" if schema is None else str(schema.returns[position].name)
+
+
 def is_left_out(node: torch.fx.Node) -> bool:
     """Whether a request leaves a node out: it counts uses of an API and computes nothing."""
     return node.target is LOG_API_USAGE and not node.users

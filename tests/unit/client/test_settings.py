@@ -84,7 +84,7 @@ def test_argument_beats_environment_beats_config_beats_credentials(
         ("TORCHRELAY_CACHE_DIR", "/x/y", "cache_dir", Path("/x/y")),
         ("TORCHRELAY_JOB", "night-17", "job", "night-17"),
         ("TORCHRELAY_PREFETCH", "0", "prefetch", False),
-        ("TORCHRELAY_PROGRAMS", "1", "programs", True),
+        ("TORCHRELAY_PROGRAMS", "1", "programs", "own"),
         ("TORCHRELAY_TUNING_LOCK", "/x/team.lock", "tuning_lock", Path("/x/team.lock")),
         ("TORCHRELAY_TUNING_LOCK_MODE", "loose", "tuning_lock_mode", "loose"),
         ("TORCHRELAY_DEADLINE", "1.5", "deadline", 1.5),

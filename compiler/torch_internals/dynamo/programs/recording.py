@@ -169,7 +169,8 @@ def _resumed(value: types.FunctionType | types.CodeType, scope: Mapping[str, Any
     (OutputGraph.install_resume_function_global); before PyTorch 2.15 by the bytecode, which has its code."""
     if isinstance(value, types.CodeType):
         return value
-    code, globals_ = value.__code__, value.__globals__
+    code: Any = value.__code__
+    globals_: Any = value.__globals__
     if value.__closure__:
         cells = dict(zip(code.co_freevars, (cell.cell_contents for cell in value.__closure__), strict=True))
         code, globals_ = cells.get("code"), cells.get("f_globals")
