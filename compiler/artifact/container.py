@@ -30,6 +30,7 @@ MAGIC = b"TRLYART2"
 """The digit is the format's version: a file of another version is no artifact."""
 DOMAIN = b"torchrelay artifact v2\0"
 MAX_SIGNATURES = 8
+MAX_MANIFEST_BYTES = 16 << 20
 MAX_MEMBER_BYTES = 4 << 30
 """One member, unpacked."""
 _LENGTH = struct.Struct("<I")
@@ -168,6 +169,8 @@ def _split(data: bytes) -> tuple[Envelope, bytes]:
 
 
 def _manifest(envelope: Envelope) -> artifact_manifest.Manifest:
+    if len(envelope.manifest) > MAX_MANIFEST_BYTES:
+        raise ArtifactError(f"the artifact's manifest has {len(envelope.manifest)} bytes")
     try:
         return decoding.from_msgpack(envelope.manifest, type=artifact_manifest.Manifest)
     except msgspec.MsgspecError as error:

@@ -36,9 +36,6 @@ _EVIDENCE_MS = 3_600_000
 _KEY = re.compile("[0-9a-f]{64}")
 _IMPORT = "import"
 """What publish.lua takes in place of a lease."""
-_MOST_PROBLEMS = 1 << 20
-_MOST_SECONDS = 1e7
-"""Limits of what a worker says about its compile: these numbers are added up in Redis."""
 _PUTS = 2
 """A restart of Redis can fall between an artifact's write and its publication, once."""
 
@@ -69,19 +66,16 @@ class Offer(Struct, frozen=True):
 async def make_offer(key: str, data: bytes, components: dict[str, str]) -> Offer:
     """An offer of a signed artifact, with what its manifest says. Raises ArtifactError."""
     manifest, signed = container.read_manifest(data), container.statements(data)[-1]
-    seconds = sum(seconds for _, seconds in manifest.stages)
-    if not 0 <= seconds <= _MOST_SECONDS:
-        raise ArtifactError(f"the artifact's manifest says that its compile took {seconds} s")
     return Offer(
         key=key,
         digest=await sha256(data),
         data=data,
-        seconds=seconds,
+        seconds=sum(seconds for _, seconds in manifest.stages),
         components=components,
         worker=manifest.worker,
         signer=signed.origin or signed.key_id,
-        searched=max(0, min(manifest.searched, _MOST_PROBLEMS)),
-        recalled=max(0, min(manifest.recalled, _MOST_PROBLEMS)),
+        searched=manifest.searched,
+        recalled=manifest.recalled,
         unverified=manifest.verification.status == "skipped",
     )
 
