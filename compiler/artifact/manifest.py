@@ -14,6 +14,8 @@ from ..request.schema import Target, Toolchain, WireStruct
 
 ARTIFACT_MEDIA_TYPE = "application/vnd.torchrelay.artifact"
 
+MAX_ARTIFACT_BYTES = 1 << 30
+"""One artifact file."""
 MAX_MEMBERS = 1 << 14
 Name = Annotated[str, Meta(max_length=255)]
 Text = Annotated[str, Meta(max_length=1 << 14)]

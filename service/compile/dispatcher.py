@@ -11,7 +11,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 import structlog
@@ -58,6 +58,10 @@ REPEATABLE = (CompileFailed, VerifyFailed, Unsupported, ForbiddenTarget, BadOpti
 """Errors that the same request would meet again. They are remembered for a while."""
 _POOL_GRACE_SECONDS = 30.0
 """The pool enforces the deadline; past this much more, the flight stops waiting for it."""
+_MOST_STEPS = 64
+"""Steps of a compile that wait to be written to Redis."""
+_MOST_DETAIL = 500
+"""Characters of a step's text."""
 _LONGEST_PAUSE_SECONDS = 8.0
 """Between two tries to publish."""
 
@@ -243,12 +247,13 @@ class Dispatcher:
 
     async def _run(self, flight: Flight, request: CompileRequest) -> bytes:
         """The artifact from a worker; its progress goes to the compile's events on the way."""
-        steps: asyncio.Queue[tuple[compiles.Stage, str] | None] = asyncio.Queue()
+        steps: asyncio.Queue[tuple[compiles.Stage, str] | None] = asyncio.Queue(_MOST_STEPS)
 
         def on_progress(stage: compiles.Stage, detail: str) -> None:
             if flight.working is None and stage != "queued":
                 flight.working = time.monotonic()
-            steps.put_nowait((stage, detail))
+            with suppress(asyncio.QueueFull):  # Redis is slower than the worker
+                steps.put_nowait((stage, detail[:_MOST_DETAIL]))
 
         reporter = asyncio.create_task(self._report(flight, steps))
         try:
@@ -262,7 +267,7 @@ class Dispatcher:
         finally:
             if flight.working is not None:
                 flight.worked = time.monotonic() - flight.working
-            steps.put_nowait(None)
+            await steps.put(None)
             await reporter
 
     async def _compile_on_worker(

@@ -28,7 +28,9 @@ from ...compiler.request import codec
 from ..messages import (
     BadFrame,
     CancelJob,
+    EventRate,
     FrameDecoder,
+    FromChild,
     JobDone,
     JobFailed,
     JobQuery,
@@ -212,7 +214,8 @@ class _JobMonitor:
         self._relay = QueryRelay(started.replies, query_limit(job))
         self._owner = owner
         self._deadline = time.monotonic() + seconds
-        self._frames = FrameDecoder()
+        self._frames = FrameDecoder(FromChild)
+        self._events = EventRate()
         self._answer: JobDone | JobFailed | None = None
 
     def run(self) -> JobDone | JobFailed:
@@ -275,6 +278,8 @@ class _JobMonitor:
                     continue
                 if isinstance(message, JobQuery):
                     self._relay.ask(message)
+                elif not self._events.allows():
+                    continue
                 self._owner.send(message)
         except BadFrame as error:
             raise CompileKilled(

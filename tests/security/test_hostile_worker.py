@@ -1,4 +1,4 @@
-"""Artifacts that a worker in foreign hands sends: what the service refuses to sign, and the memory it takes to see."""
+"""What a worker in foreign hands sends: what the service refuses to sign or store, and the memory that this takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from conftest import StartGateway
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from service_parts import ArtifactPool, RedisServer, follow, graph, post
 from signed import KEY, manifest_of
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact import manifest as artifact_manifest
@@ -84,3 +86,26 @@ def test_a_manifest_has_a_largest_size() -> None:
     long = manifest_of(FILES, guards=["x" * 10_000] * 4_000)
     with pytest.raises(ArtifactError, match="manifest has"):
         sign(packed(long, frames))
+
+
+class Talker(ArtifactPool):
+    """A pool whose worker tells far too much, at once."""
+
+    async def compile(self, request_bytes: bytes, *, on_progress: Any, **rest: Any) -> bytes:
+        for _ in range(10_000):
+            on_progress("inductor", "x" * 100_000)
+        return await super().compile(request_bytes, on_progress=on_progress, **rest)
+
+
+def test_a_worker_that_talks_too_much_fills_neither_redis_nor_the_gateway(
+    start_gateway: StartGateway, redis_server: RedisServer
+) -> None:
+    gateway = start_gateway(Talker())
+    with gateway.http() as http:
+        name = post(http, graph()).json()["key"]
+        *steps, (_, last, _) = follow(http, name)
+        assert last == "done"
+        assert len(steps) < 100
+        assert max(len(told["detail"]) for _, _, told in steps) == 500
+        with redis_server.client() as redis:
+            assert redis.memory_usage(f"torchrelay:events:{name}") < 200_000
