@@ -16,6 +16,8 @@ ARTIFACT_MEDIA_TYPE = "application/vnd.torchrelay.artifact"
 
 MAX_ARTIFACT_BYTES = 1 << 30
 """One artifact file."""
+MAX_UNPACKED_BYTES = 2 << 30
+"""The members of one, together."""
 MAX_MEMBERS = 1 << 14
 Name = Annotated[str, Meta(max_length=255)]
 Text = Annotated[str, Meta(max_length=1 << 14)]

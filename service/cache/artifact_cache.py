@@ -151,8 +151,7 @@ class ArtifactCache:
                 trust.key_for(statement)
                 self._verified.move_to_end(digest)
             else:
-                opened = await asyncio.to_thread(container.verify, data, trust, key=key)
-                statement = opened.statement
+                _, statement = await asyncio.to_thread(container.check, data, trust, key=key)
                 self._verified[digest] = key, statement
                 if len(self._verified) > _REMEMBERED:
                     self._verified.popitem(last=False)
@@ -188,7 +187,7 @@ class ArtifactCache:
         key = container.read_manifest(data).key
         if not _KEY.fullmatch(key):
             raise ArtifactError("the artifact's key is none")
-        accepted = container.verify(data, self._keyring.import_trust(), key=key).statement
+        _, accepted = container.check(data, self._keyring.import_trust(), key=key)
         namespace = self._keys.namespace
         if accepted.key_id not in self._keyring.trust(namespace).keys or accepted.namespace != namespace:
             data = self._keyring.sign(data, key=key, namespace=namespace, origin=accepted.key_id)
