@@ -260,6 +260,24 @@ class ArtifactCache:
             if len(flat) < 4 * _EVICT_BATCH:
                 return gone
 
+    async def reindex(self, part: int, *, by: Grant) -> int:
+        """Offers again what the store holds of keys whose first byte is `part`, if it is whole and signed by a trusted
+        key. Returns how many are new. Raises Unavailable, RedisError."""
+        indexed = 0
+        for key, digest in await self._blobs.stored(f"{part:02x}"):
+            if await self._redis.exists(self._keys.index(key)):
+                continue
+            data = await self._blobs.get(key, digest)
+            if data is None or await sha256(data) != digest:
+                continue
+            if refusal := await self._refusal(key, digest, data):
+                log.warning("artifact_not_reindexed", key=key, digest=digest, reason=refusal)
+                continue
+            offer = await make_offer(key, data, {})
+            event = _audit_event("imported", offer, name=by.name, token=by.id, detail="from the blob store")
+            indexed += await self._offer(_IMPORT, offer, "store", event) == b"published"
+        return indexed
+
     async def sweep(self) -> int:
         """Delete blobs that a crash left unpublished; returns how many. Raises Unavailable, RedisError."""
 

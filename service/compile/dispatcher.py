@@ -41,7 +41,7 @@ from ..base.metrics import GatewayMetrics
 from ..cache.artifact_cache import ArtifactCache, Offer, make_offer
 from ..settings import ServiceSettings
 from ..signing.keyring import Keyring
-from ..storage.blobs import BlobStoreDown
+from ..storage.outages import BlobStoreDown
 from ..storage.redis.retry import REDIS_OUTAGES, redis_errors_logged, retry_while_down
 from .search.compile_queries import CompileQueries, OnQuery
 from .search.database import TuningDatabase

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from fastapi import Request, Response
 from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 from redis.exceptions import RedisError
 
-from ....compiler.errors import Forbidden
+from ....compiler.errors import Forbidden, Unavailable
 from ....compiler.request import codec
 from ...access.namespaces import EVERY
 from ...base.counters import sum_counters
@@ -81,7 +82,11 @@ async def metrics(request: Request, gateway: Gateway) -> Response:
 
 async def ready_parts(gateway: GatewayParts) -> dict[str, str]:
     """Each part that a compile needs, with "ok" or its problem."""
-    return {"redis": await _redis(gateway), "workers": _workers(gateway)}
+    parts = {"redis": await _redis(gateway), "workers": _workers(gateway)}
+    with suppress(RedisError, Unavailable):
+        if problem := await gateway.installation.problem():
+            parts["store"] = problem
+    return parts
 
 
 async def _check(gateway: GatewayParts, token: str) -> None:

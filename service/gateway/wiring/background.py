@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 
 import structlog
@@ -18,6 +19,7 @@ log = structlog.get_logger(__name__)
 
 _POOL_RESTART_SECONDS = 5.0
 _SWEEP_SECONDS = 6 * 3600.0
+_YOUNG_INDEX = timedelta(days=1)
 
 
 def start_background_tasks(gateway: GatewayParts) -> list[asyncio.Task[None]]:
@@ -71,6 +73,8 @@ async def _remove_old_folders(gateway: GatewayParts) -> None:
     """Removes the folders of training jobs that cannot be resumed."""
     settings = gateway.settings
     if not settings.train_keep_seconds and not settings.train_keep_bytes:
+        return
+    if not await gateway.installation.may_delete(_YOUNG_INDEX):
         return
     needed = {
         Path(settings.train_folder(tenant.namespace)): retention.resumable(await tenant.training_jobs.jobs())

@@ -61,6 +61,8 @@ class Keys:
         """Hash: name to its own quota, JSON."""
         self.inline = f"{prefix}inline"
         """Sum of the sizes of blobs that Redis itself holds."""
+        self.identity = f"{prefix}installation"
+        """Hash: id, also in the blob store; since (ms) when Redis knows that store; sweeps."""
         self.wake = f"{prefix}wake"
         """Channel: a cache key whose events or lease changed."""
         # of this namespace alone
@@ -112,6 +114,9 @@ class Keys:
         self.saved_total = f"{prefix}kept_total"
         """Sum of saved_sizes."""
         self.saved_prefix = f"{prefix}kept:"
+        self.orphans = f"{prefix}orphans"
+        """Sorted set: path in the blob store of what nothing names, by when that was found, s; `train_orphans` too."""
+        self.train_orphans = f"{prefix}train_orphans"
         self.job_prefix = f"{prefix}job:"
         self.script_prefix = f"{prefix}script:"
         self.index_prefix = f"{prefix}index:"
