@@ -405,6 +405,8 @@ class WorkerPool:
                     await self._training().free()
             except Unavailable as error:
                 log.error("%s", error)  # slots stay as they are; their own calls fail if it lasts
+            except Exception:  # a driver of another version, say; the next look may go well
+                log.exception("the cluster's nodes could not be followed")
 
     def _hold(self, held: list[RankDevice]) -> None:
         """End and prevent searches on devices of training jobs: figures would be wrong, and ranks slower."""
@@ -466,6 +468,11 @@ class WorkerPool:
                 if slot.actor is not None:
                     RayCluster.remove(slot.actor)
                 raise
+            except Exception as error:  # an actor of another version, say
+                log.exception("worker %s cannot be used", slot.worker)
+                slot.failure = CompileKilled(f"worker {slot.worker} cannot be used ({type(error).__name__})")
+                if slot.actor is not None:
+                    RayCluster.remove(slot.actor)
             slot.state = "starting"
             self._slots.serve()
             await asyncio.sleep(backoff)

@@ -25,10 +25,14 @@ _READY_SECONDS = 2.0
 
 
 class ReadyReply(Struct, frozen=True):
-    """Answer of `GET /readyz`: each part with "ok" or its problem."""
+    """Answer of `GET /readyz`: each part with "ok" or its problem.
+
+    failing: background tasks that failed last, and the kind of error; the gateway is ready all the same.
+    """
 
     ready: bool
     parts: dict[str, str]
+    failing: dict[str, str] = {}
 
 
 _READY = router.json_content(ReadyReply)
@@ -54,7 +58,10 @@ async def readyz(gateway: Gateway) -> Response:
     if not ready:
         headers["Retry-After"] = str(gateway.settings.retry_after_seconds)
     return Response(
-        codec.to_json(ReadyReply(ready, parts)), 200 if ready else 503, headers, "application/json"
+        codec.to_json(ReadyReply(ready, parts, gateway.supervisor.failing())),
+        200 if ready else 503,
+        headers,
+        "application/json",
     )
 
 

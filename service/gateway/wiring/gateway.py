@@ -21,6 +21,7 @@ from ...access.quotas import Quotas
 from ...access.tokens import Grant, Tokens
 from ...admission.admit import Admission
 from ...admission.saved_requests import SavedRequests
+from ...base.async_tasks import TaskSupervisor
 from ...base.metrics import GatewayMetrics
 from ...cache.admin import CacheAdmin
 from ...cache.artifact_cache import ArtifactCache
@@ -75,6 +76,7 @@ class GatewayParts:
         self.pool = pool
         self.state = GatewayState()
         self.metrics = GatewayMetrics()
+        self.supervisor = TaskSupervisor(lambda task: self.metrics.background_failures.labels(task).inc())
 
         self.redis = connect(settings)
         self.keys = Keys(settings.redis_prefix)

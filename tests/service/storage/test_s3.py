@@ -232,9 +232,9 @@ def test_what_was_compiled_is_published_though_nobody_waits_any_more(
 def test_a_refusal_that_waiting_does_not_mend_is_told_at_once(start_gateway: StartGateway, s3: S3) -> None:
     running = on_s3(start_gateway, s3, publish_retry_seconds=600)
     with running.http() as http, client_of(s3.url, None) as direct:
-        identity = f"/{s3.bucket}/team/relay/installation"
-        wait_until(lambda: direct.get(identity).status_code == 200, seconds=20)
-        direct.delete(identity)
+        store = blobs.open_store(f"s3://{s3.bucket}/team/relay", timeout_seconds=2, allow_http=True)
+        wait_until(lambda: direct.delete(f"/{s3.bucket}").status_code == 409, seconds=20)  # there is its id
+        obstore.delete(store, "installation")
         assert direct.delete(f"/{s3.bucket}").status_code == 204
         key = post(http, graph()).json()["key"]
         *others, (_, stage, data) = follow(http, key)
