@@ -154,6 +154,7 @@ class Keys:
             self.stats,
             self.spent,
             self.namespaces,
+            self.kills(key),
         ]
 
     def bucket(self, token: str) -> str:
@@ -194,6 +195,10 @@ class Keys:
     def failed(self, key: str) -> str:
         """ErrorBody JSON of a failure that would happen again."""
         return f"{self.prefix}failed:{key}"
+
+    def kills(self, key: str) -> str:
+        """How many compiles in a row were killed or timed out; expires."""
+        return f"{self.prefix}kills:{key}"
 
     def events(self, key: str) -> str:
         """Stream: stage, seconds, detail, error."""
