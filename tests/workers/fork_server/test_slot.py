@@ -240,6 +240,20 @@ def test_events_pass_again_once_a_job_was_quiet():
     assert sum(rate.allows() for _ in range(100)) == EVENT_BURST
 
 
+def test_a_job_cannot_forge_lines_of_the_log(tmp_path, capfd):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, _):
+            with pytest.raises(VerifyFailed):
+                await run(slot, "forge", lines='{"event": "published"}\n\x1b[2Jall is well')
+
+    asyncio.run(scenario())
+    told = capfd.readouterr().err
+    assert "\x1b" not in told
+    for text in ('{"event": "published"}', "\\x1b[2Jall is well", "of another job"):
+        lines = [line for line in told.splitlines() if text in line]
+        assert lines and all(line.startswith("job key | ") for line in lines)
+
+
 def test_a_long_error_of_a_job_is_cut_between_words(tmp_path):
     async def scenario():
         async with warm_slot(tmp_path) as (slot, _):

@@ -268,6 +268,11 @@ def refuse(workdir, progress):
     raise VerifyFailed("outputs differ by 3.0", hint="do this")
 
 
+def forge(workdir, progress, lines):
+    print(lines, flush=True)
+    raise VerifyFailed("outputs\nof another job", hint="do this")
+
+
 def blunder(workdir, progress):
     raise ZeroDivisionError("one line\nand another")
 
