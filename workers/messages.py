@@ -3,25 +3,37 @@
 The actor sends WorkerJob, CancelJob and QueryReply. The fork server answers ForkServerReady once, then for each job
 any number of StageEvent and JobQuery and one of JobDone and JobFailed. The child writes these four to the fork server,
 which checks each frame before it passes it on: a child that writes anything else is killed. The child reads QueryReply
-alone.
+alone. A job is not trusted: every field has a bound, each kind of message has a longest frame, which is checked before
+the frame is read, and of a job's events only so many a second are passed on.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Literal
+import time
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
 from ..compiler import decoding
 from ..compiler.api import compiles
+from ..compiler.artifact.manifest import MAX_ARTIFACT_BYTES
 from ..compiler.errors import CompileKilled, RelayError, from_code
 from ..compiler.request import schema
+from ..compiler.tuning.queries import QUESTION_LIMIT
 
 MAX_FRAME = 2 << 30
-"""Bytes. Past it a length prefix is garbage rather than an artifact."""
+"""Bytes of any frame."""
+EVENTS_PER_SECOND = 10
+EVENT_BURST = 20
+"""Events of one job that are passed on, over time and at once."""
 
+Name = Annotated[str, Meta(max_length=64)]
+Detail = Annotated[str, Meta(max_length=500)]
+Message = Annotated[str, Meta(max_length=1 << 14)]
+Hint = Annotated[str, Meta(max_length=2000)]
 _LENGTH = struct.Struct("<I")
 QuestionId = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
@@ -62,18 +74,22 @@ class ForkServerReady(_Message, tag="ready"):
     pid: int
     toolchain: schema.Toolchain
     target: schema.Target
-    jobs_dir: str
-    isolation: list[str] = []
-    missing: str = ""
-    device: str = ""
-    processors: int = 0
+    jobs_dir: Annotated[str, Meta(max_length=4096)]
+    isolation: Annotated[list[Name], Meta(max_length=16)] = []
+    missing: Detail = ""
+    device: Detail = ""
+    processors: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
 
 
 class StageEvent(_Message, tag="event"):
     """The job has entered `stage`."""
 
     stage: compiles.Stage
-    detail: str = ""
+    detail: Detail = ""
+
+    @classmethod
+    def of(cls, stage: compiles.Stage, detail: str) -> StageEvent:
+        return cls(stage, _cut(detail, 500))
 
 
 class JobQuery(_Message, tag="query"):
@@ -81,25 +97,25 @@ class JobQuery(_Message, tag="query"):
     it must."""
 
     id: QuestionId
-    question: bytes
+    question: Annotated[bytes, Meta(max_length=QUESTION_LIMIT)]
 
 
 class JobDone(_Message, tag="done"):
     """The unsigned artifact."""
 
-    artifact: bytes
+    artifact: Annotated[bytes, Meta(max_length=MAX_ARTIFACT_BYTES)]
 
 
 class JobFailed(_Message, tag="failed"):
     """A RelayError, by its parts."""
 
-    code: str
-    message: str
-    hint: str
+    code: Name
+    message: Message
+    hint: Hint
 
     @classmethod
     def of(cls, error: RelayError) -> JobFailed:
-        return cls(error.code, error.message, error.advice)
+        return cls(error.code, _cut(error.message, 1 << 14), _cut(error.advice, 2000))
 
     def error(self) -> RelayError:
         return from_code(self.code, self.message, self.hint)
@@ -118,6 +134,27 @@ class BadFrame(Exception):
     """Bytes that are no frame, or a frame that is no message."""
 
 
+def _cut(text: str, length: int) -> str:
+    """A text's beginning, up to a space if there is one."""
+    return text if len(text) <= length else text[:length].rpartition(" ")[0] or text[:length]
+
+
+_LONGEST = {
+    WorkerJob: MAX_FRAME,
+    CancelJob: 1 << 10,
+    QueryReply: 32 << 20,
+    ForkServerReady: 1 << 20,
+    StageEvent: 1 << 12,
+    JobQuery: QUESTION_LIMIT + (1 << 10),
+    JobDone: MAX_ARTIFACT_BYTES + (1 << 10),
+    JobFailed: 1 << 17,
+}
+"""Bytes of a frame of each kind."""
+_HEADS = {kind: b"\xa4type" + msgspec.msgpack.encode(kind.__struct_config__.tag) for kind in _LONGEST}
+"""How each kind begins, after the byte that says how many fields follow."""
+HEAD_BYTES = 1 + max(map(len, _HEADS.values()))
+
+
 def encode(message: Command | Answer) -> bytes:
     """One frame: a 4-byte little-endian length and the message."""
     body = msgspec.msgpack.encode(message)
@@ -130,6 +167,13 @@ def frame_length(prefix: bytes) -> int:
     if length > MAX_FRAME:
         raise BadFrame(f"a frame announces {length} bytes")
     return length
+
+
+def check_length(length: int, head: bytes, kinds: Any) -> None:
+    """Raises BadFrame unless a frame of one of `kinds` may have so many bytes. `head`: its first HEAD_BYTES, or all."""
+    found = next((kind for kind in get_args(kinds) or (kinds,) if head.startswith(_HEADS[kind], 1)), None)
+    if found is None or length > _LONGEST[found]:
+        raise BadFrame(f"a frame of {length} bytes that begins with {head!r}")
 
 
 def decode_command(body: bytes) -> Command:
@@ -156,9 +200,10 @@ def _decode(body, union):
 
 
 class FrameDecoder:
-    """Bytes as they come off a pipe, cut into frames' bodies."""
+    """Bytes as they come off a pipe, cut into frames' bodies. `kinds`: the messages that may come."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Any) -> None:
+        self._kinds = kinds
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -166,9 +211,32 @@ class FrameDecoder:
         self._buffer += data
         bodies = []
         while len(self._buffer) >= _LENGTH.size:
-            end = _LENGTH.size + frame_length(bytes(self._buffer[: _LENGTH.size]))
+            length = frame_length(bytes(self._buffer[: _LENGTH.size]))
+            end = _LENGTH.size + length
+            head = _LENGTH.size + min(length, HEAD_BYTES)
+            if len(self._buffer) >= head:
+                check_length(length, bytes(self._buffer[_LENGTH.size : head]), self._kinds)
             if len(self._buffer) < end:
                 break
             bodies.append(bytes(self._buffer[_LENGTH.size : end]))
             del self._buffer[:end]
         return bodies
+
+
+class EventRate:
+    """Which of a job's events are passed on: they are for people, and the others are dropped. `clock`: in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = clock()
+        self._left = float(EVENT_BURST)
+
+    def allows(self) -> bool:
+        """Whether one more may pass now; it counts then."""
+        now = self._clock()
+        self._left = min(EVENT_BURST, self._left + (now - self._last) * EVENTS_PER_SECOND)
+        self._last = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True

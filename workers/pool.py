@@ -22,7 +22,17 @@ from ..compiler.api.training.jobs import TrainSpec
 from ..compiler.api.training.node_messages import CapturedGraphs, TrainOrder
 from ..compiler.errors import CompileKilled, CompileTimeout, Overloaded, RelayError, Unavailable
 from ..compiler.request import schema
-from .messages import ForkServerReady, JobDone, JobFailed, JobQuery, StageEvent, WorkerLost, decode_answer
+from .messages import (
+    BadFrame,
+    EventRate,
+    ForkServerReady,
+    JobDone,
+    JobFailed,
+    JobQuery,
+    StageEvent,
+    WorkerLost,
+    decode_answer,
+)
 from .process.private_folders import node_directory, short_directory
 from .process.process_tree import become_subreaper, descendants, die_with_parent, kill_below, reap
 from .scheduling.ray_cluster import RayCluster, RayNode, ray_environment
@@ -59,6 +69,8 @@ _FREE_EVERY = 3
 """Every so many of these checks, the resources of dead training jobs are freed too."""
 _BACKOFF_SECONDS = (1.0, 30.0)
 """First and longest wait before a slot that failed is tried again."""
+_MOST_ANSWERING = 16
+"""Queries of one job that are answered at once; a fork server lets half as many be open."""
 _GRACE_SECONDS = 20.0
 """How long past its deadline, or after a cancel, a job may take to end before its actor is killed."""
 
@@ -326,13 +338,15 @@ class WorkerPool:
 
         actor = slot.actor
         answering: set[asyncio.Task[None]] = set()
+        events = EventRate()
         try:
             async for reference in stream:
                 message = decode_answer(await reference)
                 match message:
                     case StageEvent():
-                        on_progress(message.stage, message.detail)
-                    case JobQuery():
+                        if events.allows():
+                            on_progress(message.stage, message.detail)
+                    case JobQuery() if len(answering) < _MOST_ANSWERING:
                         task = asyncio.create_task(self._answer(slot, actor, job_id, message, on_query))
                         answering.add(task)
                         task.add_done_callback(answering.discard)
@@ -341,6 +355,8 @@ class WorkerPool:
                     case JobFailed():
                         raise message.error()
             raise CompileKilled(f"worker {slot.worker} ended its answer too early", hint="Try again")
+        except BadFrame as error:
+            raise CompileKilled(f"worker {slot.worker} sent an invalid message ({error})") from None
         except RayError as error:
             if slot.actor is actor:
                 slot.state = "starting"  # not idle: its supervisor will notice as well
@@ -389,6 +405,8 @@ class WorkerPool:
                     await self._training().free()
             except Unavailable as error:
                 log.error("%s", error)  # slots stay as they are; their own calls fail if it lasts
+            except Exception:  # a driver of another version, say; the next look may go well
+                log.exception("the cluster's nodes could not be followed")
 
     def _hold(self, held: list[RankDevice]) -> None:
         """End and prevent searches on devices of training jobs: figures would be wrong, and ranks slower."""
@@ -450,6 +468,11 @@ class WorkerPool:
                 if slot.actor is not None:
                     RayCluster.remove(slot.actor)
                 raise
+            except Exception as error:  # an actor of another version, say
+                log.exception("worker %s cannot be used", slot.worker)
+                slot.failure = CompileKilled(f"worker {slot.worker} cannot be used ({type(error).__name__})")
+                if slot.actor is not None:
+                    RayCluster.remove(slot.actor)
             slot.state = "starting"
             self._slots.serve()
             await asyncio.sleep(backoff)

@@ -17,6 +17,7 @@ from ...compiler.api.admin import (
     ImportReply,
     KeysReply,
     NamespaceReply,
+    ReindexReply,
     TokenRecord,
     TokenReply,
 )
@@ -127,6 +128,10 @@ class AdminClient(HttpApi):
     def collect(self) -> CollectReply:
         """Trim and sweep. Takes as long as listing the blob store."""
         return self._call("POST", "/v1/cache/gc", CollectReply, seconds=_ALL_SECONDS)
+
+    def reindex(self, part: int) -> ReindexReply:
+        """Offer again what the store holds of one of REINDEX_PARTS; the last one ends it."""
+        return self._call("POST", f"/v1/cache/reindex?part={part}", ReindexReply, seconds=_ALL_SECONDS)
 
     def tunings(self) -> list[TuningEntry]:
         """All tuning winners, sorted."""

@@ -112,6 +112,16 @@ class ImportReply(Struct, frozen=True):
     outcome: Literal["imported", "exists"]
 
 
+REINDEX_PARTS = 256
+"""Requests of a `cache reindex`: one for each first byte of a key."""
+
+
+class ReindexReply(Struct, frozen=True):
+    """Answer of `POST /v1/cache/reindex`: artifacts that the cache offers again."""
+
+    indexed: int
+
+
 class CollectReply(Struct, frozen=True):
     """Answer of `POST /v1/cache/gc`: entries evicted over a limit, stray blobs deleted."""
 

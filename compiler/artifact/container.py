@@ -30,8 +30,10 @@ MAGIC = b"TRLYART2"
 """The digit is the format's version: a file of another version is no artifact."""
 DOMAIN = b"torchrelay artifact v2\0"
 MAX_SIGNATURES = 8
-MAX_MEMBER_BYTES = 4 << 30
-"""One member, unpacked."""
+MAX_MANIFEST_BYTES = 16 << 20
+MAX_RATIO = 256
+"""How many times what they take here the members may have unpacked, together; past SMALL_BYTES."""
+SMALL_BYTES = 64 << 20
 _LENGTH = struct.Struct("<I")
 _MEMBER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+\-]*(/[A-Za-z0-9_][A-Za-z0-9_.+\-]*)*", re.ASCII)
 """Relative, and no part of it is hidden or leads upwards: whoever writes a member to a folder stays inside."""
@@ -48,7 +50,7 @@ class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
     """What stands before the members. `frames`: each member's compressed size in bytes."""
 
     manifest: bytes
-    frames: list[int]
+    frames: Annotated[list[int], Meta(max_length=artifact_manifest.MAX_MEMBERS)]
     signatures: Annotated[list[Signature], Meta(max_length=MAX_SIGNATURES)] = []
 
 
@@ -87,10 +89,10 @@ def sign(
     `epoch`, `signed_at` (seconds since 1970) and `origin` are the statement's (signing.py). Raises ArtifactError: a
     damaged artifact, or one for another key, is never signed.
     """
+    if len(data) > artifact_manifest.MAX_ARTIFACT_BYTES:
+        raise ArtifactError(f"the artifact has {len(data)} bytes")
     envelope, body = _split(data)
-    manifest, _ = _open(envelope, body)
-    if manifest.key != key:
-        raise ArtifactError(f"artifact answers {manifest.key}, not {key}")
+    _open(envelope, body, key)
     if len(envelope.signatures) == MAX_SIGNATURES:
         raise ArtifactError(f"the artifact has {MAX_SIGNATURES} signatures, and takes no more")
     statement = Statement(key_id(signer.public_key()), namespace, signed_at, epoch, origin)
@@ -113,10 +115,15 @@ def verify(data: bytes, trust: Trust, *, key: str) -> Artifact:
     """
     envelope, body = _split(data)
     statement = _believed(envelope, trust)
-    manifest, members = _open(envelope, body)
-    if manifest.key != key:
-        raise ArtifactError(f"artifact answers {manifest.key}, not {key}")
-    return Artifact(manifest, members, statement)
+    members: dict[str, bytes] = {}
+    return Artifact(_open(envelope, body, key, members), members, statement)
+
+
+def check(data: bytes, trust: Trust, *, key: str) -> tuple[artifact_manifest.Manifest, Statement]:
+    """As `verify`, without holding the members."""
+    envelope, body = _split(data)
+    statement = _believed(envelope, trust)
+    return _open(envelope, body, key), statement
 
 
 def read_manifest(data: bytes) -> artifact_manifest.Manifest:
@@ -145,12 +152,12 @@ def _believed(envelope: Envelope, trust: Trust) -> Statement:
     raise refusals[0] if refusals else SignatureError("artifact is not signed")
 
 
-def _assemble(envelope: Envelope, parts: Iterable[bytes]) -> bytes:
+def _assemble(envelope: Envelope, parts: Iterable[bytes | memoryview]) -> bytes:
     head = msgspec.msgpack.encode(envelope)
     return b"".join((MAGIC, _LENGTH.pack(len(head)), head, *parts))
 
 
-def _split(data: bytes) -> tuple[Envelope, bytes]:
+def _split(data: bytes) -> tuple[Envelope, memoryview]:
     start = len(MAGIC) + _LENGTH.size
     if len(data) < start or not data.startswith(MAGIC):
         raise ArtifactError("not an artifact: the first bytes are wrong")
@@ -161,40 +168,56 @@ def _split(data: bytes) -> tuple[Envelope, bytes]:
         envelope = decoding.from_msgpack(data[start : start + length], type=Envelope)
     except msgspec.MsgspecError as error:
         raise ArtifactError(f"the artifact's envelope cannot be read: {error}") from None
-    body = data[start + length :]
+    body = memoryview(data)[start + length :]
     if any(size < 0 for size in envelope.frames) or sum(envelope.frames) != len(body):
         raise ArtifactError("the artifact's members are cut short or run over")
     return envelope, body
 
 
 def _manifest(envelope: Envelope) -> artifact_manifest.Manifest:
+    if len(envelope.manifest) > MAX_MANIFEST_BYTES:
+        raise ArtifactError(f"the artifact's manifest has {len(envelope.manifest)} bytes")
     try:
         return decoding.from_msgpack(envelope.manifest, type=artifact_manifest.Manifest)
     except msgspec.MsgspecError as error:
         raise ArtifactError(f"the artifact's manifest cannot be read: {error}") from None
 
 
-def _open(envelope: Envelope, body: bytes) -> tuple[artifact_manifest.Manifest, dict[str, bytes]]:
+def _open(
+    envelope: Envelope, body: memoryview, key: str, members: dict[str, bytes] | None = None
+) -> artifact_manifest.Manifest:
+    """The manifest, once everything that it says of the members holds. `members`: gets their bytes; without it, no more
+    than a piece of one is held."""
     manifest = _manifest(envelope)
     if manifest.schema != schema.SCHEMA:
         raise ArtifactError(f"artifact has schema {manifest.schema}, this side speaks {schema.SCHEMA}")
     if len(manifest.members) != len(envelope.frames):
         raise ArtifactError("the artifact's members are not the ones its manifest lists")
-    members: dict[str, bytes] = {}
+    unpacked = sum(entry.size for entry in manifest.members)
+    if unpacked > min(artifact_manifest.MAX_UNPACKED_BYTES, max(SMALL_BYTES, MAX_RATIO * len(body))):
+        raise ArtifactError(f"the artifact has {len(body)} bytes, and would have {unpacked} unpacked")
+    seen: set[str] = set()
     position = 0
     for entry, size in zip(manifest.members, envelope.frames, strict=True):
-        if not _MEMBER_NAME.fullmatch(entry.name) or len(entry.name) > 255:
+        if not _MEMBER_NAME.fullmatch(entry.name):
             raise ArtifactError(f"member name {entry.name[:80]!r} is not allowed")
-        if not 0 <= entry.size <= MAX_MEMBER_BYTES:
-            raise ArtifactError(f"member {entry.name!r} has a size out of range")
+        if entry.name in seen:
+            raise ArtifactError(f"member {entry.name!r} is listed twice")
+        seen.add(entry.name)
+        digest, pieces, length = hashlib.sha256(), [], 0
         try:
-            data = codec.decompress(body[position : position + size], entry.size)
+            for piece in codec.decompressed(body[position : position + size], entry.size):
+                digest.update(piece)
+                length += len(piece)
+                if members is not None:
+                    pieces.append(piece)
         except (MalformedRequest, LimitExceeded):
             raise ArtifactError(f"member {entry.name!r} is damaged") from None
-        if len(data) != entry.size or hashlib.sha256(data).hexdigest() != entry.sha256:
+        if length != entry.size or digest.hexdigest() != entry.sha256:
             raise ArtifactError(f"member {entry.name!r} does not match its digest")
-        if entry.name in members:
-            raise ArtifactError(f"member {entry.name!r} is listed twice")
-        members[entry.name] = data
+        if members is not None:
+            members[entry.name] = b"".join(pieces)
         position += size
-    return manifest, members
+    if manifest.key != key:
+        raise ArtifactError(f"artifact answers {manifest.key}, not {key}")
+    return manifest

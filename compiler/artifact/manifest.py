@@ -1,33 +1,47 @@
-"""The artifact's manifest: what is signed, and what it says of members, verification and tuning."""
+"""The artifact's manifest: what is signed, and what it says of members, verification and tuning.
+
+A worker writes it, and the service adds up and stores what it says: every value has a bound."""
 
 from __future__ import annotations
 
-from typing import Literal
+import sys
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from ..request.schema import Target, Toolchain, WireStruct
 
 ARTIFACT_MEDIA_TYPE = "application/vnd.torchrelay.artifact"
 
+MAX_ARTIFACT_BYTES = 1 << 30
+"""One artifact file."""
+MAX_UNPACKED_BYTES = 2 << 30
+"""The members of one, together."""
+MAX_MEMBERS = 1 << 14
+Name = Annotated[str, Meta(max_length=255)]
+Text = Annotated[str, Meta(max_length=1 << 14)]
+Count = Annotated[int, Meta(ge=0, le=1 << 20)]
+Seconds = Annotated[float, Meta(ge=0, le=1e7)]
+
 
 class Member(WireStruct, frozen=True):
     """One file of an artifact. `size` in bytes, before compression."""
 
-    name: str
-    size: int
-    sha256: str
+    name: Name
+    size: Annotated[int, Meta(ge=0, le=1 << 40)]
+    sha256: Annotated[str, Meta(max_length=64)]
 
 
 class Verification(WireStruct, frozen=True):
     """How the worker compared compiled with eager."""
 
     status: Literal["passed", "skipped"]
-    reason: str
+    reason: Text
     """Why it was skipped; '' when passed."""
-    max_abs_error: float
+    max_abs_error: Annotated[float, Meta(ge=0, le=sys.float_info.max)]
     """Largest |compiled - reference| over outputs and gradients."""
-    seconds: float
+    seconds: Seconds
 
 
 class Measurement(WireStruct, frozen=True):
@@ -36,11 +50,11 @@ class Measurement(WireStruct, frozen=True):
     uses: how many of the graph's operators are this problem.
     """
 
-    problem: str
-    winner: str
-    milliseconds: float
-    candidates: int
-    uses: int = 1
+    problem: Text
+    winner: Text
+    milliseconds: Annotated[float, Meta(ge=0, lt=1e9)]
+    candidates: Count
+    uses: Count = 1
 
 
 class Manifest(WireStruct, frozen=True):
@@ -48,32 +62,32 @@ class Manifest(WireStruct, frozen=True):
     autotune, verify, publish."""
 
     schema: int
-    key: str
+    key: Name
     toolchain: Toolchain
     target: Target
-    members: list[Member]
-    guards: list[str]
+    members: Annotated[list[Member], Meta(max_length=MAX_MEMBERS)]
+    guards: Annotated[list[Text], Meta(max_length=1 << 16)]
     """Boolean expressions over request symbols that the compile assumed; the client adds them to Dynamo's."""
-    stages: list[tuple[str, float]]
+    stages: Annotated[list[tuple[Name, Seconds]], Meta(max_length=64)]
     verification: Verification
-    tuning: list[Measurement]
-    kernels: int
+    tuning: Annotated[list[Measurement], Meta(max_length=1 << 16)]
+    kernels: Count
     """Kernels inside: C++ libraries and Triton binaries."""
-    created: str
+    created: Name
     """RFC 3339, UTC."""
-    worker: str
+    worker: Name
     """The worker's id, opaque."""
-    kernels_built: int = 0
+    kernels_built: Count = 0
     """Kernels that this compile built itself."""
-    kernels_reused: int = 0
+    kernels_reused: Count = 0
     """Kernels that an earlier compile had built."""
-    searched: int = 0
+    searched: Count = 0
     """Tuning problems that this compile measured."""
-    recalled: int = 0
+    recalled: Count = 0
     """Tuning problems whose winner the lock file or the team's database knew."""
-    needs: dict[str, str] = msgspec.field(default_factory=dict)
+    needs: Annotated[dict[Name, Name], Meta(max_length=64)] = msgspec.field(default_factory=dict)
     """The lowest versions that its binaries need of a machine, by family (symbol_versions.py). The instruction set is
     the target's."""
-    benchmarks: int = 0
+    benchmarks: Count = 0
     """How often Inductor timed something in this compile, whatever for, as it counts itself. What the search of a
     problem takes is not among them."""

@@ -5,6 +5,7 @@ Decoding checks types and bounds. What a request names is checked by validate.py
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -44,6 +45,8 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 _PIECE = 1 << 20
+_WINDOW_LOG = 23
+"""`compress` makes frames with windows of 2 MiB at most; one that asks a reader for more than 8 is not its."""
 
 
 _request_encoder = msgspec.msgpack.Encoder()
@@ -82,18 +85,27 @@ def unpacked_size(data: bytes, limit: int) -> int:
 
 def decompress(data: bytes, limit: int) -> bytes:
     """Decompress at most `limit` bytes; raises LimitExceeded past it and MalformedRequest on garbage."""
-    decompressor = zstd.ZstdDecompressor()
-    try:
-        out = decompressor.decompress(data, max_length=limit + 1)
-    except zstd.ZstdError as error:
-        raise MalformedRequest(f"body is not a zstd frame: {error}") from None
-    if len(out) > limit:
-        raise LimitExceeded(f"body holds more than {limit} bytes after decompression")
-    if not decompressor.eof:
-        raise MalformedRequest("body ends inside its zstd frame")
+    return b"".join(decompressed(data, limit, piece=limit + 1))
+
+
+def decompressed(data: bytes | memoryview, limit: int, *, piece: int = _PIECE) -> Iterator[bytes]:
+    """As `decompress`, in pieces of at most `piece` bytes."""
+    decompressor = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
+    size = 0
+    while not decompressor.eof:
+        try:
+            out = decompressor.decompress(data, max_length=piece)
+        except zstd.ZstdError as error:
+            raise MalformedRequest(f"body is not a zstd frame: {error}") from None
+        data = b""
+        size += len(out)
+        if size > limit:
+            raise LimitExceeded(f"body holds more than {limit} bytes after decompression")
+        if not out and decompressor.needs_input:
+            raise MalformedRequest("body ends inside its zstd frame")
+        yield out
     if decompressor.unused_data:
         raise MalformedRequest("bytes follow the body's zstd frame")
-    return out
 
 
 def pack_request(request: GraphRequest) -> bytes:

@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 
 from ...compiler import decoding
 from ...compiler.api.admin import Role, TokenRecord
@@ -164,9 +165,26 @@ class Tokens:
         await self._forget(now - _REMEMBERED_SECONDS)
         return IssuedToken(secret, record)
 
-    async def restore(self, issued: IssuedToken) -> None:
+    async def restore(self, issued: IssuedToken, *, lifetime_seconds: int) -> None:
         """Writes a token again that Redis has lost; one that it knows stays as it is."""
-        await self._redis.hsetnx(self._keys.tokens, digest(issued.secret), msgspec.json.encode(issued.record))
+        record = msgspec.structs.replace(issued.record, expires=int(time.time()) + lifetime_seconds)
+        await self._redis.hsetnx(self._keys.tokens, digest(issued.secret), msgspec.json.encode(record))
+
+    async def extend(self, name: str, *, namespace: str, lifetime_seconds: int) -> None:
+        """Tokens of this name that expire, and were not revoked, expire so many seconds from now."""
+        expires = int(time.time()) + lifetime_seconds
+
+        async def write(transaction: Pipeline) -> None:
+            found = await transaction.hgetall(self._keys.tokens)
+            transaction.multi()
+            for field, data in found.items():
+                record = decoding.from_json(data, type=TokenRecord)
+                known = (record.name, record.namespace) == (name, namespace)
+                if known and record.revoked is None and record.expires is not None:
+                    record = msgspec.structs.replace(record, expires=expires)
+                    transaction.hset(self._keys.tokens, field, msgspec.json.encode(record))
+
+        await self._redis.transaction(write, self._keys.tokens)
 
     async def records(self, *, by: Grant) -> list[TokenRecord]:
         """Every issued token that `by` administers, oldest first; the settings' own is not among them."""

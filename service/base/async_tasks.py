@@ -1,12 +1,59 @@
-"""Ending asyncio tasks for certain."""
+"""Ending asyncio tasks for certain, and keeping those going that run in the background."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import structlog
+
+log = structlog.get_logger(__name__)
+
 _AGAIN_SECONDS = 2.0
+_RESTART_SECONDS = 5.0
+_SHOWN_SECONDS = 600.0
+"""How long the failure of a task is shown, unless it goes well before."""
+
+
+class TaskSupervisor:
+    """Background tasks: an error of one is logged, counted and shown, and the task goes on.
+
+    on_failure: called with the task's name.
+    """
+
+    def __init__(self, on_failure: Callable[[str], None]) -> None:
+        self._on_failure = on_failure
+        self._failed: dict[str, tuple[str, float]] = {}
+
+    @contextmanager
+    def guard(self, name: str) -> Iterator[None]:
+        """Ends the block at an error of task `name`."""
+        try:
+            yield
+        except Exception as error:
+            self._failed[name] = type(error).__name__, time.monotonic()
+            self._on_failure(name)
+            log.exception("background_task_failed", task=name)
+        else:
+            self._failed.pop(name, None)
+
+    async def run(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Runs `work` until it returns; after an error, once more."""
+        over = False
+        while not over:
+            with self.guard(name):
+                await work()
+                over = True
+            if not over:
+                await asyncio.sleep(_RESTART_SECONDS)
+
+    def failing(self) -> dict[str, str]:
+        """What failed last and has not gone well since, by name of the task: the kind of its error."""
+        now = time.monotonic()
+        return {name: kind for name, (kind, at) in self._failed.items() if now - at < _SHOWN_SECONDS}
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import sys
 from typing import TextIO
@@ -25,9 +26,7 @@ def configure(settings: ServiceSettings) -> None:
         shared += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
         shared += [
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-            )
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback)
         ]
     structlog.configure(
         processors=shared,
@@ -37,6 +36,14 @@ def configure(settings: ServiceSettings) -> None:
         logger_factory=structlog.PrintLoggerFactory(_Lossy(sys.stderr)),
         cache_logger_on_first_use=False,
     )
+
+
+def _write_traceback(stream: TextIO, error: structlog.typing.ExcInfo) -> None:
+    """Each line begins with `| `, and no text of an exception can control a terminal or look like an entry."""
+    plain = io.StringIO()
+    structlog.dev.plain_traceback(plain, error)
+    for line in plain.getvalue().splitlines():
+        stream.write(f"\n| {line if line.isprintable() else repr(line)[1:-1]}")
 
 
 class _Lossy:

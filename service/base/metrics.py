@@ -50,6 +50,12 @@ class GatewayMetrics:
         self.takeovers = Counter(
             "torchrelay_takeovers", "Compiles taken over from a dead holder", registry=self.registry
         )
+        self.background_failures = Counter(
+            "torchrelay_background_failures",
+            "Errors of background tasks, which go on after them",
+            ["task"],
+            registry=self.registry,
+        )
         self.damaged_blobs = Counter(
             "torchrelay_damaged_blobs",
             "Artifacts found lost or damaged when they were asked for",

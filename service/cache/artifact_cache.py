@@ -38,9 +38,6 @@ _EVIDENCE_MS = 3_600_000
 _KEY = re.compile("[0-9a-f]{64}")
 _IMPORT = "import"
 """What publish.lua takes in place of a lease."""
-_MOST_PROBLEMS = 1 << 20
-_MOST_SECONDS = 1e7
-"""Limits of what a worker says about its compile: these numbers are added up in Redis."""
 _PUTS = 2
 """A restart of Redis can fall between an artifact's write and its publication, once."""
 
@@ -71,19 +68,16 @@ class Offer(Struct, frozen=True):
 async def make_offer(key: str, data: bytes, components: dict[str, str]) -> Offer:
     """An offer of a signed artifact, with what its manifest says. Raises ArtifactError."""
     manifest, signed = container.read_manifest(data), container.statements(data)[-1]
-    seconds = sum(seconds for _, seconds in manifest.stages)
-    if not 0 <= seconds <= _MOST_SECONDS:
-        raise ArtifactError(f"the artifact's manifest says that its compile took {seconds} s")
     return Offer(
         key=key,
         digest=await sha256(data),
         data=data,
-        seconds=seconds,
+        seconds=sum(seconds for _, seconds in manifest.stages),
         components=components,
         worker=manifest.worker,
         signer=signed.origin or signed.key_id,
-        searched=max(0, min(manifest.searched, _MOST_PROBLEMS)),
-        recalled=max(0, min(manifest.recalled, _MOST_PROBLEMS)),
+        searched=manifest.searched,
+        recalled=manifest.recalled,
         unverified=manifest.verification.status == "skipped",
     )
 
@@ -159,8 +153,7 @@ class ArtifactCache:
                 trust.key_for(statement)
                 self._verified.move_to_end(digest)
             else:
-                opened = await asyncio.to_thread(container.verify, data, trust, key=key)
-                statement = opened.statement
+                _, statement = await asyncio.to_thread(container.check, data, trust, key=key)
                 self._verified[digest] = key, statement
                 if len(self._verified) > _REMEMBERED:
                     self._verified.popitem(last=False)
@@ -209,7 +202,7 @@ class ArtifactCache:
         key = container.read_manifest(data).key
         if not _KEY.fullmatch(key):
             raise ArtifactError("the artifact's key is none")
-        accepted = container.verify(data, self._keyring.import_trust(), key=key).statement
+        _, accepted = container.check(data, self._keyring.import_trust(), key=key)
         namespace = self._keys.namespace
         if accepted.key_id not in self._keyring.trust(namespace).keys or accepted.namespace != namespace:
             data = self._keyring.sign(data, key=key, namespace=namespace, origin=accepted.key_id)
@@ -281,6 +274,24 @@ class ArtifactCache:
             gone += len(flat) // 4
             if len(flat) < 4 * _EVICT_BATCH:
                 return gone
+
+    async def reindex(self, part: int, *, by: Grant) -> int:
+        """Offers again what the store holds of keys whose first byte is `part`, if it is whole and signed by a trusted
+        key. Returns how many are new. Raises Unavailable, RedisError."""
+        indexed = 0
+        for key, digest in await self._blobs.stored(f"{part:02x}"):
+            if await self._redis.exists(self._keys.index(key)):
+                continue
+            data = await self._blobs.get(key, digest)
+            if data is None or await sha256(data) != digest:
+                continue
+            if refusal := await self._refusal(key, digest, data):
+                log.warning("artifact_not_reindexed", key=key, digest=digest, reason=refusal)
+                continue
+            offer = await make_offer(key, data, {})
+            event = _audit_event("imported", offer, name=by.name, token=by.id, detail="from the blob store")
+            indexed += await self._offer(_IMPORT, offer, "store", event) == b"published"
+        return indexed
 
     async def sweep(self) -> int:
         """Delete blobs that a crash left unpublished; returns how many. Raises Unavailable, RedisError."""

@@ -11,7 +11,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 import structlog
@@ -41,7 +41,7 @@ from ..base.metrics import GatewayMetrics
 from ..cache.artifact_cache import ArtifactCache, Offer, make_offer
 from ..settings import ServiceSettings
 from ..signing.keyring import Keyring
-from ..storage.blobs import BlobStoreDown
+from ..storage.outages import BlobStoreDown
 from ..storage.redis.retry import REDIS_OUTAGES, redis_errors_logged, retry_while_down
 from .search.compile_queries import CompileQueries, OnQuery
 from .search.database import TuningDatabase
@@ -56,8 +56,14 @@ ATTEMPTS = 2
 """A compile whose worker dies (its node went away, for example) is tried once more, on another worker if possible."""
 REPEATABLE = (CompileFailed, VerifyFailed, Unsupported, ForbiddenTarget, BadOption)
 """Errors that the same request would meet again. They are remembered for a while."""
+POISON = (CompileKilled, CompileTimeout)
+"""Errors that the same request may meet again, at the cost of a worker. They are remembered for longer each time."""
 _POOL_GRACE_SECONDS = 30.0
 """The pool enforces the deadline; past this much more, the flight stops waiting for it."""
+_MOST_STEPS = 64
+"""Steps of a compile that wait to be written to Redis."""
+_MOST_DETAIL = 500
+"""Characters of a step's text."""
 _LONGEST_PAUSE_SECONDS = 8.0
 """Between two tries to publish."""
 
@@ -74,6 +80,8 @@ class Flight:
         """Since when a worker compiles it."""
         self.worked = 0.0
         """Seconds that a worker spent on it."""
+        self.over = False
+        """Its lease is given up: nobody may renew it any more."""
         self.made = False
         """The artifact is there and only has to be published, even if no client waits."""
 
@@ -155,7 +163,8 @@ class Dispatcher:
         return bool(self._flights_of(key))
 
     def _flights_of(self, key: str) -> list[Flight]:
-        return [flight for flight in self._flights.values() if flight.lease.key == key]
+        flights = self._flights.values()
+        return [flight for flight in flights if flight.lease.key == key and not flight.over]
 
     async def close(self) -> None:
         """Stop all flights and give their leases back."""
@@ -185,11 +194,13 @@ class Dispatcher:
                 await end(worker)
                 verdict = renewer.result()
                 log.info("compile_stopped", key=key, verdict=verdict)
+                flight.over = True
                 if verdict == "abandoned":
                     error = CompileKilled("no client waits for this compile any more", hint="Ask again")
                     await self._leases.fail(flight.lease, error, remember_seconds=0)
                 return
             await end(renewer)
+            flight.over = True
             await self._report_failure(flight, worker)
         except asyncio.CancelledError:
             await end(worker)
@@ -243,50 +254,54 @@ class Dispatcher:
 
     async def _run(self, flight: Flight, request: CompileRequest) -> bytes:
         """The artifact from a worker; its progress goes to the compile's events on the way."""
-        steps: asyncio.Queue[tuple[compiles.Stage, str] | None] = asyncio.Queue()
+        steps: asyncio.Queue[tuple[compiles.Stage, str] | None] = asyncio.Queue(_MOST_STEPS)
 
         def on_progress(stage: compiles.Stage, detail: str) -> None:
             if flight.working is None and stage != "queued":
                 flight.working = time.monotonic()
-            steps.put_nowait((stage, detail))
+            with suppress(asyncio.QueueFull):  # Redis is slower than the worker
+                steps.put_nowait((stage, detail[:_MOST_DETAIL]))
 
         reporter = asyncio.create_task(self._report(flight, steps))
+        until = time.monotonic() + self._settings.compile_deadline_seconds
         try:
             for _ in range(ATTEMPTS - 1):
                 try:
-                    return await self._compile_on_worker(request, on_progress)
+                    return await self._compile_on_worker(request, until, on_progress)
                 except CompileKilled as error:
                     log.warning("compile_retried", key=request.key, error=error.message)
                     on_progress("queued", f"trying again: {error.message}")
-            return await self._compile_on_worker(request, on_progress)
+            return await self._compile_on_worker(request, until, on_progress)
         finally:
             if flight.working is not None:
                 flight.worked = time.monotonic() - flight.working
-            steps.put_nowait(None)
+            await steps.put(None)
             await reporter
 
     async def _compile_on_worker(
-        self, request: CompileRequest, on_progress: Callable[[compiles.Stage, str], None]
+        self, request: CompileRequest, until: float, on_progress: Callable[[compiles.Stage, str], None]
     ) -> bytes:
-        deadline = self._settings.compile_deadline_seconds
+        """until: the deadline of all attempts, on the monotonic clock."""
+        left = max(0.0, until - time.monotonic())
         if request.threads is not None:
             self._searches.expect(SearchTarget(request.toolchain, request.target, request.threads))
         on_query = functools.partial(self._pass_on, request.key)
         queries = CompileQueries(self._tunings, self._searches, request, on_query)
         try:
-            async with asyncio.timeout(deadline + _POOL_GRACE_SECONDS):
+            async with asyncio.timeout(left + _POOL_GRACE_SECONDS):
                 return await self._pool.compile(
                     request.canonical,
                     key=request.key,
                     namespace=self._namespace,
                     toolchain=request.toolchain,
                     target=request.target,
-                    deadline_seconds=deadline,
+                    deadline_seconds=left,
                     on_progress=on_progress,
                     on_query=queries.answer,
                 )
         except TimeoutError:
-            raise CompileTimeout(f"the compile took longer than {deadline:g} s") from None
+            limit = self._settings.compile_deadline_seconds
+            raise CompileTimeout(f"the compile took longer than {limit:g} s") from None
 
     async def _report(self, flight: Flight, steps: asyncio.Queue[tuple[compiles.Stage, str] | None]) -> None:
         while (step := await steps.get()) is not None:
@@ -338,9 +353,15 @@ class Dispatcher:
         error = _as_relay_error(failure)
         log.error("compile_failed", key=key, code=error.code, error=error.message, exc_info=failure)
         self._metrics.compile_errors.labels(error.code).inc()
-        remember = self._settings.negative_ttl_seconds if isinstance(error, REPEATABLE) else 0.0
+        poison = isinstance(error, POISON) and flight.working is not None
+        remember = poison or isinstance(error, REPEATABLE)
         await retry_while_down(
-            lambda: self._leases.fail(flight.lease, error, remember_seconds=remember),
+            lambda: self._leases.fail(
+                flight.lease,
+                error,
+                remember_seconds=self._settings.negative_ttl_seconds if remember else 0.0,
+                growing=poison,
+            ),
             seconds=self._settings.publish_retry_seconds,
         )
 

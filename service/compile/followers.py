@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Literal
 
+import structlog
+
 from ...compiler.api import compiles
 from ...compiler.errors import from_code
 from ..base.async_tasks import is_set_within
@@ -21,6 +23,8 @@ from ..storage.redis.retry import redis_errors_logged
 from ..storage.redis.streams import STREAM_START, stream_order
 from .dispatcher import Dispatcher
 from .events import CompileEvent, CompileEvents
+
+log = structlog.get_logger(__name__)
 
 _LOST_LEASE_PERIODS = 3
 """A compile without a lease for this many periods, that no gateway can take over, is given up."""
@@ -138,6 +142,9 @@ class Followers:
                         watch.add([], "lost")
                     if not watch.ending:
                         await is_set_within(wake, self._poll_seconds)
+        except Exception:  # an event that cannot be read, say: whoever waits must not wait for ever
+            log.exception("compile_not_followed", key=key)
+            watch.add([], "lost")
         finally:
             with redis_errors_logged("waiter_not_removed", key=key):  # it expires by itself
                 await self._events.remove_waiter(key, waiter)

@@ -37,6 +37,7 @@ class Lease(Struct, frozen=True):
         return f"{self.owner}:{self.fence}"
 
 
+_LONGEST_MEMORY_MS = 3_600_000
 LeaseRenewal = Literal["held", "retaken", "lost", "published", "abandoned"]
 
 
@@ -141,13 +142,21 @@ class Leases:
         )
         return bool(answer)
 
-    async def fail(self, lease: Lease, error: RelayError, *, remember_seconds: float) -> bool:
-        """Ends the compile with an error; false when the lease is not ours any more."""
+    async def fail(
+        self, lease: Lease, error: RelayError, *, remember_seconds: float, growing: bool = False
+    ) -> bool:
+        """Ends the compile with an error; false when the lease is not ours any more.
+
+        growing: the error is remembered for twice as long each time in a row, up to an hour.
+        """
         body = codec.to_json(compiles.ErrorBody(error.code, error.message, error.advice))
         remember_ms = int(remember_seconds * 1000)
         answer = await self._scripts.fail(
             keys=self._keys.compile_keys(lease.key),
-            args=[lease.key, lease.token, self._ttl_ms, self._keys.wake, body, error.message, remember_ms],
+            args=[
+                *(lease.key, lease.token, self._ttl_ms, self._keys.wake, body, error.message, remember_ms),
+                _LONGEST_MEMORY_MS if growing else 0,
+            ],
         )
         return bool(answer)
 

@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import BaseError as StoreError
-from obstore.exceptions import GenericError
 from obstore.store import LocalStore, ObjectStore, from_url
 from redis.asyncio import Redis
 
-from ...compiler.errors import Unavailable
 from ..settings import ServiceSettings
+from .installation import Installation
+from .outages import outages_as_unavailable, unavailable
 from .redis.keys import DEFAULT_NAMESPACE, Keys
 
 StorageTier = Literal["redis", "store"]
 
 
 _FOLDER = "artifacts"
-_FOLDERS = "namespaces"
+FOLDERS = "namespaces"
 """Of all namespaces but the default one."""
 _ORPHAN_AGE = timedelta(hours=1)
-"""A blob that nothing published lives this long."""
+"""A blob that nothing published lives this long, and a day more in the store."""
 _TRANSFER = timedelta(minutes=30)
 """One request; large artifacts go up in parts, and come down in one."""
 _RETRIES = 3
-_OUTAGES = (GenericError, OSError)
-"""How obstore reports a store that cannot be reached, is silent, answers 5xx or has no room."""
-
-
-class BlobStoreDown(Unavailable):
-    """The blob store did not take an artifact now, and may take it later. A client gets Unavailable."""
 
 
 def open_store(location: str, *, timeout_seconds: float, allow_http: bool) -> ObjectStore:
@@ -66,18 +59,28 @@ def open_store(location: str, *, timeout_seconds: float, allow_http: bool) -> Ob
 class BlobStore:
     """One namespace's bytes by (key, digest). A blob is written whole or not at all, and is checked when it is read."""
 
-    def __init__(self, redis: Redis, keys: Keys, store: ObjectStore, settings: ServiceSettings) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        keys: Keys,
+        store: ObjectStore,
+        installation: Installation,
+        settings: ServiceSettings,
+    ) -> None:
         self._redis = redis
         self._keys = keys
         self._store = store
+        self._installation = installation
         self._settings = settings
-        self._folder = _FOLDER if keys.namespace == DEFAULT_NAMESPACE else f"{_FOLDERS}/{keys.namespace}"
+        self._folder = _FOLDER if keys.namespace == DEFAULT_NAMESPACE else f"{FOLDERS}/{keys.namespace}"
 
     def of(self, namespace: str) -> BlobStore:
         """Another namespace's."""
         if namespace == self._keys.namespace:
             return self
-        return BlobStore(self._redis, self._keys.of(namespace), self._store, self._settings)
+        return BlobStore(
+            self._redis, self._keys.of(namespace), self._store, self._installation, self._settings
+        )
 
     async def put(self, key: str, digest: str, data: bytes) -> StorageTier:
         """Store, before the index offers it. Raises BlobStoreDown when the same call may succeed later (no connection,
@@ -85,12 +88,11 @@ class BlobStore:
         if len(data) <= self._settings.blob_inline_bytes and await self._room(len(data)):
             await self._redis.set(self._keys.blob(digest), data, px=_ORPHAN_AGE)
             return "redis"
+        await self._installation.check_store()
         try:
             await obstore.put_async(self._store, self._path(key, digest), data)
         except (StoreError, OSError) as error:
-            passing = isinstance(error, _OUTAGES) and not isinstance(error, FileNotFoundError)
-            what = f"the blob store refused an artifact of {len(data)} bytes"
-            raise _unavailable(what, error, BlobStoreDown if passing else Unavailable) from error
+            raise unavailable(f"the blob store refused an artifact of {len(data)} bytes", error) from error
         return "store"
 
     async def _room(self, size: int) -> bool:
@@ -99,9 +101,10 @@ class BlobStore:
 
     async def get(self, key: str, digest: str) -> bytes | None:
         """The bytes from the store, unchecked; None when they are gone. Raises Unavailable."""
-        with _outages_as_unavailable("the blob store cannot be read"):
+        with outages_as_unavailable("the blob store cannot be read"):
             found = await obstore.get_async(self._store, self._path(key, digest))
             return bytes(await found.bytes_async())
+        await self._installation.check_store()
         return None
 
     async def delete(self, key: str, digest: str, place: StorageTier) -> None:
@@ -109,7 +112,7 @@ class BlobStore:
         if place == "redis":
             await self._redis.delete(self._keys.blob(digest))
             return
-        with _outages_as_unavailable("the blob store cannot delete"):
+        with outages_as_unavailable("the blob store cannot delete"):
             await obstore.delete_async(self._store, self._path(key, digest))
 
     async def discard(self, key: str, digest: str) -> None:
@@ -123,34 +126,23 @@ class BlobStore:
 
         Returns how many went. Raises Unavailable.
         """
-        gone = 0
-        before = datetime.now(UTC) - _ORPHAN_AGE
-        with _outages_as_unavailable("the blob store cannot be swept"):  # another gateway may sweep too
-            async for batch in obstore.list(self._store, self._folder):
+
+        async def used(path: str) -> bool:
+            key, _, digest = path.removeprefix(f"{self._folder}/")[3:].partition("/")
+            return await offered(key) == digest
+
+        return await self._installation.sweep(self._folder, self._keys.orphans, _ORPHAN_AGE, used)
+
+    async def stored(self, beginning: str) -> list[tuple[str, str]]:
+        """Key and digest of each blob in the store whose key has this beginning of two digits, the newest first.
+        Raises Unavailable."""
+        found = []
+        with outages_as_unavailable("the blob store cannot be read"):
+            async for batch in obstore.list(self._store, f"{self._folder}/{beginning}"):
                 for entry in batch:
                     key, _, digest = entry["path"].removeprefix(f"{self._folder}/")[3:].partition("/")
-                    if entry["last_modified"] < before and await offered(key) != digest:
-                        await obstore.delete_async(self._store, entry["path"])
-                        gone += 1
-        return gone
+                    found.append((entry["last_modified"], key, digest))
+        return [(key, digest) for _, key, digest in sorted(found, reverse=True)]
 
     def _path(self, key: str, digest: str) -> str:
         return f"{self._folder}/{key[:2]}/{key}/{digest}"
-
-
-@contextmanager
-def _outages_as_unavailable(what: str) -> Iterator[None]:
-    """Ends the block at a blob that is not there. Raises Unavailable if the store fails."""
-    try:
-        yield
-    except FileNotFoundError:
-        return
-    except (StoreError, OSError) as error:
-        raise _unavailable(what, error) from error
-
-
-def _unavailable(what: str, error: Exception, kind: type[Unavailable] = Unavailable) -> Unavailable:
-    """With the first line of obstore's error; the others are about its source code."""
-    return kind(
-        f"{what}: {str(error).partition(chr(10))[0].strip()}", hint="See to the store, then ask again"
-    )

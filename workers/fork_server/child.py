@@ -198,7 +198,7 @@ def do_job(
             _write(pipes.output, encode(message))
 
     def progress(stage: compiles.Stage, detail: str = "") -> None:
-        send(StageEvent(stage, detail))
+        send(StageEvent.of(stage, detail))
 
     answer: Answer
     if job.work == "search":

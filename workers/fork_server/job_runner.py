@@ -28,7 +28,9 @@ from ...compiler.request import codec
 from ..messages import (
     BadFrame,
     CancelJob,
+    EventRate,
     FrameDecoder,
+    FromChild,
     JobDone,
     JobFailed,
     JobQuery,
@@ -186,8 +188,10 @@ def _publish_kernels(kernels: NamespaceKernels | None, offers: Path) -> None:
 
 def _copy_log(job: WorkerJob, answer: JobFailed, log: Path) -> None:
     """Copy the end of the job's output to the server's log; the client gets only the line in `answer`."""
-    text = child.read_log(log, _LOG_TAIL)
-    print(f"job {job.key[:16]} failed: {answer.code}: {answer.message}\n{text}", file=sys.stderr, flush=True)
+    text = f"failed: {answer.code}: {answer.message}\n{child.read_log(log, _LOG_TAIL)}"
+    # Each line names the job, and none can control a terminal or look like another's.
+    lines = (line if line.isprintable() else repr(line)[1:-1] for line in text.splitlines())
+    print("\n".join(f"job {job.key[:16]} | {line}" for line in lines), file=sys.stderr, flush=True)
 
 
 class _JobMonitor:
@@ -212,7 +216,8 @@ class _JobMonitor:
         self._relay = QueryRelay(started.replies, query_limit(job))
         self._owner = owner
         self._deadline = time.monotonic() + seconds
-        self._frames = FrameDecoder()
+        self._frames = FrameDecoder(FromChild)
+        self._events = EventRate()
         self._answer: JobDone | JobFailed | None = None
 
     def run(self) -> JobDone | JobFailed:
@@ -275,6 +280,8 @@ class _JobMonitor:
                     continue
                 if isinstance(message, JobQuery):
                     self._relay.ask(message)
+                elif not self._events.allows():
+                    continue
                 self._owner.send(message)
         except BadFrame as error:
             raise CompileKilled(

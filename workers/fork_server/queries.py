@@ -51,7 +51,7 @@ class QueryClient:
         self._most = most
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._frames = FrameDecoder()
+        self._frames = FrameDecoder(QueryReply)
         self._asked = 0
         self._open: set[int] = set()
         self._rests_until = 0.0
@@ -116,8 +116,6 @@ class QueryRelay:
         self._asked += 1
         if self._asked > self._most:
             raise BadFrame(f"more than {self._most} questions")
-        if len(query.question) > queries.QUESTION_LIMIT:
-            raise BadFrame(f"a question of {len(query.question)} bytes")
         if query.id in self._open or len(self._open) >= OPEN_QUERY_LIMIT:
             raise BadFrame("a question before earlier ones were answered")
         self._open.add(query.id)

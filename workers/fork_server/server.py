@@ -66,7 +66,7 @@ class ForkServer:
             environment=environment,
             prepared=set(),
         )
-        self._frames = FrameDecoder()
+        self._frames = FrameDecoder(Command)
         self._commands: list[Command] = []
 
     def serve(self) -> None:

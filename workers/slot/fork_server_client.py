@@ -21,6 +21,7 @@ import msgspec
 from ...compiler.errors import CompileFailed, CompileKilled, CompileTimeout, RelayError
 from ..fork_server.environment import server_environment, slot_mark
 from ..messages import (
+    HEAD_BYTES,
     Answer,
     BadFrame,
     CancelJob,
@@ -31,6 +32,7 @@ from ..messages import (
     QueryReply,
     StageEvent,
     WorkerJob,
+    check_length,
     decode_answer,
     encode,
     frame_length,
@@ -95,7 +97,9 @@ class _ForkServerProcess:
     async def receive(self) -> Answer:
         try:
             length = frame_length(await self._reader.readexactly(4))
-            return decode_answer(await self._reader.readexactly(length))
+            head = await self._reader.readexactly(min(length, HEAD_BYTES))
+            check_length(length, head, Answer)
+            return decode_answer(head + await self._reader.readexactly(length - len(head)))
         except (asyncio.IncompleteReadError, ConnectionError):
             raise self._lost() from None
         except BadFrame as error:

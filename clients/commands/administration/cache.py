@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ....compiler.api.admin import CacheEntry
+from ....compiler.api.admin import REINDEX_PARTS, CacheEntry
 from ....compiler.errors import RequestError, SettingsError
 from ...gateway.admin_client import AdminClient
 from .. import output
@@ -98,6 +98,14 @@ def collect(namespace: Namespace = "") -> None:
     with output.connect(AdminClient, namespace) as administration:
         done = administration.collect()
     print(f"{done.evicted} artifacts evicted, {done.swept} stray blobs deleted")
+
+
+@app.command()
+def reindex() -> None:
+    """Offer the artifacts of the blob store again, after Redis was lost or restored, or the store replaced."""
+    with output.connect(AdminClient, "") as administration:
+        indexed = sum(administration.reindex(part).indexed for part in range(REINDEX_PARTS))
+    print(f"{indexed} artifacts of the blob store are offered again")
 
 
 @app.command("export")

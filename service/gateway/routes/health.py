@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from fastapi import Request, Response
 from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 from redis.exceptions import RedisError
 
-from ....compiler.errors import Forbidden
+from ....compiler.errors import Forbidden, Unavailable
 from ....compiler.request import codec
 from ...access.namespaces import EVERY
 from ...base.counters import sum_counters
@@ -24,10 +25,14 @@ _READY_SECONDS = 2.0
 
 
 class ReadyReply(Struct, frozen=True):
-    """Answer of `GET /readyz`: each part with "ok" or its problem."""
+    """Answer of `GET /readyz`: each part with "ok" or its problem.
+
+    failing: background tasks that failed last, and the kind of error; the gateway is ready all the same.
+    """
 
     ready: bool
     parts: dict[str, str]
+    failing: dict[str, str] = {}
 
 
 _READY = router.json_content(ReadyReply)
@@ -53,7 +58,10 @@ async def readyz(gateway: Gateway) -> Response:
     if not ready:
         headers["Retry-After"] = str(gateway.settings.retry_after_seconds)
     return Response(
-        codec.to_json(ReadyReply(ready, parts)), 200 if ready else 503, headers, "application/json"
+        codec.to_json(ReadyReply(ready, parts, gateway.supervisor.failing())),
+        200 if ready else 503,
+        headers,
+        "application/json",
     )
 
 
@@ -81,7 +89,11 @@ async def metrics(request: Request, gateway: Gateway) -> Response:
 
 async def ready_parts(gateway: GatewayParts) -> dict[str, str]:
     """Each part that a compile needs, with "ok" or its problem."""
-    return {"redis": await _redis(gateway), "workers": _workers(gateway)}
+    parts = {"redis": await _redis(gateway), "workers": _workers(gateway)}
+    with suppress(RedisError, Unavailable):
+        if problem := await gateway.installation.problem():
+            parts["store"] = problem
+    return parts
 
 
 async def _check(gateway: GatewayParts, token: str) -> None:

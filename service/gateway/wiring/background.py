@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 
 import structlog
@@ -12,24 +13,26 @@ from redis.exceptions import RedisError
 
 from ....compiler.errors import Unavailable
 from ...jobs.training import retention
-from .gateway import GatewayParts
+from .gateway import GatewayParts, TenantParts
 
 log = structlog.get_logger(__name__)
 
 _POOL_RESTART_SECONDS = 5.0
 _SWEEP_SECONDS = 6 * 3600.0
+_YOUNG_INDEX = timedelta(days=1)
 
 
 def start_background_tasks(gateway: GatewayParts) -> list[asyncio.Task[None]]:
     """All of them run until cancelled."""
     lease_seconds = gateway.settings.lease_seconds
-    works = {
-        "notifications": gateway.notifications.listen(),
-        "start workers": _start_pool(gateway),
-        "sweep": _repeat(_sweep, gateway, _SWEEP_SECONDS, "blobs_not_swept"),
-        "jobs": _repeat(_take_over_jobs, gateway, lease_seconds, "jobs_not_taken_over"),
+    works: dict[str, Callable[[], Awaitable[None]]] = {
+        "notifications": gateway.notifications.listen,
+        "start workers": lambda: _start_pool(gateway),
+        "sweep": lambda: _repeat("sweep", _sweep, gateway, _SWEEP_SECONDS),
+        "jobs": lambda: _repeat("jobs", _take_over_jobs, gateway, lease_seconds),
     }
-    return [asyncio.create_task(work, name=name) for name, work in works.items()]
+    run = gateway.supervisor.run
+    return [asyncio.create_task(run(name, work), name=name) for name, work in works.items()]
 
 
 async def _start_pool(gateway: GatewayParts) -> None:
@@ -46,24 +49,43 @@ async def _start_pool(gateway: GatewayParts) -> None:
 
 
 async def _repeat(
-    work: Callable[[GatewayParts], Awaitable[None]], gateway: GatewayParts, seconds: float, failed: str
+    name: str, work: Callable[[GatewayParts], Awaitable[None]], gateway: GatewayParts, seconds: float
 ) -> None:
-    """Does `work` now and every `seconds`. `failed`: log event when Redis or the blob store cannot be reached."""
+    """Does `work` now and every `seconds`."""
     while not gateway.state.stopping:
-        try:
-            await work(gateway)
-        except (RedisError, Unavailable) as error:
-            log.warning(failed, error=str(error))
+        with gateway.supervisor.guard(name):
+            try:
+                await work(gateway)
+            except (RedisError, Unavailable) as error:
+                log.warning("background_task_delayed", task=name, error=str(error))
         await asyncio.sleep(seconds)
+
+
+async def _of_each(tenants: list[TenantParts], work: Callable[[TenantParts], Awaitable[None]]) -> None:
+    """Does `work` for every namespace, whatever it raises for another one. Raises RedisError, Unavailable, and an
+    ExceptionGroup of all else."""
+    errors = []
+    for tenant in tenants:
+        try:
+            await work(tenant)
+        except (RedisError, Unavailable):
+            raise
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("some namespaces failed", errors)
 
 
 async def _sweep(gateway: GatewayParts) -> None:
     """Deletes what crashes left in the blob store, and what training jobs left."""
-    for tenant in await gateway.tenants.every():
+
+    async def sweep(tenant: TenantParts) -> None:
         if gone := await tenant.cache.sweep():
             log.info("orphans_deleted", namespace=tenant.namespace, count=gone)
         if gone := await tenant.training_jobs.sweep():
             log.info("train_files_deleted", namespace=tenant.namespace, count=gone)
+
+    await _of_each(await gateway.tenants.every(), sweep)
     await _remove_old_folders(gateway)
 
 
@@ -71,6 +93,8 @@ async def _remove_old_folders(gateway: GatewayParts) -> None:
     """Removes the folders of training jobs that cannot be resumed."""
     settings = gateway.settings
     if not settings.train_keep_seconds and not settings.train_keep_bytes:
+        return
+    if not await gateway.installation.may_delete(_YOUNG_INDEX):
         return
     needed = {
         Path(settings.train_folder(tenant.namespace)): retention.resumable(await tenant.training_jobs.jobs())
@@ -92,10 +116,13 @@ async def _take_over_jobs(gateway: GatewayParts) -> None:
     """Takes over the jobs of all namespaces that no gateway runs, and counts the training jobs."""
     tenants = await gateway.tenants.every()
     states: Counter[str] = Counter()
-    for tenant in tenants:
+
+    async def take_over(tenant: TenantParts) -> None:
         await tenant.tuning_controller.take_over()
         await tenant.training_controller.take_over()
         states.update(await tenant.training_jobs.states())
+
+    await _of_each(tenants, take_over)
     for state, count in states.items():
         gateway.metrics.trains.labels(state).set(count)
     gateway.metrics.trains_here.set(sum(tenant.training_controller.running() for tenant in tenants))

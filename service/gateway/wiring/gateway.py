@@ -7,18 +7,21 @@ belongs to another namespace.
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from functools import partial
 
 from fastapi import Request
 
+from ....compiler.api.admin import REINDEX_PARTS
 from ....workers.pool import WorkerPool
 from ...access.audit import AuditLog
-from ...access.namespaces import Namespaces
+from ...access.namespaces import PATTERN, Namespaces
 from ...access.quotas import Quotas
 from ...access.tokens import Grant, Tokens
 from ...admission.admit import Admission
 from ...admission.saved_requests import SavedRequests
+from ...base.async_tasks import TaskSupervisor
 from ...base.metrics import GatewayMetrics
 from ...cache.admin import CacheAdmin
 from ...cache.artifact_cache import ArtifactCache
@@ -35,7 +38,7 @@ from ...compile.search.scheduler import SearchScheduler
 from ...compile.single_flight import Leases
 from ...jobs.controller import JobController
 from ...jobs.training.admission import TrainingJobAdmission
-from ...jobs.training.files import TrainingFiles
+from ...jobs.training.files import FOLDER, TrainingFiles
 from ...jobs.training.precompile import TrainingGraphCompiler
 from ...jobs.training.records import TrainingJobs
 from ...jobs.training.run import TrainingJobParts, TrainingJobRun
@@ -45,7 +48,8 @@ from ...jobs.tuning.run import TuningJobParts, TuningJobRun
 from ...settings import ServiceSettings
 from ...signing import key_files
 from ...signing.keyring import Keyring
-from ...storage.blobs import BlobStore, open_store
+from ...storage.blobs import FOLDERS, BlobStore, open_store
+from ...storage.installation import Installation
 from ...storage.redis.connections import connect
 from ...storage.redis.counter_store import CounterStore
 from ...storage.redis.keys import DEFAULT_NAMESPACE, Keys
@@ -72,6 +76,7 @@ class GatewayParts:
         self.pool = pool
         self.state = GatewayState()
         self.metrics = GatewayMetrics()
+        self.supervisor = TaskSupervisor(lambda task: self.metrics.background_failures.labels(task).inc())
 
         self.redis = connect(settings)
         self.keys = Keys(settings.redis_prefix)
@@ -82,6 +87,8 @@ class GatewayParts:
             timeout_seconds=settings.blob_timeout_seconds,
             allow_http=settings.blob_allow_http,
         )
+
+        self.installation = Installation(self.redis, self.keys, self.store)
 
         audit = AuditLog(self.redis, self.keys, entries=settings.audit_entries)
         self.tokens = Tokens(self.redis, self.keys, self.scripts, audit, settings)
@@ -112,7 +119,7 @@ class TenantParts:
         self.audit = AuditLog(redis, keys, entries=settings.audit_entries)
         self.counters = CounterStore(redis, keys)
 
-        blobs = BlobStore(redis, keys, gateway.store, settings)
+        blobs = BlobStore(redis, keys, gateway.store, gateway.installation, settings)
         self.cache = ArtifactCache(
             redis,
             keys,
@@ -169,7 +176,7 @@ class TenantParts:
             lease_seconds=settings.lease_seconds,
         )
 
-        self.training_files = TrainingFiles(gateway.store, namespace)
+        self.training_files = TrainingFiles(gateway.store, namespace, gateway.installation)
         self.training_jobs = TrainingJobs(
             redis,
             keys,
@@ -218,6 +225,21 @@ class Tenants:
     async def every(self) -> list[TenantParts]:
         """One for each namespace that exists, by name. Raises RedisError."""
         return [await self.of(name) for name in await self._gateway.namespaces.names()]
+
+    async def reindex(self, part: int, *, by: Grant) -> int:
+        """Offers again what the blob store holds of one of REINDEX_PARTS. After the last, Redis and the store belong
+        together. Returns how many artifacts came back. Raises Unavailable, RedisError."""
+        gateway = self._gateway
+        found = {*await gateway.installation.folders(FOLDERS), *await gateway.installation.folders(FOLDER)}
+        async with gateway.redis.pipeline(transaction=True) as pipe:
+            for name in found:
+                if re.fullmatch(PATTERN, name) and name != DEFAULT_NAMESPACE:
+                    gateway.namespaces.add(name, within=pipe)
+            await pipe.execute()
+        indexed = sum([await tenant.cache.reindex(part, by=by) for tenant in await self.every()])
+        if part == REINDEX_PARTS - 1:
+            await gateway.installation.adopt()
+        return indexed
 
     async def administered(self, grant: Grant) -> list[TenantParts]:
         """Those that `grant` may see: its own, or all. Raises NotFound, RedisError."""

@@ -3,7 +3,7 @@ are too long for Redis. Each namespace has a folder of its own, next to those of
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import NoReturn
 
 import obstore
@@ -12,20 +12,22 @@ from obstore.exceptions import GenericError
 from obstore.store import ObjectStore
 
 from ....compiler.errors import Unavailable
-from ...storage.blobs import BlobStoreDown
 from ...storage.digests import sha256
+from ...storage.installation import Installation
+from ...storage.outages import BlobStoreDown
 
-_FOLDER = "trains"
+FOLDER = "trains"
 _UNUSED = timedelta(days=1)
-"""How long unused packages, replaced files, and files of deleted jobs stay."""
+"""How long unused packages, replaced files, and files of deleted jobs stay; and a day more."""
 
 
 class TrainingFiles:
     """The files of one namespace. Every method raises Unavailable; BlobStoreDown where a later call may succeed."""
 
-    def __init__(self, store: ObjectStore, namespace: str) -> None:
+    def __init__(self, store: ObjectStore, namespace: str, installation: Installation) -> None:
         self._store = store
-        self._folder = f"{_FOLDER}/{namespace}"
+        self._installation = installation
+        self._folder = f"{FOLDER}/{namespace}"
 
     async def put_package(self, data: bytes) -> str:
         """Returns the SHA-256 of the package."""
@@ -64,23 +66,19 @@ class TrainingFiles:
     async def segment(self, job: str, what: str, first: int, last: int) -> bytes | None:
         return await self._get(f"jobs/{job}/{what}/{first}-{last}")
 
-    async def sweep(self, jobs: dict[str, set[str]], packages: set[str]) -> int:
-        """Delete what belongs to none of `jobs` (files by job), and packages not in `packages`. Returns how many."""
-        gone, before = 0, datetime.now(UTC) - _UNUSED
-        try:
-            async for batch in obstore.list(self._store, self._folder):
-                for entry in batch:
-                    path = entry["path"].removeprefix(f"{self._folder}/").split("/")
-                    if entry["last_modified"] < before and not _known(path, jobs, packages):
-                        await obstore.delete_async(self._store, entry["path"])
-                        gone += 1
-        except FileNotFoundError:
-            return gone  # another gateway sweeps too
-        except (StoreError, OSError) as error:
-            _refuse("cannot be swept", error)
-        return gone
+    async def sweep(self, jobs: dict[str, set[str]], packages: set[str], *, marks: str) -> int:
+        """Delete what belongs to none of `jobs` (files by job), and packages not in `packages`. Returns how many.
+
+        marks: see Installation.sweep.
+        """
+
+        async def used(path: str) -> bool:
+            return _known(path.removeprefix(f"{self._folder}/").split("/"), jobs, packages)
+
+        return await self._installation.sweep(self._folder, marks, _UNUSED, used)
 
     async def _put(self, path: str, data: bytes) -> None:
+        await self._installation.check_store()
         try:
             await obstore.put_async(self._store, f"{self._folder}/{path}", data)
         except (StoreError, OSError) as error:

@@ -73,6 +73,7 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
     ) -> None:
         super().__init__(redis, keys, keys.training_jobs, scripts, lease_seconds=lease_seconds)
         self._store = store
+        self._orphans = keys.train_orphans
         self._most_open = most_open
         self._files_bytes = files_bytes
 
@@ -298,7 +299,7 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
             name: {decoding.from_json(record, type=TrainFile).digest for record in records.values()}
             for name, records in zip(names, found, strict=True)
         }
-        return await self._store.sweep(files, {job.spec.package for job in jobs})
+        return await self._store.sweep(files, {job.spec.package for job in jobs}, marks=self._orphans)
 
 
 def encoded(event: TrainEvent) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from ...access.tokens import Grant, IssuedToken, Tokens
 from ...base.async_tasks import end, is_set_within
 from ...settings import ServiceSettings
 from ...signing.keyring import Keyring
-from ...storage.redis.retry import retry_while_down
+from ...storage.redis.retry import redis_errors_logged, retry_while_down
 from ..controller import JobLost, JobRun
 from .files import TrainingFiles
 from .precompile import (
@@ -56,6 +57,9 @@ _MOST_DRIVER_LOSSES = 8
 """The job fails if its driver is lost so often in a row without a new event."""
 _CHECK_SECONDS = 1.0
 _LOG_TAIL = 2000
+_TOKEN_SECONDS = 2 * 86400
+"""How long the ranks' token lives on after a gateway last ran the job."""
+_EXTEND_SECONDS = 3600.0
 _BATCH_SECONDS = 0.2
 """Events that come within this time are recorded together."""
 _FULL_BATCH = 500
@@ -109,6 +113,7 @@ class TrainingJobRun(JobRun):
         self._end_number = 0
         """Number of the event that ends the job."""
         self._order: TrainOrder | None = None
+        self._extended = -math.inf
         self._issued: list[IssuedToken] = []
         """Tokens of its ranks that this run has issued."""
         if loaded.progress.begun != loaded.resumes:
@@ -118,7 +123,7 @@ class TrainingJobRun(JobRun):
 
     async def restore(self) -> None:
         for issued in self._issued:
-            await self._parts.tokens.restore(issued)
+            await self._parts.tokens.restore(issued, lifetime_seconds=_TOKEN_SECONDS)
 
     def cancel(self, by: str) -> None:
         if not self.cancelled.is_set():
@@ -182,6 +187,7 @@ class TrainingJobRun(JobRun):
                         raise _Cancelled
                     await self._start_ranks()
                     start = False
+                await self._extend_token()
                 await self._wait_for_blob_store()
                 events = await self._answered(
                     self._parts.pool.train_news(self._node_job, self._last_number, seconds=_POLL_SECONDS)
@@ -213,6 +219,16 @@ class TrainingJobRun(JobRun):
                 await is_set_within(self._ending, pause)
             pause = min(2 * pause, RETRY_MOST_SECONDS)
         return self._stop_result()
+
+    async def _extend_token(self) -> None:
+        """The ranks' token, also one that another gateway issued, lives on with the job."""
+        if time.monotonic() - self._extended < _EXTEND_SECONDS:
+            return
+        self._extended = time.monotonic()
+        with redis_errors_logged("token_not_extended", job=self.id):
+            await self._parts.tokens.extend(
+                token_name(self.id), namespace=self._parts.namespace, lifetime_seconds=_TOKEN_SECONDS
+            )
 
     async def _wait_for_blob_store(self) -> None:
         """Raises Unavailable while too many metrics and logs wait in Redis for the blob store."""
@@ -400,6 +416,7 @@ class TrainingJobRun(JobRun):
                 frozenset({"compile"}),
                 by=self._creator_grant(),
                 namespace=parts.namespace,
+                lifetime_seconds=_TOKEN_SECONDS,
                 allow_source=self.loaded.source,
             )
         )

@@ -14,6 +14,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ...settings import ServiceSettings
+from .retry import REDIS_OUTAGES
 
 _for_leases = ContextVar("_for_leases", default=False)
 
@@ -87,5 +88,7 @@ def connect(settings: ServiceSettings) -> Redis:
         socket_timeout=settings.redis_timeout_seconds,
         socket_connect_timeout=settings.redis_timeout_seconds,
         retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.25), _REDIS_RETRIES),
+        # also of a primary that became a replica: its name leads to the new one
+        retry_on_error=list(REDIS_OUTAGES),
     )
     return Redis.from_pool(pool)

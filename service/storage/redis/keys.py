@@ -61,6 +61,8 @@ class Keys:
         """Hash: name to its own quota, JSON."""
         self.inline = f"{prefix}inline"
         """Sum of the sizes of blobs that Redis itself holds."""
+        self.identity = f"{prefix}installation"
+        """Hash: id, also in the blob store; since (ms) when Redis knows that store; sweeps."""
         self.wake = f"{prefix}wake"
         """Channel: a cache key whose events or lease changed."""
         # of this namespace alone
@@ -112,6 +114,9 @@ class Keys:
         self.saved_total = f"{prefix}kept_total"
         """Sum of saved_sizes."""
         self.saved_prefix = f"{prefix}kept:"
+        self.orphans = f"{prefix}orphans"
+        """Sorted set: path in the blob store of what nothing names, by when that was found, s; `train_orphans` too."""
+        self.train_orphans = f"{prefix}train_orphans"
         self.job_prefix = f"{prefix}job:"
         self.script_prefix = f"{prefix}script:"
         self.index_prefix = f"{prefix}index:"
@@ -149,6 +154,7 @@ class Keys:
             self.stats,
             self.spent,
             self.namespaces,
+            self.kills(key),
         ]
 
     def bucket(self, token: str) -> str:
@@ -189,6 +195,10 @@ class Keys:
     def failed(self, key: str) -> str:
         """ErrorBody JSON of a failure that would happen again."""
         return f"{self.prefix}failed:{key}"
+
+    def kills(self, key: str) -> str:
+        """How many compiles in a row were killed or timed out; expires."""
+        return f"{self.prefix}kills:{key}"
 
     def events(self, key: str) -> str:
         """Stream: stage, seconds, detail, error."""

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from torchrelay.service.compile.single_flight import Lease, Leases
 from torchrelay.service.gateway.wiring.gateway import GatewayParts
 from torchrelay.service.settings import ServiceSettings
 from torchrelay.service.signing import key_files, keyring
+from torchrelay.service.storage import installation
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
 
@@ -413,7 +415,12 @@ class CacheMachine(RuleBasedStateMachine):
             os.utime(path, (LONG_AGO, LONG_AGO))
             if path.name not in offered:
                 self.blobs.discard(path.name)
-        self.do(self.cache.sweep())
+        self.do(self.gateway.installation.adopt())  # Redis may have lost everything
+        self.raw.hset(self.names.identity, "since", 0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(installation, "MARKED", timedelta(seconds=-60))
+            for _ in range(2):  # the first marks
+                self.do(self.cache.sweep())
         assert {path.name for path in self._files()} <= offered
 
     @precondition(lambda self: len(self.offered) == len(KEYS))
@@ -427,7 +434,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.offered.clear()
 
     def _files(self, name: str = "*") -> list[Path]:
-        return [path for path in (self.folder / "blobs").rglob(name) if path.is_file()]
+        return [
+            path
+            for path in (self.folder / "blobs").rglob(name)
+            if path.is_file() and path.name != "installation"
+        ]
 
     # what holds after every step
 

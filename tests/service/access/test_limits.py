@@ -105,6 +105,29 @@ def test_a_body_that_never_ends_is_given_up(start_gateway: StartGateway) -> None
         assert raw.recv(1000).startswith(b"HTTP/1.1 422")
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/report"),
+        ("POST", "/v1/prefetch"),
+        ("POST", "/v1/tokens"),
+        ("POST", "/v1/tunes"),
+        ("POST", "/v1/trains"),
+        ("PATCH", "/v1/namespaces/vision"),
+        ("PUT", f"/v1/jobs/{'ab' * 32}/{'ab' * 32}"),
+        ("POST", "/v1/cache"),
+    ],
+)
+def test_a_slow_body_of_any_route_is_given_up(start_gateway: StartGateway, method: str, path: str) -> None:
+    gateway = start_gateway(body_timeout_seconds=0.2)
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as slow:
+        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        slow.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{{".encode())
+        answer = b"".join(iter(lambda: slow.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 422"), answer
+    assert b"the body did not arrive" in answer, answer
+
+
 def test_a_connection_may_rest_for_longer_than_clients_keep_one(gateway: Running) -> None:
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as raw:
         for pause in (6.0, 0.0):  # httpx keeps a connection for 5 s

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx2
 import msgspec
@@ -15,8 +16,9 @@ from conftest import StartGateway
 from service_parts import ArtifactPool, RedisServer, Running, compiled, follow, graph, post
 from torchrelay.compiler.api import compiles
 from torchrelay.compiler.artifact import container, manifest
-from torchrelay.compiler.errors import CompileFailed, CompileKilled, NoWorker
+from torchrelay.compiler.errors import CompileFailed, CompileKilled, CompileTimeout, NoWorker
 from torchrelay.compiler.request import codec, key
+from torchrelay.service.compile.single_flight import Leases
 
 
 def test_a_miss_compiles_and_the_next_request_hits(gateway: Running, http: httpx2.Client) -> None:
@@ -160,6 +162,79 @@ def test_a_killed_worker_is_retried_once(gateway: Running, http: httpx2.Client) 
     *_, (_, stage, data) = follow(http, name)
     assert (stage, data["error"]["code"]) == ("failed", "compile_killed")
     assert len(gateway.pool.calls) == 4
+
+
+def test_a_request_that_comes_while_a_failed_compile_is_charged_starts_a_new_one(
+    gateway: Running, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charge = Leases.charge
+
+    async def slow_charge(self: Leases, seconds: float) -> None:
+        await asyncio.sleep(0.5)
+        await charge(self, seconds)
+
+    monkeypatch.setattr(Leases, "charge", slow_charge)
+    gateway.pool.errors = [NoWorker("it has just gone")]
+    gateway.pool.seconds = 0.01
+    name = post(http, graph()).json()["key"]
+    assert [stage for _, stage, _ in follow(http, name)][-1] == "failed"
+    assert post(http, graph()).status_code == 202
+    told = list(follow(http, name))
+    assert told[-1][1] == "done"
+    assert not [data for _, _, data in told if "taken" in data["detail"]]
+    assert len(gateway.pool.calls) == 2
+
+
+def test_a_graph_that_kills_its_workers_is_refused_for_longer_each_time(
+    start_gateway: StartGateway, redis_server: RedisServer
+) -> None:
+    gateway = start_gateway(negative_ttl_seconds=100)
+    with gateway.http() as http, redis_server.client() as redis:
+        name = ""
+        for times in range(4):
+            gateway.pool.errors = [CompileKilled("crashed"), CompileKilled("crashed again")]
+            name = post(http, graph()).json()["key"]
+            assert [stage for _, stage, _ in follow(http, name)][-1] == "failed"
+            assert len(gateway.pool.calls) == 2 * (times + 1)
+            refused = post(http, graph())
+            assert (refused.status_code, refused.json()["error"]["code"]) == (500, "compile_killed")
+            left = redis.pttl(f"torchrelay:failed:{name}") / 1000
+            assert 100 * 2**times - 30 < left <= 100 * 2**times
+            redis.delete(f"torchrelay:failed:{name}")  # as if the time were over
+        compiled(http, graph())
+        assert not redis.exists(f"torchrelay:kills:{name}")
+
+
+def test_what_never_reached_a_worker_is_not_remembered(start_gateway: StartGateway) -> None:
+    class Full(ArtifactPool):
+        async def compile(self, request_bytes: bytes, **rest: Any) -> bytes:
+            if len(self.calls) > 0:
+                return await super().compile(request_bytes, **rest)
+            self.calls.append("")
+            rest["on_progress"]("queued", "9 ahead of it")
+            raise CompileTimeout("no worker was free")
+
+    with start_gateway(Full()).http() as http:
+        name = post(http, graph()).json()["key"]
+        assert [stage for _, stage, _ in follow(http, name)][-1] == "failed"
+        compiled(http, graph())
+
+
+def test_both_attempts_share_one_deadline(start_gateway: StartGateway) -> None:
+    class Slow(ArtifactPool):
+        left: ClassVar[list[float]] = []
+
+        async def compile(self, request_bytes: bytes, *, deadline_seconds: float, **rest: Any) -> bytes:
+            self.left.append(deadline_seconds)
+            await asyncio.sleep(0.5)
+            raise CompileKilled("crashed")
+
+    with start_gateway(Slow(), compile_deadline_seconds=100).http() as http:
+        name = post(http, graph()).json()["key"]
+        assert [stage for _, stage, _ in follow(http, name)][-1] == "failed"
+    first, second = Slow.left
+    assert first == pytest.approx(100, abs=0.4)
+    assert second <= first - 0.5
 
 
 def test_a_damaged_artifact_of_a_worker_is_never_published(gateway: Running, http: httpx2.Client) -> None:

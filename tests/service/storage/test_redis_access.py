@@ -151,6 +151,8 @@ def test_the_deployed_user_may_drive_training_jobs(
         folder = tmp_path / "state" / "trains" / name
         folder.mkdir(parents=True)
         os.utime(folder, (1, 1))
+        with guarded.client() as redis:
+            redis.hset("torchrelay:installation", "since", 0)
         # it tidies as it starts
         start_gateway(TrainingPool(tmp_path), redis_url=guarded.url, train_keep_seconds=3600.0)
         wait_until(lambda: not folder.exists() or refusals(guarded) != [], seconds=20)

@@ -19,6 +19,8 @@ from torchrelay.compiler.errors import Unavailable
 from torchrelay.service.jobs.training import records
 from torchrelay.service.jobs.training.files import TrainingFiles
 from torchrelay.service.jobs.training.records import TrainingJobs
+from torchrelay.service.storage.installation import Installation
+from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
 from training_parts import (
     STEPS,
@@ -164,7 +166,7 @@ def test_files_are_bounded_and_replaced(start_gateway: StartGateway, pool: Train
 
 
 def test_folders_of_jobs_that_are_done_go_and_those_of_all_others_stay(
-    start_gateway: StartGateway, pool: TrainingPool, tmp_path: Path
+    start_gateway: StartGateway, pool: TrainingPool, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     with start_gateway(pool).http() as http:
         done = begun(http, capture=False)
@@ -183,6 +185,8 @@ def test_folders_of_jobs_that_are_done_go_and_those_of_all_others_stay(
                 path.touch()
                 os.utime(path, (1, 1))
         wait_until(lambda: shown(http, runs)["state"] == "starting", seconds=20)
+        with redis_server.client() as redis:
+            redis.hset("torchrelay:installation", "since", 0)
         unasked = start_gateway(TrainingPool(pool.folder))  # it looks as it starts
         unasked.stop()
         assert all(root.exists() for root in roots), "nobody said how long they stay"
@@ -193,9 +197,9 @@ def test_folders_of_jobs_that_are_done_go_and_those_of_all_others_stay(
 
 
 def test_files_that_are_refused_or_replaced_do_not_stay_in_the_blob_store(
-    start_gateway: StartGateway, pool: TrainingPool, tmp_path: Path
+    start_gateway: StartGateway, pool: TrainingPool, tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    with start_gateway(pool, train_files_bytes=15).http() as http:
+    with start_gateway(pool, train_files_bytes=15).http() as http, redis_server.client() as redis:
         name = begun(http, capture=False)
         ended(http, name)
         url = f"/v1/trains/{name}/files"
@@ -206,7 +210,13 @@ def test_files_that_are_refused_or_replaced_do_not_stay_in_the_blob_store(
         assert len(list(folder.iterdir())) == 3
         for path in folder.iterdir():
             os.utime(path, (1, 1))
+        redis.hset("torchrelay:installation", "since", 0)
+        marks = "torchrelay:train_orphans"
         start_gateway(TrainingPool(pool.folder))  # it looks as it starts
+        wait_until(lambda: redis.zcard(marks) == 2, seconds=20)
+        assert len(list(folder.iterdir())) == 3
+        redis.zadd(marks, dict.fromkeys(redis.zrange(marks, 0, -1), 1))
+        start_gateway(TrainingPool(pool.folder))
         wait_until(lambda: len(list(folder.iterdir())) == 1, seconds=20)
         assert http.get(f"{url}/a").content == b"3" * 10
 
@@ -257,7 +267,8 @@ def test_who_does_not_drive_a_job_any_more_takes_nothing_of_it_to_the_blob_store
 
         async def archive() -> None:
             redis = Redis.from_url(redis_server.url)
-            store = TrainingFiles(LocalStore(tmp_path / "elsewhere", mkdir=True), "default")
+            elsewhere = LocalStore(tmp_path / "elsewhere", mkdir=True)
+            store = TrainingFiles(elsewhere, "default", Installation(redis, Keys("elsewhere:"), elsewhere))
             stale = TrainingJobs(
                 redis, tenant.keys, Scripts(redis), store, lease_seconds=1, most_open=1, files_bytes=1
             )

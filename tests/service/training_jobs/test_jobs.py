@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import msgspec
 import pytest
-from service_parts import Running, client_of, compiled, graph, wait_until
+from redis import Redis
+from service_parts import RedisServer, Running, client_of, compiled, graph, wait_until
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.training.events import NumberedEvent, RankStarted
 from torchrelay.compiler.errors import CompileFailed, Unavailable
@@ -86,6 +88,31 @@ def test_what_nodes_are_given(http: httpx2.Client, gateway: Running, pool: Train
     info = http.get("/v1/info").json()
     assert order.environment["TORCHRELAY_PUBLIC_KEYS"] == ",".join(info["public_keys"])
     assert pool.captures == 0
+
+
+def test_the_jobs_token_expires_unless_a_gateway_runs_the_job(
+    start_gateway: StartGateway,
+    pool: TrainingPool,
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torchrelay.service.jobs.training.run._EXTEND_SECONDS", 0.0)
+    pool.pace = 60
+
+    def token(redis: Redis) -> tuple[bytes, dict[str, Any]]:
+        ((field, data),) = redis.hgetall("torchrelay:tokens").items()
+        return field, decoding.from_json(data)
+
+    with start_gateway(pool).http() as http, redis_server.client() as redis:
+        name = begun(http, capture=False)
+        wait_until(lambda: shown(http, name)["state"] == "starting", seconds=20)
+        field, record = token(redis)
+        assert time.time() + 86400 < record["expires"] <= time.time() + 2 * 86400
+        redis.hset("torchrelay:tokens", field, msgspec.json.encode({**record, "expires": 1}))
+        wait_until(lambda: token(redis)[1]["expires"] > time.time() + 86400, seconds=20)
+        http.post(f"/v1/trains/{name}/cancel")
+        ended(http, name)
+        assert token(redis)[1]["revoked"]
 
 
 def test_the_jobs_token_compiles_and_puts_its_files_until_the_job_has_ended(

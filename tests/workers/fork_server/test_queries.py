@@ -200,7 +200,7 @@ def test_a_copy_of_a_job_is_refused_rather_than_given_the_jobs_answers(tmp_path)
     [
         ([(i, 0) for i in range(OPEN_QUERY_LIMIT + 1)], "before earlier ones were answered"),
         ([(1, 0), (1, 0)], "before earlier ones were answered"),
-        ([(1, tuning_queries.QUESTION_LIMIT + 1)], f"question of {tuning_queries.QUESTION_LIMIT + 1} bytes"),
+        ([(1, tuning_queries.QUESTION_LIMIT + 1)], f"length <= {tuning_queries.QUESTION_LIMIT}"),
         ([(1 << 32, 0)], "invalid message"),
     ],
     ids=["too many at once", "one name for two", "too long", "a name out of range"],
@@ -292,11 +292,13 @@ def test_an_answer_that_nobody_asked_for_is_not_handed_on(pipe):
     relay.answer(QueryReply(2, b"another's"))
     relay.answer(QueryReply(1, b"own"))
     relay.answer(QueryReply(1, b"again"))
-    assert [decoded(body).answer for body in FrameDecoder().feed(os.read(pipe[0], 1 << 20))] == [b"own"]
+    assert [decoded(body).answer for body in FrameDecoder(QueryReply).feed(os.read(pipe[0], 1 << 20))] == [
+        b"own"
+    ]
 
 
 def test_what_is_not_read_does_not_grow_without_bound_and_what_is_kept_is_whole(pipe):
-    relay, frames = QueryRelay(pipe[1]), FrameDecoder()
+    relay, frames = QueryRelay(pipe[1]), FrameDecoder(QueryReply)
     for number in range(100):
         relay.ask(JobQuery(number, b""))
         relay.answer(QueryReply(number, bytes(1 << 20)))

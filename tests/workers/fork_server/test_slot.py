@@ -14,7 +14,16 @@ import pytest
 from torchrelay.compiler import decoding
 from torchrelay.compiler.errors import CompileFailed, CompileKilled, CompileTimeout, VerifyFailed
 from torchrelay.compiler.request import schema
-from torchrelay.workers.messages import ForkServerReady, JobDone, JobFailed, StageEvent, decode_answer
+from torchrelay.workers.messages import (
+    EVENT_BURST,
+    EVENTS_PER_SECOND,
+    EventRate,
+    ForkServerReady,
+    JobDone,
+    JobFailed,
+    StageEvent,
+    decode_answer,
+)
 from torchrelay.workers.process.process_tree import descendants
 from torchrelay.workers.settings import JobLimits, SlotSettings
 from torchrelay.workers.slot.actor import CompileSlot
@@ -22,6 +31,14 @@ from torchrelay.workers.slot.actor import CompileSlot
 HERE = Path(__file__).parents[1] / "parts"
 DEEP = b"\x82\xa1x" + b"\x91" * 200_000 + b"\xc0\xa4type\xa5event"
 """A field that no event has, and that is skipped before it is known to be one."""
+LARGE = {
+    "event": b"\x83\xa4type\xa5event\xa5stage\xa3aot\xa6detail\xdb\x17\xd7\x84\x00",
+    "failure": b"\x84\xa4type\xa6failed\xa4code\xdb\x17\xd7\x84\x00",
+    "query": b"\x83\xa4type\xa5query\xa2id\x01\xa8question\xc6\x17\xd7\x84\x00",
+    "job": b"\x86\xa4type\xa3job",
+    "no kind": b"\x81\xa4kind\xa5event",
+}
+"""How messages of 400 MB begin."""
 NO_TEXT = b"\x83\xa4type\xa5event\xa5stage\xa3aot\xa6detail\xa2\xff\xff"
 
 
@@ -182,8 +199,12 @@ def test_the_engines_own_error_keeps_its_code_message_and_hint(tmp_path):
         ("garbage", {}, "invalid message"),
         ("garbage", {"body": DEEP.hex()}, "invalid message"),
         ("garbage", {"body": NO_TEXT.hex()}, "invalid message"),
+        *(
+            ("garbage", {"body": head.hex(), "announced": 400_000_000}, "400000000")
+            for head in LARGE.values()
+        ),
     ],
-    ids=["SEGV", "KILL", "status", "silent", "garbage", "deep garbage", "no text"],
+    ids=["SEGV", "KILL", "status", "silent", "garbage", "deep garbage", "no text", *LARGE],
 )
 def test_a_child_that_dies_or_talks_nonsense_is_reported_and_the_server_serves_on(tmp_path, do, order, words):
     async def scenario():
@@ -192,6 +213,55 @@ def test_a_child_that_dies_or_talks_nonsense_is_reported_and_the_server_serves_o
                 await run(slot, do, **order)
             await still_works(slot)
             assert decode_answer(await slot.start()).pid == ready.pid
+
+    asyncio.run(scenario())
+
+
+def test_of_a_job_that_floods_its_owner_with_events_most_are_dropped_and_none_is_long(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, _):
+            began = time.monotonic()
+            events, artifact = await run(slot, "chatter", times=5_000)
+            most = EVENT_BURST + EVENTS_PER_SECOND * (time.monotonic() - began)
+            assert artifact == b"artifact"
+            assert EVENT_BURST <= len(events) <= most < 2_500
+            assert max(len(detail) for _, detail in events) <= 500
+
+    asyncio.run(scenario())
+
+
+def test_events_pass_again_once_a_job_was_quiet():
+    now = 0.0
+    rate = EventRate(clock=lambda: now)
+    assert [rate.allows() for _ in range(EVENT_BURST + 5)] == [True] * EVENT_BURST + [False] * 5
+    now += 1.0
+    assert sum(rate.allows() for _ in range(100)) == EVENTS_PER_SECOND
+    now += 1000.0
+    assert sum(rate.allows() for _ in range(100)) == EVENT_BURST
+
+
+def test_a_job_cannot_forge_lines_of_the_log(tmp_path, capfd):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, _):
+            with pytest.raises(VerifyFailed):
+                await run(slot, "forge", lines='{"event": "published"}\n\x1b[2Jall is well')
+
+    asyncio.run(scenario())
+    told = capfd.readouterr().err
+    assert "\x1b" not in told
+    for text in ('{"event": "published"}', "\\x1b[2Jall is well", "of another job"):
+        lines = [line for line in told.splitlines() if text in line]
+        assert lines and all(line.startswith("job key | ") for line in lines)
+
+
+def test_a_long_error_of_a_job_is_cut_between_words(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, _):
+            with pytest.raises(VerifyFailed) as caught:
+                await run(slot, "complain", length=100_000)
+            assert 10_000 < len(caught.value.message) <= 16_384
+            assert caught.value.message.endswith(" differ") or caught.value.message.endswith(" outputs")
+            assert len(caught.value.advice) <= 2_000
 
     asyncio.run(scenario())
 

@@ -241,13 +241,24 @@ def swarm(workdir, progress):
     time.sleep(1000)
 
 
-def garbage(workdir, progress, body="ffffffff"):
-    """Write a frame to every descriptor above standard error: one of them is the pipe to the server."""
+def chatter(workdir, progress, times):
+    for each in range(times):
+        progress("autotune", f"{each}: " + "x" * 10_000)
+    return b"artifact"
+
+
+def complain(workdir, progress, length):
+    raise VerifyFailed("outputs differ " * length, hint="do this " * length)
+
+
+def garbage(workdir, progress, body="ffffffff", announced=None):
+    """Write a frame to every descriptor above standard error: one of them is the pipe to the server. `announced`: the
+    length that it says it has."""
     data = bytes.fromhex(body)
     for fd in _descriptors():
         if fd > 2:
             try:
-                os.write(fd, len(data).to_bytes(4, "little") + data + b"nonsense" * 10)
+                os.write(fd, (announced or len(data)).to_bytes(4, "little") + data + b"nonsense" * 10)
             except OSError:
                 continue
     time.sleep(1000)
@@ -255,6 +266,11 @@ def garbage(workdir, progress, body="ffffffff"):
 
 def refuse(workdir, progress):
     raise VerifyFailed("outputs differ by 3.0", hint="do this")
+
+
+def forge(workdir, progress, lines):
+    print(lines, flush=True)
+    raise VerifyFailed("outputs\nof another job", hint="do this")
 
 
 def blunder(workdir, progress):

@@ -6,10 +6,18 @@ from typing import Annotated
 
 from fastapi import Query, Request
 
-from .....compiler.api.admin import ArtifactReply, CacheEntry, CacheReply, CollectReply, ImportReply
+from .....compiler.api.admin import (
+    REINDEX_PARTS,
+    ArtifactReply,
+    CacheEntry,
+    CacheReply,
+    CollectReply,
+    ImportReply,
+    ReindexReply,
+)
 from .....compiler.artifact import manifest as artifact_manifest
 from ...http.json_routes import JsonRouter
-from ..parameters import Admin, AdminTenant, CacheKey, Gateway, ReaderTenant
+from ..parameters import Admin, AdminTenant, CacheKey, Gateway, Owner, ReaderTenant
 
 router = JsonRouter("cache")
 
@@ -69,3 +77,16 @@ async def collect(gateway: Gateway, admin: Admin) -> CollectReply:
         evicted += await tenant.cache.trim()
         swept += await tenant.cache.sweep()
     return CollectReply(evicted, swept)
+
+
+@router.json(
+    "POST", "/v1/cache/reindex", "Offer again what the blob store holds and Redis has lost, in parts"
+)
+async def reindex(
+    gateway: Gateway,
+    owner: Owner,
+    part: Annotated[
+        int, Query(ge=0, lt=REINDEX_PARTS, description="First byte of the keys; the last one ends it")
+    ],
+) -> ReindexReply:
+    return ReindexReply(await gateway.tenants.reindex(part, by=owner))

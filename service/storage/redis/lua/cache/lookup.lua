@@ -12,7 +12,7 @@ redis.call('ZADD', pinned, 'XX', integer(now), key)
 if use == 'hit' then
   redis.call('HINCRBY', stats, 'requests', 1)
   redis.call('HINCRBY', stats, 'hits', 1)
-  redis.call('HINCRBYFLOAT', stats, 'seconds_saved', seconds)
+  redis.call('HINCRBYFLOAT', stats, 'seconds_saved', seconds_saved(seconds))
 else
   redis.call('HINCRBY', stats, 'fetches', 1)
 end

@@ -5,9 +5,11 @@
 -- audit entry's fields come last.
 -- Returns {'published', digest}, {'exists', digest}, {'refused'} or {'blobless'}.
 local index, lru, _, sizes, total, inline, stats, audit = unpack(KEYS)
-local _, lease, _, active, events, request, run, waiters = unpack(KEYS, 9)
+local _, lease, _, active, events, request, run, waiters, _, _, _, _, kills = unpack(KEYS, 9)
 local key, most_audited, blob, token, digest, size, place, namespace = unpack(ARGV)
 local seconds, components, ttl_ms, wake, searched, recalled, unverified = unpack(ARGV, 9)
+size, seconds, searched = integer(finite(size)), finite(seconds), integer(finite(searched))
+recalled, unverified = integer(finite(recalled)), integer(finite(unverified))
 local existing = redis.call('HGET', index, 'digest')
 if existing == digest then
   if redis.call('HGET', index, 'place') == 'redis' then
@@ -26,13 +28,13 @@ if place == 'redis' and redis.call('EXISTS', blob) == 0 then
   return {'blobless'}
 end
 local joins = tonumber(redis.call('HGET', run, 'joins') or '0')
-local saved = string.format('%.6f', joins * tonumber(seconds))
+local saved = string.format('%.6f', joins * seconds)
 if place == 'redis' then
   redis.call('PERSIST', blob)
   redis.call('INCRBY', inline, size)
 end
 redis.call('HSET', index, 'digest', digest, 'size', size, 'place', place, 'namespace', namespace,
-  'seconds', seconds, 'components', components, 'created', integer(now))
+  'seconds', string.format('%.6f', seconds), 'components', components, 'created', integer(now))
 redis.call('ZADD', lru, integer(now), key)
 redis.call('DECRBY', total, redis.call('HGET', sizes, key) or 0)
 redis.call('HSET', sizes, key, size)
@@ -45,7 +47,7 @@ if not imported then
   redis.call('HINCRBY', stats, 'unverified', unverified)
 end
 redis.call('HINCRBYFLOAT', stats, 'seconds_saved', saved)
-redis.call('DEL', lease, run, request, waiters)
+redis.call('DEL', lease, run, request, waiters, kills)
 redis.call('ZREM', active, key)
 redis.call('XADD', audit, 'MAXLEN', '~', most_audited, '*', unpack(ARGV, 16))
 redis.call('PUBLISH', wake, key)

@@ -15,7 +15,7 @@ if digest ~= bad_digest then
   return 0
 end
 if use == 'hit' then
-  redis.call('HINCRBYFLOAT', stats, 'seconds_saved', '-' .. seconds)
+  redis.call('HINCRBYFLOAT', stats, 'seconds_saved', '-' .. seconds_saved(seconds))
 end
 redis.call('HINCRBY', stats, 'bytes_served', integer(0 - size)) -- Redis refuses '-0'
 redis.call('HINCRBY', stats, 'damaged', 1)

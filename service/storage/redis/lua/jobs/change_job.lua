@@ -26,6 +26,17 @@ end
 if transition == 'resume' and redis.call('ZCARD', open) >= tonumber(ARGV[9]) then
   return {'many', redis.call('ZCARD', open)}
 end
+-- items that failed, were skipped or had only begun are searched again, with the whole budget
+local again = {}
+if transition == 'resume' and not training then
+  local states = { failed = true, skipped = true, searching = true }
+  local progress = redis.call('HGETALL', job .. ':progress')
+  for i = 1, #progress, 2 do
+    if states[cjson.decode(progress[i + 1]).state] then
+      again[#again + 1] = progress[i]
+    end
+  end
+end
 for at = 11, #ARGV, 2 do
   redis.call('HSET', job, ARGV[at], ARGV[at + 1])
 end
@@ -46,17 +57,12 @@ else
   if training then
     redis.call('HINCRBY', job, 'resumes', 1)
   else
-    -- items that failed, were skipped or had only begun are searched again, with the whole budget
-    local again = { failed = true, skipped = true, searching = true }
-    local progress = redis.call('HGETALL', job .. ':progress')
-    for i = 1, #progress, 2 do
-      if again[cjson.decode(progress[i + 1]).state] then
-        redis.call('HDEL', job .. ':progress', progress[i])
-      end
+    for _, item in ipairs(again) do
+      redis.call('HDEL', job .. ':progress', item)
     end
     redis.call('HDEL', job, 'n:failed', 'n:skipped')
     local spent = redis.call('HMGET', job, 'spent', 'trials')
-    redis.call('HSET', job, 'base_spent', spent[1], 'base_trials', spent[2])
+    redis.call('HSET', job, 'base_spent', spent[1] or 0, 'base_trials', spent[2] or 0)
   end
 end
 local number = '*'

@@ -2,6 +2,7 @@
 -- KEYS: job, lease, progress, results, events.
 -- ARGV: id, owner, number, progress JSON, state, results or '', seconds, trials, wake channel, most events.
 -- Returns 'recorded', 'ended' (the item had) or 'lost' (another holds the lease, or the job has ended).
+local seconds, trials = string.format('%.6f', finite(ARGV[7])), integer(finite(ARGV[8]))
 local state = redis.call('HGET', KEYS[1], 'state')
 if redis.call('GET', KEYS[2]) ~= ARGV[2] or state == 'done' or state == 'cancelled' then
   return 'lost'
@@ -14,8 +15,8 @@ end
 redis.call('HSET', KEYS[3], ARGV[3], ARGV[4])
 if not open[ARGV[5]] then
   redis.call('HINCRBY', KEYS[1], 'n:' .. ARGV[5], 1)
-  redis.call('HINCRBYFLOAT', KEYS[1], 'spent', ARGV[7])
-  redis.call('HINCRBY', KEYS[1], 'trials', ARGV[8])
+  redis.call('HINCRBYFLOAT', KEYS[1], 'spent', seconds)
+  redis.call('HINCRBY', KEYS[1], 'trials', trials)
   if ARGV[6] ~= '' then
     redis.call('HSET', KEYS[4], ARGV[3], ARGV[6])
   end

@@ -1,13 +1,20 @@
 -- End a compile with an error, and remember it for a while if it would happen again.
--- KEYS: Keys.compile_keys. ARGV: token: owner:fence; failure: JSON; negative_ms: 0 forgets. Returns 1 or 0.
-local _, lease, _, active, events, request, run, waiters, failed, stats = unpack(KEYS)
-local key, token, ttl_ms, wake, failure, detail, negative_ms = unpack(ARGV)
+-- KEYS: Keys.compile_keys. ARGV: token: owner:fence; failure: JSON; negative_ms: 0 forgets; longest_ms: if not 0,
+-- negative_ms doubles with each such failure in a row, up to this. Returns 1 or 0.
+local _, lease, _, active, events, request, run, waiters, failed, stats, _, _, kills = unpack(KEYS)
+local key, token, ttl_ms, wake, failure, detail, negative_ms, longest_ms = unpack(ARGV)
+negative_ms, longest_ms = finite(negative_ms), finite(longest_ms)
 if redis.call('GET', lease) ~= token then
   return 0
 end
 add_event(events, run, ttl_ms, 'failed', detail, failure)
-if tonumber(negative_ms) > 0 then
-  redis.call('SET', failed, failure, 'PX', negative_ms)
+if longest_ms > 0 then
+  local times = redis.call('INCRBY', kills, 1)
+  redis.call('PEXPIRE', kills, integer(24 * longest_ms))
+  negative_ms = math.min(negative_ms * 2 ^ (times - 1), math.max(negative_ms, longest_ms))
+end
+if negative_ms > 0 then
+  redis.call('SET', failed, failure, 'PX', integer(negative_ms))
 end
 redis.call('HINCRBY', stats, 'failures', 1)
 redis.call('DEL', lease, run, request, waiters)

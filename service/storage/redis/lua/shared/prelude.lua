@@ -7,6 +7,21 @@ local function integer(number) -- as Redis takes it
   return string.format('%.0f', number)
 end
 
+-- A number that Redis can add. A script does not roll back: each takes its numbers before its first write.
+local function finite(text)
+  local number = tonumber(text)
+  if not number or number ~= number or math.abs(number) == math.huge then
+    error('no number: ' .. tostring(text))
+  end
+  return number
+end
+
+-- Seconds that an entry of the index saves. 0 for what cannot be added, as older versions could write it.
+local function seconds_saved(text)
+  local ok, seconds = pcall(finite, text)
+  return string.format('%.6f', ok and seconds or 0)
+end
+
 -- A lease's new fence. It is higher than all before, even if Redis has lost them: never below the clock.
 local function next_fence(fence)
   local number = integer(math.max(tonumber(redis.call('GET', fence) or '0') + 1, microseconds))
