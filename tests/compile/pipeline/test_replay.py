@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-import torch._inductor.inductor_prims  # noqa: F401  (registers prims.inductor_*)
+import torch._inductor.inductor_prims
 from torchrelay.compiler.errors import VerifyFailed
 from torchrelay.compiler.pipeline import philox, random_replay
 from torchrelay.compiler.torch_internals.inductor import compile_fx, compiled_graphs
