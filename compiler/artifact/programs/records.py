@@ -56,6 +56,13 @@ class AskedRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
     module: _Name = ""
 
 
+class AutomaticRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What Dynamo remembers of the sizes of one input: those that have changed are symbolic in later traces."""
+
+    name: str
+    values: dict[_Name, Any]
+
+
 class CodeReference(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A function that was traced: where it is found, and the digest of all that is found there."""
 
@@ -100,6 +107,9 @@ class FrameProgram(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     guards: list[GuardRecord]
     key_order: list[_Index]
     sizes: list[SizesRecord]
+    shapes: list[str]
+    """Conditions on symbolic sizes, in the grammar of request/size_expr.py; s7 is the value of the source 7."""
+    automatic: list[AutomaticRecord]
     same_inputs: list[tuple[_Index, _Index]]
     """Pairs of inputs that AOTAutograd assumed to be one tensor."""
     builtins: _Name

@@ -15,7 +15,7 @@ import torch
 
 from ....artifact.programs import digests
 from ....artifact.programs.records import CodeReference, FrameProgram, GlobalRecord, NotPortable, ProgramGraph
-from . import asked, bytecode, guards, names, operators
+from . import asked, bytecode, guards, names, operators, shapes
 from .sources import SourceWriter
 
 _log = logging.getLogger(__name__)
@@ -96,8 +96,6 @@ def _program(recording: Recording, output: Any) -> FrameProgram:
     graph = output.tracer_output.output_graph
     if graph.torch_function_mode_stack or graph.functorch_layers or graph.dual_level >= 0:
         raise NotPortable("a transform or mode that is active around the call")
-    if graph.shape_env.var_to_range:
-        raise NotPortable("symbolic sizes")
     if getattr(graph, "is_empty_graph", lambda: False)():
         raise NotPortable("nothing to compile")
     given = recording.given
@@ -118,6 +116,8 @@ def _program(recording: Recording, output: Any) -> FrameProgram:
         constants=constants,
         key_order=[sources.add(source) for source in graph.guard_on_key_order],
         sizes=guards.write_sizes(graph.input_source_to_sizes_strides, sources),
+        shapes=shapes.write(graph, sources),
+        automatic=shapes.remembered(given),
         same_inputs=[_same(pair, sources) for pair in graph.aotautograd_guards],
         builtins=graph.name_of_builtins_dict_key_in_fglobals or "",
         globals=_globals(graph, scope),
@@ -169,7 +169,8 @@ def _resumed(value: types.FunctionType | types.CodeType, scope: Mapping[str, Any
     (OutputGraph.install_resume_function_global); before PyTorch 2.15 by the bytecode, which has its code."""
     if isinstance(value, types.CodeType):
         return value
-    code, globals_ = value.__code__, value.__globals__
+    code: Any = value.__code__
+    globals_: Any = value.__globals__
     if value.__closure__:
         cells = dict(zip(code.co_freevars, (cell.cell_contents for cell in value.__closure__), strict=True))
         code, globals_ = cells.get("code"), cells.get("f_globals")

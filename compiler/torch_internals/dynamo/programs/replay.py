@@ -12,7 +12,7 @@ import torch
 
 from ....artifact.programs import digests
 from ....artifact.programs.records import CodeReference, FrameProgram, ProgramGraph
-from . import asked, bytecode, guards, names
+from . import asked, bytecode, guards, names, shapes
 from .sources import read
 
 
@@ -28,7 +28,9 @@ def from_records(
         return None, ""
     live = guards.Frame(given["locals"], given["globals"])
     digests_now: dict[tuple[str, str], str] = {}
-    for variant in variants:
+    for variant in sorted(
+        variants, key=lambda each: bool(each.shapes)
+    ):  # as traced: those of other sizes come later
         reason = _changed(variant.traced, digests_now) or ""
         if reason:
             continue
@@ -38,6 +40,7 @@ def from_records(
             reason = (
                 guards.differing(variant.guards, sources, live)
                 or _sizes(variant, sources, live)
+                or shapes.differing(variant.shapes, sources, live)
                 or asked.differing(variant.asked, sources, live)
                 or ""
             )
@@ -152,6 +155,7 @@ def _guarded(
     internals.orig_code_map[compiled] = code
     internals.output_codes.add(compiled)
     scope.live_as_long_as(compiled)
+    shapes.remember(variant.automatic, given)
     return wrap_guarded_code(
         GuardedCode(compiled, manager, compile_id, f"Torch-Compiled Region: {compile_id}")
     )
@@ -224,9 +228,10 @@ def _check_function(
     )
     hooks = given["hooks"]
     parts: Any = ShapeCodeParts
-    no_sizes = parts(
-        python_code_parts=_NoSizes([]),
-        verbose_code_parts=_NoSizes([]),
+    sizes = _Sizes(shapes.code(variant.shapes, sources))
+    conditions = parts(
+        python_code_parts=sizes,
+        verbose_code_parts=sizes,
         cpp_code_parts=None,
         python_fallback=True,
         shape_env_sources=[],
@@ -244,13 +249,13 @@ def _check_function(
             entries,
             hooks.guard_fail_fn if hooks else None,
             None,
-            shape_code_parts=no_sizes,
+            shape_code_parts=conditions,
         )
     return manager.guard_manager
 
 
-class _NoSizes:
-    """Dynamo's _ShapeGuardsHelper of a frame without symbolic sizes."""
+class _Sizes:
+    """Dynamo's _ShapeGuardsHelper: conditions on symbolic sizes, in Python."""
 
     def __init__(self, exprs: list[str]) -> None:
         self.exprs = exprs
