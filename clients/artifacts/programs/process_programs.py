@@ -56,6 +56,8 @@ class ProcessPrograms:
         except Exception as error:  # the frame is traced, and says what is wrong in the usual way
             _log.info("torchrelay: a program's graph cannot be had: %s", error)
             return None
+        if record.artifact and found.digest != record.artifact:
+            return None
         process_report().record(found.outcome, key=found.key, nodes=len(request.graph.nodes))
         return found.compiled
 
@@ -71,7 +73,8 @@ class ProcessPrograms:
 
 def _captured(request: schema.GraphRequest) -> CapturedGraph:
     index = torch.cuda.current_device() if request.target.kind == "cuda" else None
-    return CapturedGraph(request, {}, index, cudagraphs=False, floats={})
+    sizes = {symbol.name: symbol.hint for symbol in request.symbols}
+    return CapturedGraph(request, sizes, index, cudagraphs=False, floats={})
 
 
 def _same_settings(request: schema.GraphRequest, options: Mapping[str, Any]) -> bool:

@@ -90,11 +90,13 @@ class GlobalRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
 
 
 class ProgramGraph(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A compiled graph that the bytecode calls by a global name. request: the canonical bytes of its GraphRequest."""
+    """A compiled graph that the bytecode calls by a global name. request: the canonical bytes of its GraphRequest.
+    artifact: the SHA-256 of the artifact's file, if sizes are symbolic: those of one key may assume different sizes."""
 
     name: _Name
     key: _Name
     request: bytes
+    artifact: _Name = ""
 
 
 class FrameProgram(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -65,10 +65,10 @@ def recorded(given: Mapping[str, Any]) -> Iterator[Recording]:
         _current.recording = before
 
 
-def note_graph(compiled: Callable[..., Any], key: str, request: bytes) -> None:
+def note_graph(compiled: Callable[..., Any], key: str, request: bytes, artifact: str = "") -> None:
     """The back end answers with this function, of an artifact, for a graph of the frame that is being traced."""
     if _current.recording is not None:
-        _current.recording.graphs[id(compiled)] = compiled, ProgramGraph("", key, request)
+        _current.recording.graphs[id(compiled)] = compiled, ProgramGraph("", key, request, artifact)
 
 
 def note_asked(name: asked.Asked) -> None:
@@ -142,7 +142,7 @@ def _graphs(recording: Recording, graph: Any, scope: Mapping[str, Any]) -> list[
     for name in sorted(name for name in graph.installed_globals if name.startswith(names.GRAPH)):
         noted = recording.graphs.get(id(torch._dynamo.eval_frame.innermost_fn(scope[name])))
         if noted is None:
-            raise NotPortable("a graph that has no artifact, or one whose inputs have symbolic sizes")
+            raise NotPortable("a graph that has no artifact")
         found.append(msgspec.structs.replace(noted[1], name=name))
     return found
 
