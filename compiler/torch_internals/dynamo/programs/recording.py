@@ -25,7 +25,7 @@ _UNSEEN = frozenset(
     {
         *("__annotations__", "annotation", "get_annotations", "get_type_hints", "return_annotation"),
         *("co_filename", "co_firstlineno", "co_lines", "co_positions", "currentframe", "getsource"),
-        *("dir", "getmembers"),
+        *("__doc__", "dir", "getmembers"),
     }
 )
 """Names by which a program reads what Dynamo has no guards on in each version, and digests do not cover."""
