@@ -228,8 +228,8 @@ class RelayBackend:
             raise _unexpected(error) from error
         if isinstance(found, Pending):
             return self._eager_first(gm, found, prepared.without_inputs(), key, mode, options)
-        if prepared.is_plain:
-            recording.note_graph(found.compiled, found.key, canonical)
+        if prepared.is_plain and found.key == key:
+            recording.note_graph(found.compiled, key, canonical, found.digest if captured.symints else "")
         self.report.record(found.outcome, key=found.key, began=start, nodes=len(gm.graph.nodes))
         return prepared.bind(found.compiled)
 

@@ -26,15 +26,13 @@ class PreparedGraph(Struct, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the request alone says how the artifact is called: `bind` changes nothing, and all sizes are
-        numbers."""
+        """Whether the request alone says how the artifact is called: `bind` changes nothing."""
         captured = self.captured
         return not (
             self.hoisted.attributes
             or self.local.meshes
             or self.local.parts
             or self.local.outputs
-            or captured.symints
             or captured.floats
             or captured.groups
             or captured.cudagraphs

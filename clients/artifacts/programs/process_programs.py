@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from ....compiler import decoding
-from ....compiler.artifact.programs.records import REVISION, FrameProgram, ProgramGraph
+from ....compiler.artifact.programs.records import REVISION, FrameProgram, ProgramGraph, in_order
 from ....compiler.graph.ambient import same_process_state
 from ....compiler.graph.toolchain import local_target, local_toolchain
 from ....compiler.request import schema
@@ -64,7 +64,7 @@ class ProcessPrograms:
     def find(self, frame: FrameName) -> Iterator[FrameProgram]:
         key = _key(frame)
         with process_report().timed("lookup"):
-            own = self._store.read(key)[::-1]
+            own = in_order(self._store.read(key))
         yield from own
         if self._team is None:
             return
@@ -87,6 +87,8 @@ class ProcessPrograms:
             found = self._source().obtain(ArtifactRequest(_captured(request), record.request, record.key, []))
         except Exception as error:  # the frame is traced, and says what is wrong in the usual way
             self.unfit(frame, f"a graph of it cannot be had: {error}")
+            return None
+        if record.artifact and found.digest != record.artifact:
             return None
         seconds = time.perf_counter() - start
         process_report().record(found.outcome, key=found.key, seconds=seconds, nodes=len(request.graph.nodes))
@@ -115,7 +117,8 @@ def _name(frame: FrameName) -> str:
 
 def _captured(request: schema.GraphRequest) -> CapturedGraph:
     index = torch.cuda.current_device() if request.target.kind == "cuda" else None
-    return CapturedGraph(request, {}, index, cudagraphs=False, floats={})
+    sizes = {symbol.name: symbol.hint for symbol in request.symbols}
+    return CapturedGraph(request, sizes, index, cudagraphs=False, floats={})
 
 
 def _same_settings(request: schema.GraphRequest, options: Mapping[str, Any]) -> bool:

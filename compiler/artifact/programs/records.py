@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -56,6 +57,13 @@ class AskedRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
     module: _Name = ""
 
 
+class AutomaticRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What Dynamo remembers of the sizes of one input: those that have changed are symbolic in later traces."""
+
+    name: str
+    values: dict[_Name, Any]
+
+
 class CodeReference(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A function that was traced: where it is found, and the digest of all that is found there."""
 
@@ -83,11 +91,13 @@ class GlobalRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
 
 
 class ProgramGraph(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A compiled graph that the bytecode calls by a global name. request: the canonical bytes of its GraphRequest."""
+    """A compiled graph that the bytecode calls by a global name. request: the canonical bytes of its GraphRequest.
+    artifact: the SHA-256 of the artifact's file, if sizes are symbolic: those of one key may assume different sizes."""
 
     name: _Name
     key: _Name
     request: bytes
+    artifact: _Name = ""
 
 
 class FrameProgram(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -100,6 +110,9 @@ class FrameProgram(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     guards: list[GuardRecord]
     key_order: list[_Index]
     sizes: list[SizesRecord]
+    shapes: list[str]
+    """Conditions on symbolic sizes, in the grammar of request/size_expr.py; s7 is the value of the source 7."""
+    automatic: list[AutomaticRecord]
     same_inputs: list[tuple[_Index, _Index]]
     """Pairs of inputs that AOTAutograd assumed to be one tensor."""
     builtins: _Name
@@ -115,3 +128,8 @@ class ProgramFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     revision: int
     variants: list[FrameProgram]
+
+
+def in_order(variants: Sequence[FrameProgram]) -> list[FrameProgram]:
+    """The likeliest first: the latest, but those with symbolic sizes after the others, as Dynamo makes them."""
+    return sorted(variants[::-1], key=lambda each: bool(each.shapes))

@@ -342,9 +342,12 @@ PROCESS = {
     "docstring of a function, read": edit(
         "def inner(x):\n    'one'\n    return x\n\n\ndef program(x):\n    return x * len(inner.__doc__)\n",
         ("'one'", "'three'"),
+        how="unfit",
     ),
     "module's docstring, read": edit(
-        "__doc__ = 'one'\n\n\ndef program(x):\n    return x * len(__doc__)\n", ("'one'", "'three'")
+        "__doc__ = 'one'\n\n\ndef program(x):\n    return x * len(__doc__)\n",
+        ("'one'", "'three'"),
+        how="unfit",
     ),
     "current directory": Change(
         text="import os\n\n\ndef program(x):\n    return x * len(os.getcwd())\n",

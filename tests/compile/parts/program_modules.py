@@ -246,7 +246,7 @@ MODULES = {
     "module as an argument": edit(
         "class M(nn.Module):\n    def __init__(self, n):\n        super().__init__()\n        self.n = n\n\n    def forward(self, x):\n        return x * self.n\n\n\ndef inputs():\n    return [(torch.ones(3), M(2.0)), (torch.ones(3), M(3.0))]\n\n\ndef program(x, m):\n    return m(x)\n",
         ("M(2.0)", "M(4.0)"),
-        how="partly",
+        how="varies",
     ),
     "autograd.Function's forward": edit(
         "class Fn(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        return x * 2\n\n    @staticmethod\n    def backward(ctx, g):\n        return g * 5\n\n\ndef program(x):\n    return Fn.apply(x)\n",

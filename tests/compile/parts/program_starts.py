@@ -18,7 +18,7 @@ from msgspec import Struct
 from torch import nn
 from torchrelay.clients.artifacts.programs import process_programs
 from torchrelay.compiler import decoding
-from torchrelay.compiler.artifact.programs.records import FrameProgram, ProgramGraph
+from torchrelay.compiler.artifact.programs.records import FrameProgram, ProgramGraph, in_order
 from torchrelay.compiler.torch_internals.dynamo.programs import frames, recording
 
 MODULE = "changed_program"
@@ -28,11 +28,12 @@ Around = Callable[[], contextlib.AbstractContextManager[Any]]
 
 class Start(Struct, frozen=True):
     """What one start of a program gave. how: "traced", "used" (records alone), "partly" or "nothing" (no frame of it
-    was compiled). reasons: why a frame has no record, or why its records do not fit."""
+    was compiled). graphs: how many were
+    captured. reasons: why a frame has no record, or why its records do not fit."""
 
     results: list[Any]
     how: str = "nothing"
-    recorded: int = 0
+    graphs: int = 0
     reasons: tuple[str, ...] = ()
 
 
@@ -42,14 +43,15 @@ class Recorded:
     def __init__(self) -> None:
         self._kept: defaultdict[str, list[bytes]] = defaultdict(list)
         self._graphs: dict[str, Callable[..., Any]] = {}
-        self.made_now = self.used_now = 0
+        self.made_now = self.used_now = self.graphs_now = 0
         self.reasons: list[str] = []
 
     def backend(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         def compiled(*given: Any) -> Any:
             return gm.forward(*given)
 
-        if not any(isinstance(each, torch.SymInt) for each in inputs) and not holds_tensors(gm):
+        self.graphs_now += 1
+        if not holds_tensors(gm):
             key = str(len(self._graphs))
             self._graphs[key] = compiled
             recording.note_graph(compiled, key, b"request")
@@ -66,7 +68,7 @@ class Recorded:
 
     def find(self, frame: frames.FrameName) -> Sequence[FrameProgram]:
         kept = self._kept[process_programs._key(frame)]
-        return [decoding.from_msgpack(each, type=FrameProgram) for each in reversed(kept)]
+        return in_order([decoding.from_msgpack(each, type=FrameProgram) for each in kept])
 
     def graph(self, frame: frames.FrameName, record: ProgramGraph) -> Callable[..., Any] | None:
         return self._graphs[record.key]
@@ -99,28 +101,29 @@ def without_compiler(
 def traced(file: Path, text: str, around: Around = contextlib.nullcontext, patch: Any = None) -> Start:
     torch._dynamo.reset()
     with _imported(file, text, patch) as module:
-        return Start(
-            _results(module, torch.compile(module.program, backend=Recorded().backend), around), "traced"
-        )
+        return Start(_results(module, _compiled(module, Recorded()), around), "traced")
 
 
 def from_records(
     programs: Recorded, file: Path, text: str, around: Around = contextlib.nullcontext, patch: Any = None
 ) -> Start:
     torch._dynamo.reset()
-    programs.made_now = programs.used_now = 0
+    programs.made_now = programs.used_now = programs.graphs_now = 0
     programs.reasons = []
     uninstall = frames.install(programs)
     try:
         with _imported(file, text, patch) as module:
-            compiled = torch.compile(module.program, backend=programs.backend)
-            results = _results(module, compiled, around)
+            results = _results(module, _compiled(module, programs), around)
     finally:
         uninstall()
     made, used, reasons = programs.made_now, programs.used_now, tuple(programs.reasons)
     again = bool(made or reasons)
     how = ("partly" if again else "used") if used else ("traced" if again else "nothing")
-    return Start(results, how, made, reasons)
+    return Start(results, how, programs.graphs_now, reasons)
+
+
+def _compiled(module: Any, programs: Recorded) -> Any:
+    return torch.compile(module.program, backend=programs.backend, dynamic=getattr(module, "dynamic", None))
 
 
 @contextlib.contextmanager

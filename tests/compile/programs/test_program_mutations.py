@@ -14,6 +14,7 @@ from program_changes import CLOSURES, FUNCTIONS, NAMES, Change
 from program_environment import ABSENT, OPERATORS, PROCESS
 from program_modules import EFFECTS, MODULES
 from program_objects import CLASSES, VALUES
+from program_sizes import SIZES, continued
 from program_starts import Recorded, from_records, traced, without_compiler
 
 TABLES = {
@@ -29,6 +30,7 @@ TABLES = {
     "absent": ABSENT,
     "operators": OPERATORS,
     "process": PROCESS,
+    "sizes": SIZES,
     "same": SAME,
 }
 CHANGES = {
@@ -89,6 +91,27 @@ def test_a_used_program_is_guarded_as_a_traced_one(tmp_path: Path) -> None:
     file, programs = tmp_path / "program.py", Recorded()
     wanted = without_compiler(file, text).results
     assert [from_records(programs, file, text).results for _ in range(3)] == [wanted] * 3
+
+
+@pytest.mark.parametrize("name", [name for name, change in SIZES.items() if change.how == "used"])
+def test_the_next_start_traces_as_often_as_the_first_would_have_gone_on_to(name: str, tmp_path: Path) -> None:
+    """Its guards are those of the first process, and so is what Dynamo remembers of sizes that change."""
+    change, file, programs = SIZES[name], tmp_path / "program.py", Recorded()
+    first = from_records(programs, file, change.before())
+    after = from_records(programs, file, change.after())
+    at_once = from_records(Recorded(), file, continued(name))
+    assert at_once.results[len(first.results) :] == after.results
+    assert at_once.graphs == first.graphs + after.graphs, (first.reasons, after.reasons)
+
+
+def test_a_size_that_changes_is_symbolic_as_it_would_have_been_without_the_record(tmp_path: Path) -> None:
+    """Dynamo makes a size symbolic that has had two values in a process: the first was in a record."""
+    file, programs = tmp_path / "program.py", Recorded()
+    text = "def inputs():\n    return [(torch.ones(n),) for n in ALL]\n\n\ndef program(x):\n    return x * x.shape[0]\n"
+    texts = [Change(text=text.replace("ALL", sizes)).before() for sizes in ("[3]", "[3, 5, 7, 11]")]
+    assert from_records(programs, file, texts[0]).graphs == 1
+    assert from_records(programs, file, texts[1]).graphs == 1
+    assert from_records(programs, file, texts[1]).graphs == 0
 
 
 def test_there_are_enough_changes() -> None:

@@ -226,6 +226,25 @@ def inside(found: list[dict[str, Any]], kind: str) -> set[str]:
     return {span["name"] for span in found if span["cat"] == "stage" and kind in span["in"]}
 
 
+def test_functions_with_symbolic_sizes_start_without_tracing_for_the_sizes_that_they_allow(
+    machine: Machine,
+) -> None:
+    """The script itself compares with eager."""
+    script = (
+        SCRIPT.replace("for step in range(2):", "for step in map(int, sys.argv[1].split(',')):")
+        .replace(
+            "torch.linspace(-1, 1, 30).reshape(5, 6)", "torch.linspace(-1, 1, 6 * step).reshape(step, 6)"
+        )
+        .replace("BREAKS = len(sys.argv) > 1", "BREAKS = False")
+    )
+    first = machine.train("5,7,9", script=script)
+    assert (first["programs"], first["traced"], first["fallbacks"]) == (0, True, {})
+    assert machine.train("5,7,9", script=script) == {**first, "programs": 2, "traced": False}
+    other = machine.train("11,4", script=script)
+    assert (other["programs"], other["traced"]) == (1, False)
+    assert machine.train("1", script=script)["traced"]
+
+
 def test_a_record_that_is_damaged_forged_or_without_artifact_is_not_used(
     machine: Machine, tmp_path: Path
 ) -> None:

@@ -40,6 +40,8 @@ def program(number: int = 0) -> FrameProgram:
         graphs=[ProgramGraph("compiled", "0" * 64, b"request")],
         traced=[],
         asked=[],
+        shapes=[],
+        automatic=[],
     )
 
 

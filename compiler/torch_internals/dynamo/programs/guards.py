@@ -242,7 +242,8 @@ def make(records: Sequence[GuardRecord], sources: Sequence[Any], frame: Frame) -
 
 
 def write_sizes(found: Mapping[Any, Any], sources: SourceWriter) -> list[SizesRecord]:
-    """Of OutputGraph.input_source_to_sizes_strides. Raises NotPortable for a size that is not a number."""
+    """Of OutputGraph.input_source_to_sizes_strides; symbolic sizes, on which there are conditions, as None (as Dynamo's
+    TENSOR_MATCH takes them)."""
     return [
         SizesRecord(sources.add(source), _numbers(given["size"]), _numbers(given["stride"]))
         for source, given in found.items()
@@ -250,10 +251,7 @@ def write_sizes(found: Mapping[Any, Any], sources: SourceWriter) -> list[SizesRe
 
 
 def _numbers(given: Iterable[Any]) -> list[int | None]:
-    sizes = list(given)
-    if not all(size is None or type(size) is int for size in sizes):
-        raise NotPortable("a symbolic size")
-    return sizes
+    return [size.node.maybe_as_int() if isinstance(size, torch.SymInt) else size for size in given]
 
 
 def sizes_differ(record: SizesRecord, value: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ import torch
 
 from ....artifact.programs import digests
 from ....artifact.programs.records import CodeReference, FrameProgram, GlobalRecord, NotPortable, ProgramGraph
-from . import asked, bytecode, guards, names, operators
+from . import asked, bytecode, guards, names, operators, shapes
 from .sources import SourceWriter
 
 _log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _UNSEEN = frozenset(
     {
         *("__annotations__", "annotation", "get_annotations", "get_type_hints", "return_annotation"),
         *("co_filename", "co_firstlineno", "co_lines", "co_positions", "currentframe", "getsource"),
-        *("dir", "getmembers"),
+        *("__doc__", "dir", "getmembers"),
     }
 )
 """Names by which a program reads what Dynamo has no guards on in each version, and digests do not cover."""
@@ -65,10 +65,10 @@ def recorded(given: Mapping[str, Any]) -> Iterator[Recording]:
         _current.recording = before
 
 
-def note_graph(compiled: Callable[..., Any], key: str, request: bytes) -> None:
+def note_graph(compiled: Callable[..., Any], key: str, request: bytes, artifact: str = "") -> None:
     """The back end answers with this function, of an artifact, for a graph of the frame that is being traced."""
     if _current.recording is not None:
-        _current.recording.graphs[id(compiled)] = compiled, ProgramGraph("", key, request)
+        _current.recording.graphs[id(compiled)] = compiled, ProgramGraph("", key, request, artifact)
 
 
 def note_asked(name: asked.Asked) -> None:
@@ -96,8 +96,6 @@ def _program(recording: Recording, output: Any) -> FrameProgram:
     graph = output.tracer_output.output_graph
     if graph.torch_function_mode_stack or graph.functorch_layers or graph.dual_level >= 0:
         raise NotPortable("a transform or mode that is active around the call")
-    if graph.shape_env.var_to_range:
-        raise NotPortable("symbolic sizes")
     if getattr(graph, "is_empty_graph", lambda: False)():
         raise NotPortable("nothing to compile")
     given = recording.given
@@ -118,6 +116,8 @@ def _program(recording: Recording, output: Any) -> FrameProgram:
         constants=constants,
         key_order=[sources.add(source) for source in graph.guard_on_key_order],
         sizes=guards.write_sizes(graph.input_source_to_sizes_strides, sources),
+        shapes=shapes.write(graph, sources),
+        automatic=shapes.remembered(given),
         same_inputs=[_same(pair, sources) for pair in graph.aotautograd_guards],
         builtins=graph.name_of_builtins_dict_key_in_fglobals or "",
         globals=_globals(graph, scope),
@@ -142,7 +142,7 @@ def _graphs(recording: Recording, graph: Any, scope: Mapping[str, Any]) -> list[
     for name in sorted(name for name in graph.installed_globals if name.startswith(names.GRAPH)):
         noted = recording.graphs.get(id(torch._dynamo.eval_frame.innermost_fn(scope[name])))
         if noted is None:
-            raise NotPortable("a graph that has no artifact, or one whose inputs have symbolic sizes")
+            raise NotPortable("a graph that has no artifact")
         found.append(msgspec.structs.replace(noted[1], name=name))
     return found
 

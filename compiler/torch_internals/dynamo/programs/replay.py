@@ -13,7 +13,7 @@ import torch
 
 from ....artifact.programs import digests
 from ....artifact.programs.records import CodeReference, FrameProgram, ProgramGraph
-from . import asked, bytecode, guards, names
+from . import asked, bytecode, guards, names, shapes
 from .sources import read
 
 
@@ -43,6 +43,7 @@ def from_records(
                 reason = (
                     guards.differing(variant.guards, sources, live)
                     or _sizes(variant, sources, live)
+                    or shapes.differing(variant.shapes, sources, live)
                     or asked.differing(variant.asked, sources, live)
                     or ""
                 )
@@ -158,6 +159,7 @@ def _guarded(
     internals.orig_code_map[compiled] = code
     internals.output_codes.add(compiled)
     scope.live_as_long_as(compiled)
+    shapes.remember(variant.automatic, given)
     return wrap_guarded_code(
         GuardedCode(compiled, manager, compile_id, f"Torch-Compiled Region: {compile_id}")
     )
@@ -230,9 +232,10 @@ def _check_function(
     )
     hooks = given["hooks"]
     parts: Any = ShapeCodeParts
-    no_sizes = parts(
-        python_code_parts=_NoSizes([]),
-        verbose_code_parts=_NoSizes([]),
+    sizes = _Sizes(shapes.code(variant.shapes, sources))
+    conditions = parts(
+        python_code_parts=sizes,
+        verbose_code_parts=sizes,
         cpp_code_parts=None,
         python_fallback=True,
         shape_env_sources=[],
@@ -250,13 +253,13 @@ def _check_function(
             entries,
             hooks.guard_fail_fn if hooks else None,
             None,
-            shape_code_parts=no_sizes,
+            shape_code_parts=conditions,
         )
     return manager.guard_manager
 
 
-class _NoSizes:
-    """Dynamo's _ShapeGuardsHelper of a frame without symbolic sizes."""
+class _Sizes:
+    """Dynamo's _ShapeGuardsHelper: conditions on symbolic sizes, in Python."""
 
     def __init__(self, exprs: list[str]) -> None:
         self.exprs = exprs
