@@ -132,4 +132,5 @@ class ProgramFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 def in_order(variants: Sequence[FrameProgram]) -> list[FrameProgram]:
     """The likeliest first: the latest, but those with symbolic sizes after the others, as Dynamo makes them."""
-    return sorted(variants[::-1], key=lambda each: bool(each.shapes))
+    latest_first = variants[::-1]
+    return sorted(latest_first, key=lambda each: bool(each.shapes))
