@@ -77,6 +77,15 @@ INPUTS = {
         "a[0].add_(1)\n    return a[0] * a[1]", "*[x.clone()] * 2", "x.clone(), x.clone()"
     ),
     "view of the other": two("a[0].add_(1)\n    return a[0] * a[1]", "x.clone(), x.clone()", "x, x.view(4)"),
+    "break before any graph, a number": two(
+        "torch._dynamo.graph_break()\n    return a[0] * a[1]", "x, 2", "x, 3", how="partly"
+    ),
+    "break before any graph, another tensor": two(
+        "torch._dynamo.graph_break()\n    return a[0] * a[1]", "x, 2", "y, 2", how="used"
+    ),
+    "function of pybind11's": two(
+        "return a[0] * (3 if a[1]() is None else 2)", "x, torch._C._get_tracing_state", "x, lambda: 1"
+    ),
     "same storage, other part": two("a[0].add_(1)\n    return a[0] * a[1]", "x[:3], y[:3]", "x[:3], x[1:]"),
     "is": two("return a[0] * 2 if a[0] is a[1] else a[0] * 3", "x, y", "x, x"),
     "is not": two("return a[0] * 2 if a[0] is a[1] else a[0] * 3", "x, x", "x, x.clone()"),

@@ -96,8 +96,6 @@ def _program(recording: Recording, output: Any) -> FrameProgram:
     graph = output.tracer_output.output_graph
     if graph.torch_function_mode_stack or graph.functorch_layers or graph.dual_level >= 0:
         raise NotPortable("a transform or mode that is active around the call")
-    if getattr(graph, "is_empty_graph", lambda: False)():
-        raise NotPortable("nothing to compile")
     given = recording.given
     modules = _modules_by_file()
     for code in graph.traced_code:

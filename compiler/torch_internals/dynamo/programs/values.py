@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 import types
 from typing import Any
 
@@ -156,9 +157,11 @@ def _described(value: Any, depth: int) -> Any:
         case types.BuiltinFunctionType() | types.MethodDescriptorType() | types.WrapperDescriptorType():
             owner = getattr(value, "__self__", None)
             module = getattr(value, "__module__", None) or ""
-            if owner is not None and not isinstance(owner, types.ModuleType | type):
-                raise NotPortable(f"a method of an object, {value.__qualname__}")
-            return ["builtin", module, value.__qualname__]
+            if owner is None or isinstance(owner, types.ModuleType | type):
+                return ["builtin", module, value.__qualname__]
+            if getattr(sys.modules.get(module), value.__name__, None) is value:  # a function of pybind11's
+                return ["builtin", module, value.__name__]
+            raise NotPortable(f"a method of an object, {value.__qualname__}")
         case types.UnionType() | types.GenericAlias():
             return [type(value).__name__, *(_described(part, depth - 1) for part in value.__args__)]
         case _ if type(value).__module__ == "typing":
