@@ -159,8 +159,9 @@ def _described(value: Any, depth: int) -> Any:
             module = getattr(value, "__module__", None) or ""
             if owner is None or isinstance(owner, types.ModuleType | type):
                 return ["builtin", module, value.__qualname__]
-            if getattr(sys.modules.get(module), value.__name__, None) is value:  # a function of pybind11's
-                return ["builtin", module, value.__name__]
+            name = str(getattr(value, "__name__", ""))
+            if getattr(sys.modules.get(module), name, None) is value:  # a function of pybind11's
+                return ["builtin", module, name]
             raise NotPortable(f"a method of an object, {value.__qualname__}")
         case types.UnionType() | types.GenericAlias():
             return [type(value).__name__, *(_described(part, depth - 1) for part in value.__args__)]
