@@ -22,6 +22,8 @@ LIBRARIES = frozenset({"torch", "builtins", *sys.stdlib_module_names})
 """Whose classes are those of their version, which is in the key of each program."""
 _UNREAD = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__"})
 """Names in each class."""
+_ADDRESS = "_torchdynamo_wrapper_id"
+"""An attribute of functions that says where in memory another function is, which their closures hold."""
 
 
 def code_digest(code: types.CodeType) -> str:
@@ -47,7 +49,7 @@ def function_digest(found: Any) -> str:
         _add_code(digest, function.__code__)
         known = _known(function.__code__, function.__globals__)
         # Dynamo has no guards on attributes that are missing, and treats a function by some in another way.
-        own = sorted((name, _simple(value)) for name, value in vars(function).items())
+        own = sorted((name, _simple(value)) for name, value in vars(function).items() if name != _ADDRESS)
         # Of a method of an object that is made while tracing, Dynamo reads these without guards.
         values = (function.__defaults__, function.__kwdefaults__, _cells(function))
         digest.update(repr((function.__module__, known, own, [*map(_simple, values)])).encode())

@@ -121,6 +121,12 @@ CLASSES = {
         "class A:\n    by = 2.0\n\n\nclass B:\n    by = 3.0\n\n\nclass C(A):\n    pass\n\n\nbox = C()\n\n\ndef program(x):\n    return x * box.by\n",
         ("class C(A)", "class C(B)"),
     ),
+    "class with a function that is not traced": edit(
+        "class A:\n    @torch.compiler.disable\n    def f(self, x):\n        return x\n\n\nbox = A()\n# here\n\n\ndef program(x):\n    return x * 2 if isinstance(box, A) else x * 3\n",
+        ("# here", "# there"),
+        how="used",
+        differs=False,
+    ),
     "isinstance after a change of bases": edit(
         "class A:\n    pass\n\n\nclass B:\n    pass\n\n\nclass C(A):\n    pass\n\n\nbox = C()\n\n\ndef program(x):\n    return x * 2 if isinstance(box, A) else x * 3\n",
         ("class C(A)", "class C(B)"),
