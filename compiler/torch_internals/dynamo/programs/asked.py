@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ....artifact.programs.records import AskedRecord, NotPortable
+from . import names
 from .guards import Frame
 from .sources import SourceWriter
 
@@ -49,13 +50,21 @@ def write(asked: Iterable[Asked], frame: Frame, sources: SourceWriter) -> list[A
     """Raises NotPortable for a module that another process would not find."""
     found: dict[AskedRecord, None] = {}
     for source, module, name, present in asked:
-        if source is not None and frame.value(source) is module:
+        if source is not None and not _is_dynamos(source) and frame.value(source) is module:
             found[AskedRecord(name, present, source=sources.add(source))] = None
         elif sys.modules.get(module.__name__) is module:
             found[AskedRecord(name, present, module=module.__name__)] = None
         else:
             raise NotPortable(f"a module that its name does not find, {module.__name__}")
     return list(found)
+
+
+def _is_dynamos(source: Any) -> bool:
+    """Whether it begins at Dynamo's own name of a module. A frame that Dynamo began to trace once more, as at a graph
+    break, may not use that name any more."""
+    while (base := getattr(source, "base", None)) is not None:
+        source = base
+    return str(getattr(source, "global_name", "")).startswith(names.ALIAS)
 
 
 def differing(records: Sequence[AskedRecord], sources: Sequence[Any], frame: Frame) -> str | None:
