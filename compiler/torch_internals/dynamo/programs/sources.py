@@ -14,6 +14,7 @@ KINDS = frozenset(
     {
         "AttrSource",
         "CallFunctionNoArgsSource",
+        "CallMethodItemSource",
         "CellContentsSource",
         "ClosureSource",
         "CodeSource",
