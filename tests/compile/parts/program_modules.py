@@ -288,6 +288,18 @@ MODULES = {
         ("* 2", "* 3"),
         how="unfit",
     ),
+    "count of a batch norm": edit(
+        "program = nn.BatchNorm1d(4)\nprogram.num_batches_tracked.fill_(3)\n\n\ndef inputs():\n    return [(torch.arange(12.0).view(3, 4),)]\n",
+        ("fill_(3)", "fill_(7)"),
+        how="used",
+        differs=False,
+    ),
+    "count of a batch norm without momentum": edit(
+        "program = nn.BatchNorm1d(4, momentum=None)\nprogram.num_batches_tracked.fill_(3)\n\n\ndef inputs():\n    return [(torch.arange(12.0).view(3, 4),)]\n",
+        ("fill_(3)", "fill_(7)"),
+        how="varies",
+        differs=False,
+    ),
 }
 
 CELLS = """
@@ -416,6 +428,12 @@ EFFECTS = {
         "p = nn.Parameter(torch.ones(3))\no = torch.optim.SGD([p], lr=0.5)\n\n\ndef program(x):\n    p.grad = torch.ones(3)\n    o.step()\n    return p * 2\n\n\ndef state():\n    return p\n",
         ("SGD([p], lr=0.5)", "Adagrad([p], lr=0.25)"),
         how="unfit",
+    ),
+    "module that is called where a trace is given up": edit(
+        "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.b = Breaks()\n\n    def forward(self, x):\n        return self.b(x * 3)\n\n\nclass Breaks(nn.Module):\n    def forward(self, x):\n        torch._dynamo.graph_break()\n        return x * 2\n\n\nprogram = M()\n# here\n",
+        ("# here", "# there"),
+        how="used",
+        differs=False,
     ),
     "graph break, edit after it": edit(
         "def program(x):\n    y = x * 2\n    torch._dynamo.graph_break()\n    return y + 1\n",

@@ -121,24 +121,6 @@ CLASSES = {
         "class A:\n    by = 2.0\n\n\nclass B:\n    by = 3.0\n\n\nclass C(A):\n    pass\n\n\nbox = C()\n\n\ndef program(x):\n    return x * box.by\n",
         ("class C(A)", "class C(B)"),
     ),
-    "count of a batch norm": edit(
-        "program = nn.BatchNorm1d(4)\nprogram.num_batches_tracked.fill_(3)\n\n\ndef inputs():\n    return [(torch.arange(12.0).view(3, 4),)]\n",
-        ("fill_(3)", "fill_(7)"),
-        how="used",
-        differs=False,
-    ),
-    "count of a batch norm without momentum": edit(
-        "program = nn.BatchNorm1d(4, momentum=None)\nprogram.num_batches_tracked.fill_(3)\n\n\ndef inputs():\n    return [(torch.arange(12.0).view(3, 4),)]\n",
-        ("fill_(3)", "fill_(7)"),
-        how="varies",
-        differs=False,
-    ),
-    "module that is called where a trace is given up": edit(
-        "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.b = Breaks()\n\n    def forward(self, x):\n        return self.b(x * 3)\n\n\nclass Breaks(nn.Module):\n    def forward(self, x):\n        torch._dynamo.graph_break()\n        return x * 2\n\n\nprogram = M()\n# here\n",
-        ("# here", "# there"),
-        how="used",
-        differs=False,
-    ),
     "class with a function that is not traced": edit(
         "class A:\n    @torch.compiler.disable\n    def f(self, x):\n        return x\n\n\nbox = A()\n# here\n\n\ndef program(x):\n    return x * 2 if isinstance(box, A) else x * 3\n",
         ("# here", "# there"),
