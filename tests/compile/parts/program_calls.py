@@ -250,7 +250,7 @@ SETTINGS = {
     "read: deterministic algorithms": ask("torch.are_deterministic_algorithms_enabled()", deterministic),
     "read: precision": ask("torch.get_float32_matmul_precision() == 'highest'", precision),
     "read: threads": ask(f"torch.get_num_threads() == {torch.get_num_threads()}", threads),
-    "read: anomaly": ask("torch.is_anomaly_enabled()", torch.autograd.detect_anomaly),
+    "read: anomaly": ask("torch.is_anomaly_enabled()", torch.autograd.detect_anomaly, how="partly"),
     "read: cudnn": ask("torch.backends.cudnn.enabled", lambda: torch.backends.cudnn.flags(enabled=False)),
     "read: mkldnn": ask("torch.backends.mkldnn.enabled", lambda: torch.backends.mkldnn.flags(enabled=False)),
     "read: cudnn.benchmark": ask(
@@ -267,9 +267,12 @@ SETTINGS = {
     "read: SDPA by flash": ask(
         "torch.backends.cuda.flash_sdp_enabled()",
         lambda: restored(torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, False),
+        how="partly",
     ),
     "read: multithreading": ask(
-        "torch.autograd.is_multithreading_enabled()", lambda: torch.autograd.set_multithreading_enabled(False)
+        "torch.autograd.is_multithreading_enabled()",
+        lambda: torch.autograd.set_multithreading_enabled(False),
+        how="partly",
     ),
     "read: Inductor's configuration": ask(
         "torch._inductor.config.max_autotune",

@@ -410,7 +410,7 @@ NAMES = {
     "name in globals()": edit(
         "# here\n\n\ndef program(x):\n    return x * 2 if 'EXTRA' in globals() else x * 3\n",
         ("# here", "EXTRA = 2.0"),
-        how="unfit",
+        how="partly",
     ),
     "hasattr of an object": edit(
         "class Box:\n    pass\n\n\nbox = Box()\n# here\n\n\ndef program(x):\n    return x * 2 if hasattr(box, 'extra') else x * 3\n",

@@ -154,7 +154,7 @@ ABSENT = {
     "name in globals()": edit(
         "# here\n\n\ndef program(x):\n    return x * 2 if 'extra' in globals() else x * 3\n",
         ("# here", "extra = 1"),
-        how="unfit",
+        how="partly",
     ),
     "get of globals()": edit(
         "# here\n\n\ndef program(x):\n    return x * globals().get('extra', 2.0)\n",

@@ -151,24 +151,20 @@ MODULES = {
     "forward hook edited": edit(
         MODEL + HOOK + "program.first.register_forward_hook(hook)\n",
         ("args[-1] * 2", "args[-1] * 3"),
-        how="unfit",
     ),
     "forward hook removed": edit(
         MODEL + HOOK + "handle = program.first.register_forward_hook(hook)\n# there\n",
         ("# there", "handle.remove()"),
-        how="unfit",
     ),
     "forward hook replaced": edit(
         MODEL
         + HOOK
         + "def other(module, *args):\n    return args[-1] * 5\n\n\nprogram.first.register_forward_hook(hook)\n",
         ("forward_hook(hook)", "forward_hook(other)"),
-        how="unfit",
     ),
     "second forward hook": edit(
         MODEL + HOOK + "program.first.register_forward_hook(hook)\n# there\n",
         ("# there", "program.first.register_forward_hook(hook)"),
-        how="unfit",
     ),
     "hook of a parameter": after("program.first.weight.register_hook(lambda g: g * 2)", how="used"),
     "hook after accumulation": after(
@@ -229,7 +225,6 @@ MODULES = {
     "batch norm's momentum": edit(
         "program = nn.BatchNorm1d(4, momentum=0.1)\n\n\ndef state():\n    return program.running_mean\n",
         ("0.1", "0.3"),
-        how="unfit",
     ),
     "parametrization": after(
         "from torch.nn.utils import parametrize\nparametrize.register_parametrization(program.first, 'weight', Double())"

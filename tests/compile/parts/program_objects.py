@@ -556,6 +556,7 @@ VALUES = {
     "logging level": edit(
         "import logging\n\nlog = logging.getLogger('changed')\nlog.setLevel(10)\n\n\ndef program(x):\n    return x * 2 if log.isEnabledFor(20) else x * 3\n",
         ("setLevel(10)", "setLevel(50)"),
+        how="partly",
     ),
     "tuple subclass": edit(
         "class T(tuple):\n    by = 2.0\n\n\nt = T((1.0,))\n\n\ndef program(x):\n    return x * t.by * t[0]\n",
@@ -581,7 +582,6 @@ VALUES = {
     "shared batch norm": edit(
         "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.a, self.b = nn.BatchNorm1d(4, track_running_stats=True), nn.BatchNorm1d(4)\n\n    def forward(self, x):\n        return self.b(self.a(x) * 3 + 1)\n\n\nprogram = M()\n# here\n\n\ndef state():\n    return [program.a.running_mean, program.b.running_mean]\n",
         ("# here", "program.b = program.a"),
-        how="unfit",
     ),
     "cached property": edit(
         "import functools\n\n\nclass A:\n    @functools.cached_property\n    def f(self):\n        return 2.0\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.f\n",
