@@ -94,21 +94,23 @@ def current_flags() -> list[tuple[str, bool | int | str]]:
     return sorted(values.items())
 
 
-def same_process_state(state: schema.Ambient) -> bool:
-    """Whether a graph that was captured in `state` would be captured in the same one now, as far as Dynamo has no
-    guard for it: dtypes, precision, threads and flags."""
+def differing_process_state(state: schema.Ambient) -> str:
+    """What of the process' state is not as in `state`, as far as Dynamo has no guard for it: dtypes, precision,
+    threads and flags; '' if a graph that was captured in `state` would be captured in the same one now."""
     settings: Any = torch.backends.opt_einsum
     flags = dict(current_flags())
     if any(name == _EINSUM for name, _ in state.flags) and settings.is_available() and settings.enabled:
         flags[_EINSUM] = str(settings.strategy)
-    return (
-        not devices.sm_carveout()
-        and state.default_dtype == dtype_name(torch.get_default_dtype())
-        and state.matmul_precision == precision.matmul_precision()
-        and state.fill_uninitialized == bool(torch.utils.deterministic.fill_uninitialized_memory)  # type: ignore[attr-defined]
-        and state.threads in (1, config.codegen_threads())
-        and flags == dict(state.flags)
-    )
+    filled = bool(torch.utils.deterministic.fill_uninitialized_memory)  # type: ignore[attr-defined]
+    others = [
+        *(["multiprocessors left free"] if devices.sm_carveout() else []),
+        *(["the default dtype"] if state.default_dtype != dtype_name(torch.get_default_dtype()) else []),
+        *(["the precision of products"] if state.matmul_precision != precision.matmul_precision() else []),
+        *(["fill_uninitialized_memory"] if state.fill_uninitialized != filled else []),
+        *(["the number of threads"] if state.threads not in (1, config.codegen_threads()) else []),
+        *sorted(name for name, _ in {*flags.items()} ^ {*state.flags}),
+    ]
+    return ", ".join(dict.fromkeys(others))
 
 
 def _einsum_flags(gm: torch.fx.GraphModule) -> list[tuple[str, bool | int | str]]:

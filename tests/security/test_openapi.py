@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import schemathesis
+from described_api import described_api
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from service_parts import TOKEN, Running
-from torchrelay.compiler.artifact import manifest
-from torchrelay.compiler.request import codec
 
 
 def test_no_call_that_the_description_can_make_breaks_the_service(gateway: Running) -> None:
-    for media_type in (codec.GRAPH_MEDIA_TYPE, manifest.ARTIFACT_MEDIA_TYPE):
-        schemathesis.serializer.alias(media_type, "application/octet-stream")
-    schema = schemathesis.openapi.from_url(f"{gateway.url}/openapi.json")
+    schema = described_api(gateway.url)
     tried: dict[str, int] = {}
     for result in schema.get_all_operations():
         operation = result.ok()

@@ -18,7 +18,7 @@ import torch
 
 from ....compiler import decoding
 from ....compiler.artifact.programs.records import REVISION, FrameProgram, ProgramGraph, in_order
-from ....compiler.graph.ambient import same_process_state
+from ....compiler.graph.ambient import differing_process_state
 from ....compiler.graph.toolchain import local_target, local_toolchain
 from ....compiler.request import schema
 from ....compiler.torch_internals.dynamo.programs.frames import FrameName, Part
@@ -78,18 +78,18 @@ class ProcessPrograms:
                     self._store.add(key, program)
             yield program
 
-    def graph(self, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | None:
+    def graph(self, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | str:
         start = time.perf_counter()
         try:
             request = decoding.from_msgpack(record.request, type=schema.GraphRequest)
-            if not _same_settings(request, _options(frame)):
-                return None
+            other = _other_settings(request, _options(frame))
+            if other:
+                return f"a graph of it would be another one now, because of {other}"
             found = self._source().obtain(ArtifactRequest(_captured(request), record.request, record.key, []))
         except Exception as error:  # the frame is traced, and says what is wrong in the usual way
-            self.unfit(frame, f"a graph of it cannot be had: {error}")
-            return None
+            return f"a graph of it cannot be had: {error}"
         if record.artifact and found.digest != record.artifact:
-            return None
+            return "the artifact of a graph is another one now, and may assume other sizes"
         seconds = time.perf_counter() - start
         process_report().record(found.outcome, key=found.key, seconds=seconds, nodes=len(request.graph.nodes))
         return found.compiled
@@ -121,16 +121,16 @@ def _captured(request: schema.GraphRequest) -> CapturedGraph:
     return CapturedGraph(request, sizes, index, cudagraphs=False, floats={})
 
 
-def _same_settings(request: schema.GraphRequest, options: Mapping[str, Any]) -> bool:
-    """Whether this process would send the same request for the same graph."""
+def _other_settings(request: schema.GraphRequest, options: Mapping[str, Any]) -> str:
+    """Which settings are not as they were, so that this process would send another request for the graph; or ''."""
     inductor, aot, cudagraphs = read_configuration(request.mode, options)
-    kind = request.target.kind
-    return (
-        request.toolchain == local_toolchain()
-        and request.target == local_target(kind)
-        and same_process_state(request.ambient)
-        and (inductor, aot, cudagraphs) == (request.options, request.aot_options, False)
-    )
+    if request.toolchain != local_toolchain():
+        return "another toolchain"
+    if request.target != local_target(request.target.kind):
+        return "another device"
+    if (inductor, aot, cudagraphs) != (request.options, request.aot_options, False):
+        return "the compiler's configuration"
+    return differing_process_state(request.ambient)
 
 
 def _options(frame: FrameName) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import Unsupported
 
@@ -13,6 +14,9 @@ PRIORITY = "sdp.priority"
 
 _DEFAULT_PRIORITY = "1 2 0 3 4"
 """Numbers of torch.nn.attention.SDPBackend: flash, memory-efficient, math, cuDNN, overrideable (at::Context)."""
+
+
+_settled = False
 
 
 def read_choices() -> dict[str, bool | int | str]:
@@ -24,6 +28,7 @@ def read_choices() -> dict[str, bool | int | str]:
     """
     if getattr(torch._C, "_get_fa3_sdp_enabled", bool)():
         raise Unsupported("scaled dot product attention by FlashAttention 3")
+    _settle_priority()
     found: dict[str, bool | int | str] = {}
     if torch._C._get_math_sdp_allow_fp16_bf16_reduction():
         found[MATH_REDUCED] = True
@@ -35,6 +40,19 @@ def read_choices() -> dict[str, bool | int | str]:
 
 def apply_choices(flags: Mapping[str, bool | int | str]) -> None:
     """Set this process to what `read_choices` read; other flags are ignored."""
+    _settle_priority()
     torch._C._set_math_sdp_allow_fp16_bf16_reduction(bool(flags.get(MATH_REDUCED, False)))
     priority = str(flags.get(PRIORITY, _DEFAULT_PRIORITY)).split()
     torch._C._set_sdp_priority_order([int(number) for number in priority])
+
+
+def _settle_priority() -> None:
+    """Make PyTorch choose its order for this GPU now. It does so once, at a process' first attention on a GPU: on some
+    (Hopper), that puts cuDNN first, whatever order was set before (priority_order in sdp_utils.cpp)."""
+    global _settled
+    if _settled or not torch.cuda.is_initialized():
+        return
+    with _disable_current_modes(), torch.no_grad():
+        query = torch.empty(1, 1, 1, 8, dtype=torch.float16, device="cuda")
+        torch._fused_sdp_choice(query, query, query)
+    _settled = True

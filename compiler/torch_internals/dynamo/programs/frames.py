@@ -38,8 +38,8 @@ class Programs(Protocol):
     def find(self, frame: FrameName) -> Iterable[FrameProgram]:
         """The records of a frame, the likeliest first; each may be fetched when it is asked for."""
 
-    def graph(self, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | None:
-        """What runs as the graph; None if it cannot be had, or would be another one in this process now."""
+    def graph(self, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | str:
+        """What runs as the graph; or why it cannot be had, or would be another one in this process now."""
 
     def made(self, frame: FrameName, program: FrameProgram) -> None:
         """A frame was traced, and this is its record."""

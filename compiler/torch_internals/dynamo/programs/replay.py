@@ -19,7 +19,7 @@ from .sources import read
 
 def from_records(
     variants: Iterable[FrameProgram],
-    graph: Callable[[ProgramGraph], Callable[..., Any] | None],
+    graph: Callable[[ProgramGraph], Callable[..., Any] | str],
     given: Mapping[str, Any],
     timed: Callable[[Any], AbstractContextManager[None]],
 ) -> tuple[Any, str]:
@@ -47,9 +47,8 @@ def from_records(
                     or asked.differing(variant.asked, sources, live)
                     or ""
                 )
-            callables = {} if reason else {each.name: graph(each) for each in variant.graphs}
-            if None in callables.values():
-                reason = "an artifact that cannot be had, or settings of the process that change code"
+            callables: dict[str, Any] = {} if reason else {each.name: graph(each) for each in variant.graphs}
+            reason = reason or next((each for each in callables.values() if isinstance(each, str)), "")
             if not reason:
                 with timed("install"):
                     return _guarded(variant, sources, live, callables, scope, given), ""
