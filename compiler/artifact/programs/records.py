@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-REVISION = 2
+REVISION = 3
 """Of these records and of what they mean. Another revision's programs are traced again."""
 LIMIT_BYTES = 64 << 20
 """Of an encoded program."""
