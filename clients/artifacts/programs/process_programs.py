@@ -10,7 +10,7 @@ import functools
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from ....compiler.graph.toolchain import local_target, local_toolchain
 from ....compiler.request import schema
 from ....compiler.torch_internals.dynamo.programs.frames import FrameName, Part
 from ....compiler.torch_internals.inductor import config_modules
-from ...capture.configuration import read_configuration, split_options
+from ...capture.configuration import Options, read_configuration, split_options
 from ...capture.request import CapturedGraph
 from ...reports.run_report import process_report
 from ..source import ArtifactRequest, ArtifactSource
@@ -82,10 +82,12 @@ class ProcessPrograms:
         start = time.perf_counter()
         try:
             request = decoding.from_msgpack(record.request, type=schema.GraphRequest)
-            other = _other_settings(request, _options(frame))
+            inductor, aot, cudagraphs = read_configuration(request.mode, _options(frame))
+            other = _other_settings(request, inductor, aot)
             if other:
                 return f"a graph of it would be another one now, because of {other}"
-            found = self._source().obtain(ArtifactRequest(_captured(request), record.request, record.key, []))
+            captured = _captured(request, cudagraphs)
+            found = self._source().obtain(ArtifactRequest(captured, record.request, record.key, []))
         except Exception as error:  # the frame is traced, and says what is wrong in the usual way
             return f"a graph of it cannot be had: {error}"
         if record.artifact and found.digest != record.artifact:
@@ -115,20 +117,19 @@ def _name(frame: FrameName) -> str:
     return f"{frame.module}.{frame.name}"
 
 
-def _captured(request: schema.GraphRequest) -> CapturedGraph:
+def _captured(request: schema.GraphRequest, cudagraphs: bool) -> CapturedGraph:
     index = torch.cuda.current_device() if request.target.kind == "cuda" else None
     sizes = {symbol.name: symbol.hint for symbol in request.symbols}
-    return CapturedGraph(request, sizes, index, cudagraphs=False, floats={})
+    return CapturedGraph(request, sizes, index, cudagraphs, floats={})
 
 
-def _other_settings(request: schema.GraphRequest, options: Mapping[str, Any]) -> str:
+def _other_settings(request: schema.GraphRequest, inductor: Options, aot: Options) -> str:
     """Which settings are not as they were, so that this process would send another request for the graph; or ''."""
-    inductor, aot, cudagraphs = read_configuration(request.mode, options)
     if request.toolchain != local_toolchain():
         return "another toolchain"
     if request.target != local_target(request.target.kind):
         return "another device"
-    if (inductor, aot, cudagraphs) != (request.options, request.aot_options, False):
+    if (inductor, aot) != (request.options, request.aot_options):
         return "the compiler's configuration"
     return differing_process_state(request.ambient)
 
