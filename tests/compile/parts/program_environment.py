@@ -65,6 +65,11 @@ ABSENT = {
         "hasattr(torch.ops.changed_program, 'extra_name')",
         patch=lambda m, module: m.setattr(torch.ops.changed_program, "extra_name", 1, raising=False),
     ),
+    "hasattr of torch.ops, imported inside": Change(
+        text="def program(x):\n    from torch import ops\n\n"
+        "    return x * 2 if hasattr(ops.changed_program, 'extra_name') else x * 3\n",
+        patch=lambda m, module: m.setattr(torch.ops.changed_program, "extra_name", 1, raising=False),
+    ),
     "hasattr of a library": asks(
         "hasattr(math, 'extra_name')",
         "import math",
