@@ -50,7 +50,7 @@ class ProcessPrograms:
         if not self._shares:
             return None
         source = self._source()
-        return TeamPrograms(source.gateway, source.signed)
+        return TeamPrograms(source.gateway, source.disk, source.signed)
 
     def wants(self, compiler: Any) -> bool:
         return getattr(compiler, "compiler_fn", compiler) is self._backend
@@ -72,11 +72,10 @@ class ProcessPrograms:
         while True:
             with process_report().timed("lookup"):
                 program = next(others, None)
-                if program is None:
-                    return
-                if program not in own:
-                    self._store.add(key, program)
-            yield program
+            if program is None:
+                return
+            if program not in own:
+                yield program
 
     def graph(self, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | str:
         start = time.perf_counter()
