@@ -11,7 +11,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -26,6 +26,7 @@ from ....compiler.torch_internals.inductor import config_modules
 from ...capture.configuration import Options, read_configuration, split_options
 from ...capture.request import CapturedGraph
 from ...reports.run_report import process_report
+from ..load import collector
 from ..source import ArtifactRequest, ArtifactSource
 from .store import ProgramStore
 from .team_programs import TeamPrograms
@@ -58,19 +59,21 @@ class ProcessPrograms:
     def starting(self, frame: FrameName) -> contextlib.AbstractContextManager[None]:
         return process_report().function(_name(frame))
 
-    def timed(self, part: Part) -> contextlib.AbstractContextManager[None]:
-        return process_report().timed(part)
+    @contextlib.contextmanager
+    def timed(self, part: Part | Literal["lookup"]) -> Iterator[None]:
+        with collector.paused(), process_report().timed(part):
+            yield
 
     def find(self, frame: FrameName) -> Iterator[FrameProgram]:
         key = _key(frame)
-        with process_report().timed("lookup"):
+        with self.timed("lookup"):
             own = in_order(self._store.read(key))
         yield from own
         if self._team is None:
             return
         others = self._team.find(key)
         while True:
-            with process_report().timed("lookup"):
+            with self.timed("lookup"):
                 program = next(others, None)
             if program is None:
                 return
