@@ -21,11 +21,13 @@ from ....compiler.artifact.programs.records import REVISION, FrameProgram, Progr
 from ....compiler.graph.ambient import differing_process_state
 from ....compiler.graph.toolchain import local_target, local_toolchain
 from ....compiler.request import schema
+from ....compiler.torch_internals.distributed import process_groups
 from ....compiler.torch_internals.dynamo.programs.frames import FrameName, Part
 from ....compiler.torch_internals.inductor import config_modules
 from ...capture.configuration import read_configuration, split_options
 from ...capture.request import CapturedGraph
 from ...reports.run_report import process_report
+from ...settings import load_launcher_info
 from ..source import ArtifactRequest, ArtifactSource
 from .store import ProgramStore
 from .team_programs import TeamPrograms
@@ -82,10 +84,15 @@ class ProcessPrograms:
         start = time.perf_counter()
         try:
             request = decoding.from_msgpack(record.request, type=schema.GraphRequest)
-            other = _other_settings(request, _options(frame))
+            background, options = split_options(_given_options(frame))
+            if self._source().may_begin_eagerly(background):
+                return "the ranks of a job decide together how long it runs eagerly"
+            other = _other_settings(request, options) or _other_device(request, record)
             if other:
                 return f"a graph of it would be another one now, because of {other}"
-            found = self._source().obtain(ArtifactRequest(_captured(request), record.request, record.key, []))
+            found = self._source().obtain(
+                ArtifactRequest(_captured(request, record.device), record.request, record.key, [])
+            )
         except Exception as error:  # the frame is traced, and says what is wrong in the usual way
             return f"a graph of it cannot be had: {error}"
         if record.artifact and found.digest != record.artifact:
@@ -95,7 +102,12 @@ class ProcessPrograms:
         return found.compiled
 
     def made(self, frame: FrameName, program: FrameProgram) -> None:
-        key = _key(frame)
+        try:
+            self._keep(_key(frame), program)
+        except Exception as error:  # a process group that ends meanwhile
+            self.unfit(frame, f"its record cannot be kept: {type(error).__name__}: {error}")
+
+    def _keep(self, key: str, program: FrameProgram) -> None:
         self._store.add(key, program)
         if self._team is not None:
             requests = (
@@ -115,10 +127,9 @@ def _name(frame: FrameName) -> str:
     return f"{frame.module}.{frame.name}"
 
 
-def _captured(request: schema.GraphRequest) -> CapturedGraph:
-    index = torch.cuda.current_device() if request.target.kind == "cuda" else None
+def _captured(request: schema.GraphRequest, device: int | None) -> CapturedGraph:
     sizes = {symbol.name: symbol.hint for symbol in request.symbols}
-    return CapturedGraph(request, sizes, index, cudagraphs=False, floats={})
+    return CapturedGraph(request, sizes, device, cudagraphs=False, floats={})
 
 
 def _other_settings(request: schema.GraphRequest, options: Mapping[str, Any]) -> str:
@@ -133,8 +144,18 @@ def _other_settings(request: schema.GraphRequest, options: Mapping[str, Any]) ->
     return differing_process_state(request.ambient)
 
 
-def _options(frame: FrameName) -> dict[str, Any]:
-    return split_options(getattr(frame.compiler, "kwargs", {}).get("options"))[1]
+def _other_device(request: schema.GraphRequest, record: ProgramGraph) -> str:
+    """'' if the graph runs on the same GPU as the one that was traced. Guards say so of its inputs, if it has any."""
+    if record.device is None or any(
+        isinstance(each, schema.TensorInput) and each.device == "cuda" for each in request.inputs
+    ):
+        return ""
+    return "" if record.device == torch.cuda.current_device() else "another GPU"
+
+
+def _given_options(frame: FrameName) -> Mapping[str, Any] | None:
+    found: Mapping[str, Any] | None = getattr(frame.compiler, "kwargs", {}).get("options")
+    return found
 
 
 def _key(frame: FrameName) -> str:
@@ -148,11 +169,22 @@ def _key(frame: FrameName) -> str:
         frame.name,
         frame.code,
         frame.one_graph,
+        frame.splits,
+        _place(),
         repr(getattr(compiler, "dynamic", None)),
         repr(sorted(getattr(compiler, "kwargs", {}).items(), key=repr)),
         _changed_entries(),
     )
     return hashlib.sha256(msgspec.msgpack.encode(named)).hexdigest()
+
+
+def _place() -> list[Any]:
+    """Which rank of what this process is, and its GPU: a trace may take these without a guard."""
+    launch = load_launcher_info()
+    ranks = [launch.rank, launch.world_size] if launch is not None and launch.world_size > 1 else []
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    device = torch.cuda.current_device() if used else None
+    return [ranks, process_groups.described(), device]
 
 
 def _changed_entries() -> list[str]:
