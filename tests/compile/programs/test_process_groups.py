@@ -77,11 +77,10 @@ def test_ranks_that_wait_for_each_other_while_they_trace_all_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs, file = Recorded(), tmp_path / "program.py"
-    monkeypatch.setattr(torch._dynamo.config, "enable_compiler_collectives", True)
     monkeypatch.setattr(
         torch._dynamo.convert_frame, "get_compile_pg", lambda: None
     )  # its CPU's are broken in 2.13
-    with rank(0, 2):
+    with rank(0, 2), torch._dynamo.config.patch(enable_compiler_collectives=True):
         starts = [from_records(programs, file, ASKS) for _ in range(2)]
     assert [each.how for each in starts] == ["traced", "traced"]
     assert starts[1].reasons == (
