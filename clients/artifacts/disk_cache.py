@@ -1,10 +1,10 @@
 """Caches signed artifacts on this machine by key, for all processes of the user.
 
-Layout: FOLDER/artifacts/<first two hex digits>/<key>; beside them, in FOLDER/lib, the libraries of artifacts that were
-loaded (shared_libraries.py), and in FOLDER/programs the records of traced functions (programs/store.py). A file appears
-whole or not at all (temporary file in the same folder, then a rename). Its modification time is the last use, and
-trimming removes the least recently used first. Nothing here is trusted: load.py verifies signature and digests of what
-it gets, every time.
+Layout: FOLDER/artifacts/<first two hex digits>/<key>, those of graphs and the team's programs; beside them, in
+FOLDER/lib, the libraries of artifacts that were loaded (shared_libraries.py), and in FOLDER/programs the records of
+functions that were traced here (programs/store.py). A file appears whole or not at all (temporary file in the same
+folder, then a rename). Its modification time is the last use, and trimming removes the least recently used first.
+Nothing here is trusted: who gets a file verifies its signature and digests, every time.
 
 Any failure of the disk (full, read-only, no permission) costs a cache entry, never the run: it is logged
 once and the call says None or False.

@@ -126,7 +126,7 @@ class ArtifactSource:
         self.gateway = gateway
         self._prefetch = prefetch
         self._launch = launch
-        self._disk = DiskCache(settings.cache_dir, settings.disk_cache_bytes)
+        self.disk = DiskCache(settings.cache_dir, settings.disk_cache_bytes)
         self._trust = TrustStore(settings)
         self._owner = os.getpid()
         self._store_job: StoreAgreement | None = None
@@ -290,7 +290,7 @@ class ArtifactSource:
             except (CannotLoad, SizesDiffer):  # the service has the same one: do not download it again
                 raise
             except _UNUSABLE:
-                self._disk.remove(wanted.key)  # damaged, or signed by a key since withdrawn: ask the service
+                self.disk.remove(wanted.key)  # damaged, or signed by a key since withdrawn: ask the service
         if not self._settings.url:
             raise GatewayUnreachable("no gateway is configured")
         return None
@@ -307,7 +307,7 @@ class ArtifactSource:
         return FetchedArtifact(early.data, early.opened, outcome, early.fetched)
 
     def _stored(self, wanted: ArtifactRequest) -> FetchedArtifact | None:
-        stored = self._disk.get(wanted.key)
+        stored = self.disk.get(wanted.key)
         if stored is None:
             return None
         if self._settings.url:
@@ -334,14 +334,16 @@ class ArtifactSource:
         try:
             opened = self._verified(answer.data, wanted)
         except CannotLoad:  # the service has the same one: do not download it at each start
-            self._disk.put(wanted.key, answer.data)
+            self.disk.put(wanted.key, answer.data)
             raise
-        self._disk.put(wanted.key, answer.data)
+        self.disk.put(wanted.key, answer.data)
         outcome: Outcome = "hit" if answer.hit else "coalesced" if answer.coalesced else "miss"
         return FetchedArtifact(answer.data, opened, outcome)
 
     def signed(self, data: bytes, key: str) -> Artifact:
-        """Any file of the gateway's, under what is trusted now. Raises SignatureError, ArtifactError."""
+        """Any file of the gateway's or the disk's, under what is trusted now. Raises SignatureError, ArtifactError."""
+        if self._settings.url:
+            self._trust.refresh_if_stale(self.gateway.trust_document)
         self._trust.refresh_if_newer(self.gateway.trust_serial, self.gateway.trust_document)
         return container.verify(data, self._trust.trust(), key=key)
 
@@ -357,7 +359,7 @@ class ArtifactSource:
         except (CannotLoad, SizesDiffer):
             raise
         except _UNUSABLE:
-            self._disk.remove(wanted.key)
+            self.disk.remove(wanted.key)
             raise
         compiled = self._report.first_call(wanted.key, compiled)
         return LoadedArtifact(wanted.key, compiled, fetched.outcome, fetched.data, fetched.early)
@@ -474,7 +476,7 @@ class ArtifactSource:
         self, job: Agreement, wanted: ArtifactRequest, decision: Decision, repeated: bool
     ) -> FetchedArtifact:
         """Exactly the artifact that was decided on, from disk, from the job or from the gateway."""
-        stored = self._disk.get(wanted.key)
+        stored = self.disk.get(wanted.key)
         if stored is not None and hashlib.sha256(stored).hexdigest() != decision.digest:
             stored = None
         data = stored
@@ -492,7 +494,7 @@ class ArtifactSource:
                 )
         opened = self._verified(data, wanted)
         if data is not stored:
-            self._disk.put(wanted.key, data)
+            self.disk.put(wanted.key, data)
         return FetchedArtifact(data, opened, "disk_hit" if repeated else "shared")
 
     def _leave_job(self, error: JobUnreachable) -> None:

@@ -35,7 +35,6 @@ class PreparedGraph(Struct, frozen=True):
             or self.local.outputs
             or captured.floats
             or captured.groups
-            or captured.cudagraphs
         )
 
     def bind(self, compiled: Callable[..., Any]) -> Callable[..., Any]:

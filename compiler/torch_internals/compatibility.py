@@ -37,13 +37,12 @@ torch._inductor.async_compile: AsyncCompile.cpp_pybinding = (argtypes, source_co
     CompiledTritonKernels.key = (kernel_src)
 torch._inductor.codecache: CppPythonBindingsCodeCache._load_library (path, key); .entry_function;
     FxGraphCache.cache_hit_post_compile
-torch._inductor.codegen.memory_planning:; torch._inductor.cudagraph_utils: BoxedDeviceIndex (value)
-torch._inductor.debug:
+torch._inductor.cudagraph_utils: BoxedDeviceIndex (value)
 torch._inductor.output_code: CompiledFxGraph.source_code; .device_idxs; .cache_key; ._triton_bundle
 torch._inductor.runtime.autotune_cache: AutotuneCache.create; inductor_meta_from_config = ()
 torch._inductor.runtime.triton_heuristics: CachingAutotuner.compile_results; .device_props; .triton_meta
 torch._inductor.triton_bundler: TritonBundle.static_autotuners; StaticallyLaunchedAutotuner.cache_key; .kernel
-torch._inductor.utils: BoxedBool (value)
+torch._inductor.utils: BoxedBool (value); _align (nbytes)
 """,
     "capture": """
 torch: UntypedStorage._cdata; _TorchCompileInductorWrapper (mode, options, dynamic);

@@ -24,7 +24,7 @@ from ....compiler.request import schema
 from ....compiler.torch_internals.distributed import process_groups
 from ....compiler.torch_internals.dynamo.programs.frames import FrameName, Part
 from ....compiler.torch_internals.inductor import config_modules
-from ...capture.configuration import read_configuration, split_options
+from ...capture.configuration import Options, read_configuration, split_options
 from ...capture.request import CapturedGraph
 from ...reports.run_report import process_report
 from ...settings import load_launcher_info
@@ -52,7 +52,7 @@ class ProcessPrograms:
         if not self._shares:
             return None
         source = self._source()
-        return TeamPrograms(source.gateway, source.signed)
+        return TeamPrograms(source.gateway, source.disk, source.signed)
 
     def wants(self, compiler: Any) -> bool:
         return getattr(compiler, "compiler_fn", compiler) is self._backend
@@ -74,11 +74,10 @@ class ProcessPrograms:
         while True:
             with process_report().timed("lookup"):
                 program = next(others, None)
-                if program is None:
-                    return
-                if program not in own:
-                    self._store.add(key, program)
-            yield program
+            if program is None:
+                return
+            if program not in own:
+                yield program
 
     def graph(self, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | str:
         start = time.perf_counter()
@@ -87,12 +86,12 @@ class ProcessPrograms:
             background, options = split_options(_given_options(frame))
             if self._source().may_begin_eagerly(background):
                 return "the ranks of a job decide together how long it runs eagerly"
-            other = _other_settings(request, options) or _other_device(request, record)
+            inductor, aot, cudagraphs = read_configuration(request.mode, options)
+            other = _other_settings(request, inductor, aot) or _other_device(request, record)
             if other:
                 return f"a graph of it would be another one now, because of {other}"
-            found = self._source().obtain(
-                ArtifactRequest(_captured(request, record.device), record.request, record.key, [])
-            )
+            captured = _captured(request, record.device, cudagraphs)
+            found = self._source().obtain(ArtifactRequest(captured, record.request, record.key, []))
         except Exception as error:  # the frame is traced, and says what is wrong in the usual way
             return f"a graph of it cannot be had: {error}"
         if record.artifact and found.digest != record.artifact:
@@ -127,19 +126,18 @@ def _name(frame: FrameName) -> str:
     return f"{frame.module}.{frame.name}"
 
 
-def _captured(request: schema.GraphRequest, device: int | None) -> CapturedGraph:
+def _captured(request: schema.GraphRequest, device: int | None, cudagraphs: bool) -> CapturedGraph:
     sizes = {symbol.name: symbol.hint for symbol in request.symbols}
-    return CapturedGraph(request, sizes, device, cudagraphs=False, floats={})
+    return CapturedGraph(request, sizes, device, cudagraphs, floats={})
 
 
-def _other_settings(request: schema.GraphRequest, options: Mapping[str, Any]) -> str:
+def _other_settings(request: schema.GraphRequest, inductor: Options, aot: Options) -> str:
     """Which settings are not as they were, so that this process would send another request for the graph; or ''."""
-    inductor, aot, cudagraphs = read_configuration(request.mode, options)
     if request.toolchain != local_toolchain():
         return "another toolchain"
     if request.target != local_target(request.target.kind):
         return "another device"
-    if (inductor, aot, cudagraphs) != (request.options, request.aot_options, False):
+    if (inductor, aot) != (request.options, request.aot_options):
         return "the compiler's configuration"
     return differing_process_state(request.ambient)
 

@@ -1,7 +1,8 @@
 """Programs of the team, by the service: fetched where this machine has none that fits, and sent after a trace.
 
-A program is bytecode, so none is decoded before its signature holds (docs/programs.md). Nothing here raises. Only the
-end of the process waits for an upload, for a moment. After a failure nothing is requested for a while.
+A program is bytecode, so none is decoded before its signature holds (docs/programs.md). This machine keeps the signed
+file, among its artifacts, and verifies it at each use: what is revoked meanwhile is removed. Nothing here raises. Only
+the end of the process waits for an upload, for a moment. After a failure nothing is requested for a while.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from typing import Literal
 
 from ....compiler.artifact.container import Artifact
 from ....compiler.artifact.programs import shared
-from ....compiler.artifact.programs.records import FrameProgram
+from ....compiler.artifact.programs.records import FrameProgram, in_order
 from ....compiler.artifact.programs.shared import SLOTS, ProgramUpload
-from ....compiler.errors import Forbidden, LimitExceeded, NotFound
+from ....compiler.errors import ArtifactError, Forbidden, LimitExceeded, NotFound, SignatureError
 from ....compiler.graph.toolchain import local_target, local_toolchain
 from ...gateway.compile_client import GatewayClient
+from ..disk_cache import DiskCache
 
 _log = logging.getLogger(__name__)
 
@@ -34,9 +36,11 @@ Verify = Callable[[bytes, str], Artifact]
 class TeamPrograms:
     """verify(file, key): an artifact under what this process trusts now. Safe for threads."""
 
-    def __init__(self, gateway: GatewayClient, verify: Verify) -> None:
+    def __init__(self, gateway: GatewayClient, disk: DiskCache, verify: Verify) -> None:
         self._gateway = gateway
+        self._disk = disk
         self._verify = verify
+        self._answers: dict[str, bytes] = {}  # the service's, by slot key; b"": no file that can be used
         self._paused_until = 0.0
         self._may_send = True
         self._waiting: queue.SimpleQueue[tuple[str, FrameProgram, Literal["cpu", "cuda"]]] = (
@@ -47,19 +51,45 @@ class TeamPrograms:
         self._sender: threading.Thread | None = None
 
     def find(self, function: str) -> Iterator[FrameProgram]:
-        """The team's programs of a function, one after the other; each is fetched when it is asked for."""
-        for slot in range(SLOTS):
-            if time.monotonic() < self._paused_until:
-                return
-            try:
-                file = self._gateway.program(function, slot)
-                program = shared.unpack(self._verify(file, shared.slot_key(function, slot)))
-            except NotFound:
-                return
-            except Exception as error:
-                self._failed("fetched", error)
-                return
-            yield program
+        """The team's programs of a function: those that are here, the likeliest first; then the others, each fetched
+        when it is asked for, once in this process."""
+        keys = [shared.slot_key(function, slot) for slot in range(SLOTS)]
+        here = {key: program for key in keys if (program := self._kept(key)) is not None}
+        yield from in_order(list(here.values()))
+        for slot, key in enumerate(keys):
+            if key not in here:
+                program = self._fetched(function, slot, key)
+                if program is None:
+                    return
+                yield program
+
+    def _kept(self, key: str) -> FrameProgram | None:
+        file = self._answers.get(key) or self._disk.get(key)
+        if not file:
+            return None
+        try:
+            return shared.unpack(self._verify(file, key))
+        except (ArtifactError, SignatureError) as error:
+            _log.info("torchrelay: a program on this machine is removed: %s", error)
+            if key in self._answers:
+                self._answers[key] = b""
+            self._disk.remove(key)
+            return None
+
+    def _fetched(self, function: str, slot: int, key: str) -> FrameProgram | None:
+        if key in self._answers or time.monotonic() < self._paused_until:
+            return None
+        try:
+            self._answers[key] = file = self._gateway.program(function, slot)
+            program = shared.unpack(self._verify(file, key))
+        except NotFound:
+            self._answers[key] = b""
+            return None
+        except Exception as error:
+            self._failed("fetched", error)
+            return None
+        self._disk.put(key, file)
+        return program
 
     def send(self, function: str, program: FrameProgram, device: Literal["cpu", "cuda"]) -> None:
         """Send a program in the background. device: `cpu` or `cuda`, the target of its graphs."""

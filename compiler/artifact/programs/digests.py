@@ -7,13 +7,16 @@ closure and behind its decorators. It does not cover files, line numbers and com
 from __future__ import annotations
 
 import abc
+import contextlib
 import enum
 import functools
 import hashlib
 import inspect
 import sys
+import threading
 import types
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _DEPTH = 16
@@ -26,11 +29,38 @@ _ADDRESS = "_torchdynamo_wrapper_id"
 """An attribute of functions that says where in memory another function is, which their closures hold."""
 
 
+_codes: dict[int, tuple[weakref.ref[types.CodeType], str]] = {}
+"""Digests by id: a code object cannot change. By equality, one that returns 1 would be one that returns True."""
+
+
+class _Snapshot(threading.local):
+    known: dict[tuple[str, int], tuple[Any, str]] | None = None
+    """By kind and id, with the object, which keeps its id; None outside a snapshot."""
+
+
+_snapshot = _Snapshot()
+
+
+@contextlib.contextmanager
+def snapshot() -> Iterator[None]:
+    """Within the block, no function or class of the program changes: each one's digest is taken once."""
+    before, _snapshot.known = _snapshot.known, {}
+    try:
+        yield
+    finally:
+        _snapshot.known = before
+
+
 def code_digest(code: types.CodeType) -> str:
     """Of one code object, with those in its constants."""
+    place = id(code)
+    if (known := _codes.get(place)) is not None and known[0]() is code:
+        return known[1]
     found = hashlib.sha256()
     _add_code(found, code)
-    return found.hexdigest()
+    digest = found.hexdigest()
+    _codes[place] = weakref.ref(code, lambda reference: _forget(place, reference)), digest
+    return digest
 
 
 def frame_digest(code: types.CodeType, scope: Mapping[str, Any]) -> str:
@@ -41,46 +71,12 @@ def frame_digest(code: types.CodeType, scope: Mapping[str, Any]) -> str:
 def function_digest(found: Any) -> str:
     """Of a function, method, property or decorated function, with all that it wraps. Raises ValueError for anything
     else."""
-    digest = hashlib.sha256()
-    functions = list(reached_functions(found))
-    if not functions:
-        raise ValueError(f"{type(found).__name__} is no function")
-    for function in functions:
-        _add_code(digest, function.__code__)
-        known = _known(function.__code__, function.__globals__)
-        # Dynamo has no guards on attributes that are missing, and treats a function by some in another way.
-        own = sorted((name, _simple(value)) for name, value in vars(function).items() if name != _ADDRESS)
-        # Of a method of an object that is made while tracing, Dynamo reads these without guards.
-        values = (function.__defaults__, function.__kwdefaults__, _cells(function))
-        digest.update(repr((function.__module__, known, own, [*map(_simple, values)])).encode())
-    digest.update(type(found).__name__.encode())
-    return digest.hexdigest()
+    return _once("function", found, _function_digest)
 
 
 def class_digest(found: type) -> str:
     """Of a class and its bases: names, functions and plain attributes of each."""
-    digest = hashlib.sha256()
-    if not _of_library(type(found)):
-        digest.update(class_digest(type(found)).encode())
-    for kind in found.__mro__:
-        digest.update(f"{kind.__module__}.{kind.__qualname__}\0".encode())
-        if isinstance(kind, abc.ABCMeta):
-            digest.update(repr(_registered(kind)).encode())
-        if _of_library(kind):
-            digest.update(repr(_assigned(kind)).encode())
-            continue
-        if isinstance(kind, enum.EnumMeta):
-            members: Any = kind.__members__.items()
-            digest.update(repr([(name, each.name, _simple(each.value)) for name, each in members]).encode())
-        for name, value in sorted(vars(kind).items()):
-            if name in _UNREAD:
-                continue
-            try:
-                shown = function_digest(value)
-            except ValueError:
-                shown = repr(_simple(value, 0) if isinstance(value, list | dict | set) else _simple(value))
-            digest.update(f"{name}={shown}\0".encode())
-    return digest.hexdigest()
+    return _once("class", found, _class_digest)
 
 
 def reached_functions(found: Any) -> Iterator[types.FunctionType]:
@@ -106,6 +102,63 @@ def resolve(module: str, name: str) -> Any:
         except AttributeError:
             raise LookupError(f"{module}.{name}") from None
     return found
+
+
+def _forget(place: int, reference: weakref.ref[types.CodeType]) -> None:
+    if place in _codes and _codes[place][0] is reference:
+        del _codes[place]
+
+
+def _once(kind: str, found: Any, digest: Callable[[Any], str]) -> str:
+    known = _snapshot.known
+    if known is None:
+        return digest(found)
+    place = kind, id(found)
+    if place not in known:
+        known[place] = found, digest(found)
+    return known[place][1]
+
+
+def _function_digest(found: Any) -> str:
+    digest = hashlib.sha256()
+    functions = list(reached_functions(found))
+    if not functions:
+        raise ValueError(f"{type(found).__name__} is no function")
+    for function in functions:
+        digest.update(code_digest(function.__code__).encode())
+        known = _known(function.__code__, function.__globals__)
+        # Dynamo has no guards on attributes that are missing, and treats a function by some in another way.
+        own = sorted((name, _simple(value)) for name, value in vars(function).items() if name != _ADDRESS)
+        # Of a method of an object that is made while tracing, Dynamo reads these without guards.
+        values = (function.__defaults__, function.__kwdefaults__, _cells(function))
+        digest.update(repr((function.__module__, known, own, [*map(_simple, values)])).encode())
+    digest.update(type(found).__name__.encode())
+    return digest.hexdigest()
+
+
+def _class_digest(found: type) -> str:
+    digest = hashlib.sha256()
+    if not _of_library(type(found)):
+        digest.update(class_digest(type(found)).encode())
+    for kind in found.__mro__:
+        digest.update(f"{kind.__module__}.{kind.__qualname__}\0".encode())
+        if isinstance(kind, abc.ABCMeta):
+            digest.update(repr(_registered(kind)).encode())
+        if _of_library(kind):
+            digest.update(repr(_assigned(kind)).encode())
+            continue
+        if isinstance(kind, enum.EnumMeta):
+            members: Any = kind.__members__.items()
+            digest.update(repr([(name, each.name, _simple(each.value)) for name, each in members]).encode())
+        for name, value in sorted(vars(kind).items()):
+            if name in _UNREAD:
+                continue
+            try:
+                shown = function_digest(value)
+            except ValueError:
+                shown = repr(_simple(value, 0) if isinstance(value, list | dict | set) else _simple(value))
+            digest.update(f"{name}={shown}\0".encode())
+    return digest.hexdigest()
 
 
 def _reached(found: Any, seen: set[int], depth: int) -> Iterator[types.FunctionType]:
@@ -195,8 +248,7 @@ def _add_code(digest: Any, code: types.CodeType) -> None:
 
 def _add_constant(digest: Any, constant: Any) -> None:
     if isinstance(constant, types.CodeType):
-        digest.update(b"code\0")
-        _add_code(digest, constant)
+        digest.update(f"code:{code_digest(constant)}\0".encode())
     elif isinstance(constant, tuple):
         digest.update(b"(")
         for part in constant:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -51,8 +50,7 @@ def _settle_priority() -> None:
     """Make PyTorch choose its order for this GPU now. It does so once, at a process' first attention on a GPU: on some
     (Hopper), that puts cuDNN first, whatever order was set before (priority_order in sdp_utils.cpp)."""
     global _settled
-    cuda: Any = torch.cuda
-    if _settled or not cuda.is_initialized():
+    if _settled or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
     with _disable_current_modes(), torch.no_grad():
         query = torch.empty(1, 1, 1, 8, dtype=torch.float16, device="cuda")

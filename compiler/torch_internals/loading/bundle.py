@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import compatibility
 from ..triton.extensions import prebuilt_extensions
-from .light_imports import HEAVY_IMPORT, LIGHT_IMPORT, needs_no_lowering, without_lowering_import
+from .light_imports import needs_no_lowering, unpickle, with_light_imports, without_lowering_import
 from .prebuilt_libraries import install_library_lookup, prebuilt_libraries
 from .preload import preload_loader
 from .relocation import move_to_device, rename_process_groups
@@ -43,7 +42,7 @@ def deserialize(
 
     preload_loader()  # running the code needs all of it, whether a download imported it meanwhile or not
     compatibility.check("load")
-    entry, kernels, constant_args = pickle.loads(bundle)
+    entry, kernels, constant_args = unpickle(bundle)
     if kernels or constant_args:
         raise TypeError("the artifact refers to user-written Triton kernels")
     entry.guards_expr = None
@@ -55,7 +54,7 @@ def deserialize(
     without_lowering = not cudagraphs and all(needs_no_lowering(graph.source_code) for graph in graphs)
     for graph in graphs:
         if without_lowering:
-            graph.source_code = graph.source_code.replace(HEAVY_IMPORT, LIGHT_IMPORT)
+            graph.source_code = with_light_imports(graph.source_code)
         if device_index:
             move_to_device(graph, device_index)
         if groups:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
+import pickle
 import re
 import sys
 from collections.abc import Iterator
@@ -56,6 +58,29 @@ class _NoGraphLowering:
     save_output_code = None
 
 
+def without_debug_import() -> None:
+    """Answer what a compiled graph asks of torch._inductor.debug at each call without importing that module, which
+    imports Inductor's scheduler."""
+    import torch._inductor as package
+
+    if not hasattr(package, "debug"):
+        package.debug = _DebugStub(_DEBUG)
+
+
+_DEBUG = "torch._inductor.debug"
+
+
+class _DebugStub(ModuleType):
+    """Stands for torch._inductor.debug until that is imported, which the first question of anything else does."""
+
+    RECORD_GRAPH_EXECUTION = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # the import system's own questions
+            raise AttributeError(name)
+        return getattr(importlib.import_module(_DEBUG), name)
+
+
 class _ExternKernels:
     """torch._inductor.select_algorithm.extern_kernels for generated code that runs where nothing is compiled.
 
@@ -99,10 +124,40 @@ def needs_no_lowering(source: str) -> bool:
     return True
 
 
-HEAVY_IMPORT = "from torch._inductor.select_algorithm import extern_kernels\n"
+_LIGHT_IMPORTS = {
+    "from torch._inductor.select_algorithm import extern_kernels\n": f"from {__name__} import extern_kernels\n",
+    "from torch._inductor.codegen.memory_planning import _align as align\n": (
+        "from torch._inductor.utils import _align as align\n"
+    ),
+}
+"""Lines of generated code that import lowering modules, and lines that give the same names without."""
 
 
-LIGHT_IMPORT = f"from {__name__} import extern_kernels\n"
+def with_light_imports(source: str) -> str:
+    """Generated Python that needs_no_lowering, which does not import it either."""
+    for heavy, light in _LIGHT_IMPORTS.items():
+        source = source.replace(heavy, light)
+    return source
 
 
 extern_kernels = _ExternKernels()
+
+
+def select_decomp_table(*args: Any) -> Any:
+    """torch._inductor.decomposition.select_decomp_table, which compiled graphs refer to and do not call. Its module
+    goes through all of torch's operators when it is imported: 0.2 s."""
+    from torch._inductor import decomposition
+
+    return decomposition.select_decomp_table(*args)
+
+
+class _LightUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch._inductor.decomposition", "select_decomp_table"):
+            return select_decomp_table
+        return super().find_class(module, name)
+
+
+def unpickle(data: bytes) -> Any:
+    """UNPICKLES `data`: call it only with bytes whose signature holds."""
+    return _LightUnpickler(io.BytesIO(data)).load()

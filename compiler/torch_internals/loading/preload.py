@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ..patching import patched, patched_environment
+from .light_imports import without_debug_import
 
 
 def preload_loader() -> None:
@@ -20,9 +21,9 @@ def preload_loader() -> None:
         import torch._functorch.aot_autograd
         import torch._inductor.async_compile
         import torch._inductor.codecache
-        import torch._inductor.codegen.memory_planning
-        import torch._inductor.debug
         import torch._inductor.output_code  # noqa: F401
+
+        without_debug_import()
 
 
 def preload_training() -> None:
@@ -32,6 +33,8 @@ def preload_training() -> None:
         preload_loader()
         import torch._dynamo.backends.registry
         import torch._dynamo.convert_frame
+        import torch._inductor.codegen.memory_planning
+        import torch._inductor.debug
         import torch._inductor.decomposition
         import torch.distributed.checkpoint.state_dict
         import torch.distributed.fsdp

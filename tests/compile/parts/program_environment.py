@@ -65,6 +65,11 @@ ABSENT = {
         "hasattr(torch.ops.changed_program, 'extra_name')",
         patch=lambda m, module: m.setattr(torch.ops.changed_program, "extra_name", 1, raising=False),
     ),
+    "hasattr of torch.ops, imported inside": Change(
+        text="def program(x):\n    from torch import ops\n\n"
+        "    return x * 2 if hasattr(ops.changed_program, 'extra_name') else x * 3\n",
+        patch=lambda m, module: m.setattr(torch.ops.changed_program, "extra_name", 1, raising=False),
+    ),
     "hasattr of a library": asks(
         "hasattr(math, 'extra_name')",
         "import math",
@@ -273,6 +278,10 @@ OPERATORS = {
         "i",
         "def inputs():\n    return [(torch.linspace(-1, 2, 5).requires_grad_(),)]\n\n\nop.register_autograd(lambda ctx, g: g * 3)\n\n\ndef program(x):\n    return op(x) + 1\n",
         ("g * 3", "g * 4"),
+    ),
+    "operator of a known library": edit(
+        "import transformers.integrations.moe\n\n\ndef inputs():\n    return [(torch.ones(8, 4), torch.ones(2, 4, 4), torch.tensor([3, 8]))]\n\n\ndef program(x, weight, ends):\n    return torch.ops.transformers.grouped_mm_fallback(x, weight, ends) * 2\n",
+        ("* 2", "* 3"),
     ),
     "kernel of an operator of PyTorch's": Change(
         text="def program(x):\n    return x * torch.sin(x).shape[0]\n",

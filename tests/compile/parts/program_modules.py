@@ -424,6 +424,11 @@ EFFECTS = {
         ("SGD([p], lr=0.5)", "Adagrad([p], lr=0.25)"),
         how="unfit",
     ),
+    "optimizer's compiled step": edit(
+        "p = nn.Parameter(torch.ones(3))\no = torch.optim.SGD([p], lr=0.5, momentum=0.5)\nprogram = o.step\n\n\ndef inputs():\n    for _ in range(3):\n        p.grad = torch.ones(3)\n        yield ()\n\n\ndef state():\n    return p\n",
+        ("momentum=0.5", "momentum=0.25"),
+        how="unfit",
+    ),
     "module that is called where a trace is given up": edit(
         "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.b = Breaks()\n\n    def forward(self, x):\n        return self.b(x * 3)\n\n\nclass Breaks(nn.Module):\n    def forward(self, x):\n        torch._dynamo.graph_break()\n        return x * 2\n\n\nprogram = M()\n# here\n",
         ("# here", "# there"),

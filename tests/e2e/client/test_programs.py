@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_commands import torchrelay
 from torchrelay.examples.harness.private_service import PrivateService
 
 SCRIPT = """
@@ -68,7 +69,7 @@ class Head(torch.nn.Module):
 class Machine:
     """Where a user runs the script again and again."""
 
-    def __init__(self, service: PrivateService, folder: Path) -> None:
+    def __init__(self, service: PrivateService, folder: Path, **variables: str) -> None:
         self.folder = folder
         self.environment = {
             **os.environ,
@@ -76,11 +77,13 @@ class Machine:
             "TORCHRELAY_CACHE_DIR": str(folder / "cache"),
             "XDG_STATE_HOME": str(folder / "state"),
             "TORCHRELAY_PROGRAMS": "1",
+            **variables,
         }
 
     @property
     def programs(self) -> list[Path]:
-        return sorted((self.folder / "cache" / "programs").iterdir())
+        """Those that were traced here."""
+        return sorted((self.folder / "cache" / "programs").glob("*"))
 
     def train(
         self, *arguments: str, at: str = "code", script: str = SCRIPT, layers: str = LAYERS, **variables: str
@@ -129,13 +132,30 @@ def test_another_machine_starts_with_the_teams_program_if_it_accepts_them(
     started = {**traced, "programs": 1, "traced": False}
     assert alone.train(script=script) == traced
     assert second.train(script=script, TORCHRELAY_PROGRAMS="team") == started
-    assert second.train(script=script) == started  # it is on this machine's disk now
+    away = {"TORCHRELAY_URL": "http://127.0.0.1:1", "TORCHRELAY_TOKEN": "none"}
+    from_disk = second.train(script=script, TORCHRELAY_PROGRAMS="team", **away)
+    assert (from_disk, second.programs) == (started, [])
     changed = LAYERS.replace("x + torch", "x - torch")
     other = second.train(script=script, layers=changed, TORCHRELAY_PROGRAMS="team")
     assert (other["programs"], other["traced"]) == (0, True)
     third = Machine(service, tmp_path / "third")
     assert third.train(script=script, layers=changed, TORCHRELAY_PROGRAMS="team")["programs"] == 1
     assert third.train(script=script, TORCHRELAY_PROGRAMS="team") == started
+
+
+@pytest.mark.slow
+def test_a_taken_program_is_not_used_after_its_key_was_revoked(tmp_path: Path) -> None:
+    with PrivateService(tmp_path / "s") as service:
+        assert torchrelay(service, "keys", "rotate").returncode == 0  # clients know the first key too
+        signer = json.loads(torchrelay(service, "keys", "ls", "--json").stdout)["current"]
+        first, second = (Machine(service, tmp_path / name, TORCHRELAY_PROGRAMS="team") for name in ("1", "2"))
+        traced = first.train()
+        started = {**traced, "programs": 1, "traced": False}
+        assert second.train() == started
+        assert torchrelay(service, "keys", "revoke", signer).returncode == 0
+        second.train("breaks")  # asks the service for it, and so learns of the revocation
+        assert second.train() == traced
+        assert Machine(service, tmp_path / "3", TORCHRELAY_PROGRAMS="team").train() == started
 
 
 def test_what_has_changed_is_traced_again(machine: Machine) -> None:

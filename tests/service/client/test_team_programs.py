@@ -11,6 +11,7 @@ import pytest
 from conftest import StartGateway
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from service_parts import TOKEN, Running, graph, post
+from torchrelay.clients.artifacts.disk_cache import DiskCache
 from torchrelay.clients.artifacts.programs.team_programs import TeamPrograms
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings
@@ -22,6 +23,7 @@ from torchrelay.compiler.graph.toolchain import local_target, local_toolchain
 from torchrelay.compiler.request import codec, key
 
 FUNCTION = "ab" * 32
+NOBODY = "http://127.0.0.1:1"
 
 Connect = Callable[..., TeamPrograms]
 
@@ -51,11 +53,21 @@ def sharing(start_gateway: StartGateway) -> Running:
 
 
 @pytest.fixture
-def connect(sharing: Running, tmp_path: Path) -> Connect:
-    def made(token: str = TOKEN, trust: Trust | None = None) -> TeamPrograms:
-        client = GatewayClient(ClientSettings(url=sharing.url, token=token, cache_dir=tmp_path))
-        trust = trust or Trust.of([read_key(text) for text in client.info()["public_keys"]])
-        return TeamPrograms(client, lambda file, name: container.verify(file, trust, key=name))
+def trusted(sharing: Running) -> Trust:
+    with sharing.http() as http:
+        return Trust.of([read_key(text) for text in http.get("/v1/info").json()["public_keys"]])
+
+
+@pytest.fixture
+def connect(sharing: Running, trusted: Trust, tmp_path: Path) -> Connect:
+    """A new process, on a machine that keeps nothing unless it has a `disk`."""
+
+    def made(
+        token: str = TOKEN, trust: Trust = trusted, disk: DiskCache | None = None, url: str = sharing.url
+    ) -> TeamPrograms:
+        client = GatewayClient(ClientSettings(url=url, token=token, cache_dir=tmp_path))
+        disk = disk or DiskCache(tmp_path, 0)
+        return TeamPrograms(client, disk, lambda file, name: container.verify(file, trust, key=name))
 
     return made
 
@@ -88,11 +100,11 @@ def test_one_client_gives_programs_and_another_takes_them(connect: Connect) -> N
 
 
 def test_a_token_without_the_permission_takes_but_does_not_give(sharing: Running, connect: Connect) -> None:
-    reader = connect(token(sharing))
-    sent(reader, program(0))
-    assert list(reader.find(FUNCTION)) == []
+    readers = token(sharing)
+    sent(connect(readers), program(0))
+    assert list(connect(readers).find(FUNCTION)) == []
     sent(connect(token(sharing, allow_programs=True)), program(1))
-    assert list(reader.find(FUNCTION)) == [program(1)]
+    assert list(connect(readers).find(FUNCTION)) == [program(1)]
     with sharing.http(token(sharing)) as http:
         error = upload(http).json()["error"]
         assert (error["code"], "--allow-programs" in error["hint"]) == ("forbidden", True)
@@ -117,6 +129,47 @@ def test_nothing_is_taken_that_no_trusted_key_has_signed(connect: Connect) -> No
     sent(connect(), program(0))
     stranger = Trust.of([Ed25519PrivateKey.generate().public_key()])
     assert list(connect(trust=stranger).find(FUNCTION)) == []
+
+
+def test_a_program_that_was_taken_needs_no_service_the_next_time(connect: Connect, tmp_path: Path) -> None:
+    sent(connect(), program(0), program(1))
+    disk = DiskCache(tmp_path / "disk", 1 << 20)
+    assert next(connect(disk=disk).find(FUNCTION)) == program(0)
+    assert list(connect(disk=disk, url=NOBODY).find(FUNCTION)) == [program(0)]
+    assert list(connect(disk=disk).find(FUNCTION)) == [program(0), program(1)]
+    assert list(connect(disk=disk, url=NOBODY).find(FUNCTION)) == [program(1), program(0)]
+
+
+def test_a_program_of_a_key_that_was_revoked_is_removed_from_the_disk(
+    connect: Connect, trusted: Trust, tmp_path: Path
+) -> None:
+    sent(connect(), program(0))
+    disk = DiskCache(tmp_path / "disk", 1 << 20)
+    assert list(connect(disk=disk).find(FUNCTION)) == [program(0)]
+    revoked = msgspec.structs.replace(trusted, revoked=frozenset(trusted.keys))
+    assert list(connect(disk=disk, url=NOBODY, trust=revoked).find(FUNCTION)) == []
+    assert list(connect(disk=disk, url=NOBODY).find(FUNCTION)) == []
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 20], ids=["kept in memory", "kept on the disk"])
+def test_a_process_asks_for_each_program_once(
+    limit: int, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent(connect(), program(0), program(1))
+    asked = []
+    fetch = GatewayClient.program
+
+    def counted(client: GatewayClient, function: str, slot: int) -> bytes:
+        asked.append(slot)
+        return fetch(client, function, slot)
+
+    monkeypatch.setattr(GatewayClient, "program", counted)
+    team = connect(disk=DiskCache(tmp_path / "disk", limit))
+    assert next(team.find(FUNCTION)) == program(0)
+    assert asked == [0]
+    for _ in range(2):
+        assert sorted(each.bytecode for each in team.find(FUNCTION)) == [b"bytecode 0", b"bytecode 1"]
+        assert asked == [0, 1, 2]
 
 
 def test_where_all_places_are_taken_a_new_program_replaces_another(connect: Connect) -> None:

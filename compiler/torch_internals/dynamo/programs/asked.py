@@ -8,6 +8,8 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
 from ....artifact.programs.records import AskedRecord, NotPortable
 from . import names
 from .guards import Frame
@@ -52,11 +54,20 @@ def write(asked: Iterable[Asked], frame: Frame, sources: SourceWriter) -> list[A
     for source, module, name, present in asked:
         if source is not None and not _is_dynamos(source) and frame.value(source) is module:
             found[AskedRecord(name, present, source=sources.add(source))] = None
-        elif sys.modules.get(module.__name__) is module:
+        elif _module(module.__name__) is module:
             found[AskedRecord(name, present, module=module.__name__)] = None
         else:
             raise NotPortable(f"a module that its name does not find, {module.__name__}")
     return list(found)
+
+
+def _module(name: str) -> Any:
+    """An imported module, or a namespace of operators; None: neither."""
+    space = name.removeprefix(_OPERATORS)
+    return sys.modules.get(name) if space == name else getattr(torch.ops, space, None)
+
+
+_OPERATORS = "torch.ops."
 
 
 def _is_dynamos(source: Any) -> bool:
@@ -71,11 +82,11 @@ def differing(records: Sequence[AskedRecord], sources: Sequence[Any], frame: Fra
     """Which module has a name that it did not have, or has no longer, in words; None: none."""
     for record in records:
         try:
-            module = (
-                sys.modules[record.module] if record.source is None else frame.value(sources[record.source])
-            )
+            module = _module(record.module) if record.source is None else frame.value(sources[record.source])
         except Exception as error:
             return f"a module that is asked for {record.name}: {type(error).__name__}: {error}"
+        if module is None:
+            return f"the module {record.module} is not imported"
         if hasattr(module, record.name) is not record.present:
             return f"{module.__name__}.{record.name} was {'' if record.present else 'not '}there"
     return None

@@ -67,8 +67,11 @@ class FrameName(Struct, frozen=True):
 def install(programs: Programs) -> Callable[[], None]:
     """Begin to record frames and to make them from records; returns what ends it."""
     from torch._dynamo import convert_frame
+    from torch._dynamo import guards as own_guards
 
+    guards: Any = own_guards
     compile_frame, compile_ = convert_frame.compile_frame, convert_frame._compile
+    measure = guards.profile_guard_manager
     parameters = inspect.signature(compile_)
 
     @functools.wraps(compile_frame)
@@ -123,10 +126,12 @@ def install(programs: Programs) -> Callable[[], None]:
         return returned
 
     convert_frame.compile_frame, convert_frame._compile = traced, compiled
+    guards.profile_guard_manager = replay.measured_after_tracing(measure)
     ask_no_more = asked.observe(recording.note_asked)
 
     def uninstall() -> None:
         ask_no_more()
+        guards.profile_guard_manager = measure
         if convert_frame._compile is compiled:
             convert_frame._compile = compile_
         if convert_frame.compile_frame is traced:

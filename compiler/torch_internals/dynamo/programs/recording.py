@@ -94,7 +94,8 @@ def write(output: Any) -> None:
     if recording is None:
         return
     try:
-        recording.program, recording.reason = _program(recording, output), ""
+        with digests.snapshot():
+            recording.program, recording.reason = _program(recording, output), ""
     except NotPortable as error:
         recording.reason = str(error)
     except Exception as error:  # a value that cannot be looked at

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -31,32 +33,34 @@ def from_records(
     if _at_limit(given):
         return None, ""
     live = guards.Frame(given["locals"], given["globals"])
-    digests_now: dict[tuple[str, str], str] = {}
-    for variant in variants:
-        with timed("digests"):
-            reason = _changed(variant.traced, digests_now) or ""
-        if reason:
-            continue
-        scope = _Globals(variant, given["globals"])
-        try:
-            with timed("guards"):
-                sources = read(variant.sources, scope.renamed)
-                reason = (
-                    guards.differing(variant.guards, sources, live)
-                    or _sizes(variant, sources, live)
-                    or shapes.differing(variant.shapes, sources, live)
-                    or asked.differing(variant.asked, sources, live)
-                    or ""
+    with digests.snapshot():
+        for variant in variants:
+            with timed("digests"):
+                reason = _changed(variant.traced)
+            if reason:
+                continue
+            scope = _Globals(variant, given["globals"])
+            try:
+                with timed("guards"):
+                    sources = read(variant.sources, scope.renamed)
+                    reason = (
+                        guards.differing(variant.guards, sources, live)
+                        or _sizes(variant, sources, live)
+                        or shapes.differing(variant.shapes, sources, live)
+                        or asked.differing(variant.asked, sources, live)
+                        or ""
+                    )
+                callables: dict[str, Any] = (
+                    {} if reason else {each.name: graph(each) for each in variant.graphs}
                 )
-            callables: dict[str, Any] = {} if reason else {each.name: graph(each) for each in variant.graphs}
-            reason = reason or next((each for each in callables.values() if isinstance(each, str)), "")
-            if not reason:
-                for split in variant.splits:
-                    callables[split.name] = split_graphs.build(split, callables)
-                with timed("install"):
-                    return _guarded(variant, sources, live, callables, scope, given), ""
-        finally:
-            scope.close()
+                reason = reason or next((each for each in callables.values() if isinstance(each, str)), "")
+                if not reason:
+                    for split in variant.splits:
+                        callables[split.name] = split_graphs.build(split, callables)
+                    with timed("install"):
+                        return _guarded(variant, sources, live, callables, scope, given), ""
+            finally:
+                scope.close()
     return None, reason
 
 
@@ -104,23 +108,39 @@ class _Globals:
                 hook()
 
 
+class _Making(threading.local):
+    guards = False
+
+
+_making = _Making()
+"""Whether this thread makes guards from a record."""
+
+
+def measured_after_tracing(measure: Callable[..., float]) -> Callable[..., float]:
+    """In place of profile_guard_manager, whose figure goes to a log: it first clears the processor's caches."""
+
+    @functools.wraps(measure)
+    def measured(*args: Any) -> float:
+        return 0.0 if _making.guards else measure(*args)
+
+    return measured
+
+
 def _at_limit(given: Mapping[str, Any]) -> bool:
     from torch._dynamo.cache_size import exceeds_recompile_limit
 
     return bool(exceeds_recompile_limit(given["cache_size"], given["compile_id"])[0])
 
 
-def _changed(traced: Sequence[CodeReference], known: dict[tuple[str, str], str]) -> str | None:
+def _changed(traced: Sequence[CodeReference]) -> str:
     for each in traced:
-        place = each.module, each.name
-        if place not in known:
-            try:
-                known[place] = digests.function_digest(digests.resolve(*place))
-            except (LookupError, ValueError):
-                known[place] = ""
-        if known[place] != each.digest:
+        try:
+            same = digests.function_digest(digests.resolve(each.module, each.name)) == each.digest
+        except (LookupError, ValueError):
+            same = False
+        if not same:
             return f"the function {each.module}.{each.name} is not what was traced"
-    return None
+    return ""
 
 
 def _sizes(variant: FrameProgram, sources: Sequence[Any], live: guards.Frame) -> str | None:
@@ -219,7 +239,7 @@ def _check_function(
 
     kept = _guards.GuardsSet()
     for guard in guards.make(variant.guards, sources, live):
-        kept.add(guard)
+        kept.add(guard, collect_debug_stack=False)  # where it was made says nothing of the program
     state = OutputGraphGuardsState(
         local_scope=dict(given["locals"]),
         global_scope=given["globals"],
@@ -256,14 +276,18 @@ def _check_function(
         chromium_event_timed("dynamo", reset_event_log_on_exit=True),
         get_metrics_context(),
     ):
-        manager = check(
-            given["code"],
-            state,
-            entries,
-            hooks.guard_fail_fn if hooks else None,
-            None,
-            shape_code_parts=conditions,
-        )
+        _making.guards = True
+        try:
+            manager = check(
+                given["code"],
+                state,
+                entries,
+                hooks.guard_fail_fn if hooks else None,
+                None,
+                shape_code_parts=conditions,
+            )
+        finally:
+            _making.guards = False
     return manager.guard_manager
 
 
