@@ -229,7 +229,8 @@ class RelayBackend:
         if isinstance(found, Pending):
             return self._eager_first(gm, found, prepared.without_inputs(), key, mode, options)
         if prepared.is_plain and found.key == key:
-            recording.note_graph(found.compiled, key, canonical, found.digest if captured.symints else "")
+            artifact = found.digest if captured.symints else ""
+            recording.note_graph(found.compiled, key, canonical, artifact, captured.device_index)
         self.report.record(found.outcome, key=found.key, began=start, nodes=len(gm.graph.nodes))
         return prepared.bind(found.compiled)
 
@@ -343,9 +344,6 @@ def _start_programs() -> None:
     try:
         settings = load_settings()
         if settings.programs == "off" or settings.state_dir is None:
-            return
-        if load_launcher_info() is not None:
-            process_report().traced("every function", "a launcher started this process as a rank")
             return
         compatibility.check("programs")
         store = ProgramStore(settings.cache_dir, settings.state_dir)

@@ -176,6 +176,13 @@ class ArtifactSource:
             found = self._loaded(self._answered(submitted, wanted), wanted)
         return self._used(found, wanted.key)
 
+    def may_begin_eagerly(self, background: bool | None) -> bool:
+        """Whether this process is one of several that agree on the call from which on they run a graph compiled: each
+        must get it by `obtain_or_begin`. background: as in RelayBackend.compile."""
+        wanted = self._settings.background if background is None else background
+        several = self._launch is not None and self._launch.world_size > 1
+        return wanted and (several or self._left_job is not None or self._job_or_none() is not None)
+
     def _why_wait(self, captured: CapturedGraph, job: Agreement | None) -> str:
         """Why a graph cannot run eagerly first; '' if it can. docs/decisions/0034 tells more."""
         if captured.request.symbols:

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -21,11 +21,13 @@ from ....compiler.artifact.programs.records import REVISION, FrameProgram, Progr
 from ....compiler.graph.ambient import differing_process_state
 from ....compiler.graph.toolchain import local_target, local_toolchain
 from ....compiler.request import schema
+from ....compiler.torch_internals.distributed import process_groups
 from ....compiler.torch_internals.dynamo.programs.frames import FrameName, Part
 from ....compiler.torch_internals.inductor import config_modules
 from ...capture.configuration import Options, read_configuration, split_options
 from ...capture.request import CapturedGraph
 from ...reports.run_report import process_report
+from ...settings import load_launcher_info
 from ..load import collector
 from ..source import ArtifactRequest, ArtifactSource
 from .store import ProgramStore
@@ -84,11 +86,14 @@ class ProcessPrograms:
         start = time.perf_counter()
         try:
             request = decoding.from_msgpack(record.request, type=schema.GraphRequest)
-            inductor, aot, cudagraphs = read_configuration(request.mode, _options(frame))
-            other = _other_settings(request, inductor, aot)
+            background, options = split_options(_given_options(frame))
+            if self._source().may_begin_eagerly(background):
+                return "the ranks of a job decide together how long it runs eagerly"
+            inductor, aot, cudagraphs = read_configuration(request.mode, options)
+            other = _other_settings(request, inductor, aot) or _other_device(request, record)
             if other:
                 return f"a graph of it would be another one now, because of {other}"
-            captured = _captured(request, cudagraphs)
+            captured = _captured(request, record.device, cudagraphs)
             found = self._source().obtain(ArtifactRequest(captured, record.request, record.key, []))
         except Exception as error:  # the frame is traced, and says what is wrong in the usual way
             return f"a graph of it cannot be had: {error}"
@@ -99,7 +104,12 @@ class ProcessPrograms:
         return found.compiled
 
     def made(self, frame: FrameName, program: FrameProgram) -> None:
-        key = _key(frame)
+        try:
+            self._keep(_key(frame), program)
+        except Exception as error:  # a process group that ends meanwhile
+            self.unfit(frame, f"its record cannot be kept: {type(error).__name__}: {error}")
+
+    def _keep(self, key: str, program: FrameProgram) -> None:
         self._store.add(key, program)
         if self._team is not None:
             requests = (
@@ -119,10 +129,9 @@ def _name(frame: FrameName) -> str:
     return f"{frame.module}.{frame.name}"
 
 
-def _captured(request: schema.GraphRequest, cudagraphs: bool) -> CapturedGraph:
-    index = torch.cuda.current_device() if request.target.kind == "cuda" else None
+def _captured(request: schema.GraphRequest, device: int | None, cudagraphs: bool) -> CapturedGraph:
     sizes = {symbol.name: symbol.hint for symbol in request.symbols}
-    return CapturedGraph(request, sizes, index, cudagraphs, floats={})
+    return CapturedGraph(request, sizes, device, cudagraphs, floats={})
 
 
 def _other_settings(request: schema.GraphRequest, inductor: Options, aot: Options) -> str:
@@ -136,8 +145,18 @@ def _other_settings(request: schema.GraphRequest, inductor: Options, aot: Option
     return differing_process_state(request.ambient)
 
 
-def _options(frame: FrameName) -> dict[str, Any]:
-    return split_options(getattr(frame.compiler, "kwargs", {}).get("options"))[1]
+def _other_device(request: schema.GraphRequest, record: ProgramGraph) -> str:
+    """'' if the graph runs on the same GPU as the one that was traced. Guards say so of its inputs, if it has any."""
+    if record.device is None or any(
+        isinstance(each, schema.TensorInput) and each.device == "cuda" for each in request.inputs
+    ):
+        return ""
+    return "" if record.device == torch.cuda.current_device() else "another GPU"
+
+
+def _given_options(frame: FrameName) -> Mapping[str, Any] | None:
+    found: Mapping[str, Any] | None = getattr(frame.compiler, "kwargs", {}).get("options")
+    return found
 
 
 def _key(frame: FrameName) -> str:
@@ -151,11 +170,22 @@ def _key(frame: FrameName) -> str:
         frame.name,
         frame.code,
         frame.one_graph,
+        frame.splits,
+        _place(),
         repr(getattr(compiler, "dynamic", None)),
         repr(sorted(getattr(compiler, "kwargs", {}).items(), key=repr)),
         _changed_entries(),
     )
     return hashlib.sha256(msgspec.msgpack.encode(named)).hexdigest()
+
+
+def _place() -> list[Any]:
+    """Which rank of what this process is, and its GPU: a trace may take these without a guard."""
+    launch = load_launcher_info()
+    ranks = [launch.rank, launch.world_size] if launch is not None and launch.world_size > 1 else []
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    device = torch.cuda.current_device() if used else None
+    return [ranks, process_groups.described(), device]
 
 
 def _changed_entries() -> list[str]:

@@ -6,10 +6,8 @@ file is decoded only if it holds. A failure of the disk costs a program, never t
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
-import os
 import secrets
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import msgspec
 from ....compiler import decoding
 from ....compiler.artifact.programs.records import LIMIT_BYTES, REVISION, FrameProgram, ProgramFile
 from ....compiler.request import codec
-from ...atomic_file import write_atomically
+from ...atomic_file import locked, write_atomically
 from ...reports.run_report import process_report
 
 _VARIANTS = 16
@@ -69,11 +67,9 @@ class ProgramStore:
 
     def _secret(self) -> bytes:
         if self._key is None:
-            with contextlib.suppress(FileExistsError):
-                self._key_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                descriptor = os.open(self._key_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(secrets.token_bytes(32))
+            with locked(self._key_path.with_suffix(".lock")):  # ranks start at one time
+                if not self._key_path.exists():
+                    write_atomically(self._key_path, secrets.token_bytes(32))
             found = self._key_path.read_bytes()
             if len(found) != 32 or self._key_path.stat().st_mode & 0o077:
                 raise PermissionError(f"{self._key_path} is not this user's own key")

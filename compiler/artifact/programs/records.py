@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-REVISION = 3
+REVISION = 4
 """Of these records and of what they mean. Another revision's programs are traced again."""
 LIMIT_BYTES = 64 << 20
 """Of an encoded program."""
@@ -91,13 +91,35 @@ class GlobalRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
 
 
 class ProgramGraph(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A compiled graph that the bytecode calls by a global name. request: the canonical bytes of its GraphRequest.
-    artifact: the SHA-256 of the artifact's file, if sizes are symbolic: those of one key may assume different sizes."""
+    """A compiled graph that the bytecode calls by a global name, or a split graph by this name. request: the canonical
+    bytes of its GraphRequest. artifact: the SHA-256 of the artifact's file, if sizes are symbolic: those of one key may
+    assume different sizes. device: the GPU that it runs on, None for the CPU."""
 
     name: _Name
     key: _Name
     request: bytes
     artifact: _Name = ""
+    device: _Index | None = None
+
+
+class SplitStep(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """How one value is made: by a graph of others (single: it is alone in a tuple); if `graph` is '', it is one item of
+    another. arguments: positions of values."""
+
+    arguments: list[_Index]
+    graph: _Name = ""
+    item: _Index = 0
+    single: bool = False
+
+
+class SplitGraph(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A graph that Dynamo's DDPOptimizer has made several of; the bytecode calls it by a global name. The values are
+    its inputs, then one for each step. outputs: positions of values."""
+
+    name: _Name
+    inputs: _Index
+    steps: list[SplitStep]
+    outputs: list[_Index]
 
 
 class FrameProgram(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -119,6 +141,7 @@ class FrameProgram(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """What the bytecode calls the dict of builtins; '' if it does not."""
     globals: list[GlobalRecord]
     graphs: list[ProgramGraph]
+    splits: list[SplitGraph] = []
     traced: list[CodeReference]
     asked: list[AskedRecord]
 

@@ -26,6 +26,9 @@ class Source:
     def __init__(self, data: bytes) -> None:
         self.data = data
 
+    def may_begin_eagerly(self, background: bool | None) -> bool:
+        return False
+
     def obtain(self, wanted: ArtifactRequest) -> LoadedArtifact:
         request = wanted.captured.request
         compiled = decode_graph(request.graph, request.constants, device_index={}, symbols={}).forward

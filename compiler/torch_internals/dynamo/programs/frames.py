@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from ....artifact.programs import digests
 from ....artifact.programs.records import FrameProgram, ProgramGraph
+from ...distributed import process_groups, split_graphs
 from . import asked, recording, replay
 
 Part = Literal["digests", "guards", "install"]
@@ -52,13 +53,15 @@ class Programs(Protocol):
 
 
 class FrameName(Struct, frozen=True):
-    """What identifies a function and how it is compiled. compiler: Dynamo's innermost back end."""
+    """What identifies a function and how it is compiled. compiler: the innermost back end. splits: how Dynamo's
+    DDPOptimizer makes several graphs of one before they come to it, in words; '' where it does not."""
 
     module: str
     name: str
     code: str
     one_graph: bool
     compiler: Any
+    splits: str = ""
 
 
 def install(programs: Programs) -> Callable[[], None]:
@@ -81,7 +84,8 @@ def install(programs: Programs) -> Callable[[], None]:
     @functools.wraps(compile_)
     def compiled(*args: Any, **kwargs: Any) -> Any:
         given = parameters.bind(*args, **kwargs).arguments
-        compiler = _innermost(given["compiler_fn"])
+        compiler, splits = split_graphs.backend_inside(_innermost(given["compiler_fn"]))
+        compiler = _innermost(compiler)
         if given["export"] or given.get("package") is not None or not programs.wants(compiler):
             return compile_(*args, **kwargs)
         frame = FrameName(
@@ -90,6 +94,7 @@ def install(programs: Programs) -> Callable[[], None]:
             digests.frame_digest(given["code"], given["globals"]),
             bool(given["one_graph"]),
             compiler,
+            splits,
         )
         with programs.starting(frame):
             return started(frame, given, args, kwargs)
@@ -98,6 +103,9 @@ def install(programs: Programs) -> Callable[[], None]:
         frame: FrameName, given: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         reason = ""
+        if process_groups.trace_together():
+            programs.unfit(frame, "Dynamo's ranks trace together, because of enable_compiler_collectives")
+            return compile_(*args, **kwargs)
         try:
             found, reason = replay.from_records(
                 programs.find(frame), functools.partial(programs.graph, frame), given, programs.timed

@@ -14,7 +14,15 @@ import msgspec
 import torch
 
 from ....artifact.programs import digests
-from ....artifact.programs.records import CodeReference, FrameProgram, GlobalRecord, NotPortable, ProgramGraph
+from ....artifact.programs.records import (
+    CodeReference,
+    FrameProgram,
+    GlobalRecord,
+    NotPortable,
+    ProgramGraph,
+    SplitGraph,
+)
+from ...distributed import split_graphs
 from . import asked, bytecode, guards, names, operators, shapes
 from .sources import SourceWriter
 
@@ -65,10 +73,13 @@ def recorded(given: Mapping[str, Any]) -> Iterator[Recording]:
         _current.recording = before
 
 
-def note_graph(compiled: Callable[..., Any], key: str, request: bytes, artifact: str = "") -> None:
-    """The back end answers with this function, of an artifact, for a graph of the frame that is being traced."""
+def note_graph(
+    compiled: Callable[..., Any], key: str, request: bytes, artifact: str = "", device: int | None = None
+) -> None:
+    """The back end answers with this function, of an artifact, for a graph of the frame that is being traced. device:
+    the GPU it runs on."""
     if _current.recording is not None:
-        _current.recording.graphs[id(compiled)] = compiled, ProgramGraph("", key, request, artifact)
+        _current.recording.graphs[id(compiled)] = compiled, ProgramGraph("", key, request, artifact, device)
 
 
 def note_asked(name: asked.Asked) -> None:
@@ -110,6 +121,7 @@ def _program(recording: Recording, output: Any) -> FrameProgram:
     ordered = sorted(graph.guards, key=type(next(iter(graph.guards))).sort_key)
     records = guards.write(ordered, live, sources)
     compiled, constants = bytecode.write(output.bytecode, scope)
+    graphs, splits = _graphs(recording, graph, scope)
     return FrameProgram(
         bytecode=compiled,
         constants=constants,
@@ -120,7 +132,8 @@ def _program(recording: Recording, output: Any) -> FrameProgram:
         same_inputs=[_same(pair, sources) for pair in graph.aotautograd_guards],
         builtins=graph.name_of_builtins_dict_key_in_fglobals or "",
         globals=_globals(graph, scope),
-        graphs=_graphs(recording, graph, scope),
+        graphs=graphs,
+        splits=splits,
         traced=_references(
             [each for each in graph.traced_code if each is not given["code"]], modules, live, ordered
         ),
@@ -136,14 +149,27 @@ def _same(pair: Any, sources: SourceWriter) -> tuple[int, int]:
     return sources.add(pair.input_source_a), sources.add(pair.input_source_b)
 
 
-def _graphs(recording: Recording, graph: Any, scope: Mapping[str, Any]) -> list[ProgramGraph]:
+def _graphs(
+    recording: Recording, graph: Any, scope: Mapping[str, Any]
+) -> tuple[list[ProgramGraph], list[SplitGraph]]:
     found: list[ProgramGraph] = []
-    for name in sorted(name for name in graph.installed_globals if name.startswith(names.GRAPH)):
-        noted = recording.graphs.get(id(torch._dynamo.eval_frame.innermost_fn(scope[name])))
+    splits: list[SplitGraph] = []
+
+    def add(answer: Any, name: str) -> str:
+        noted = recording.graphs.get(id(answer))
         if noted is None:
             raise NotPortable("a graph that has no artifact")
         found.append(msgspec.structs.replace(noted[1], name=name))
-    return found
+        return name
+
+    for name in sorted(name for name in graph.installed_globals if name.startswith(names.GRAPH)):
+        answer = torch._dynamo.eval_frame.innermost_fn(scope[name])
+        split = split_graphs.split_graph(answer)
+        if split is None:
+            add(answer, name)
+        else:
+            splits.append(split_graphs.write(name, split, lambda part: add(part, f"{name}/{len(found)}")))  # noqa: B023
+    return found, splits
 
 
 def _globals(graph: Any, scope: Mapping[str, Any]) -> list[GlobalRecord]:

@@ -15,6 +15,7 @@ import torch
 
 from ....artifact.programs import digests
 from ....artifact.programs.records import CodeReference, FrameProgram, ProgramGraph
+from ...distributed import split_graphs
 from . import asked, bytecode, guards, names, shapes
 from .sources import read
 
@@ -54,6 +55,8 @@ def from_records(
                 )
                 reason = reason or next((each for each in callables.values() if isinstance(each, str)), "")
                 if not reason:
+                    for split in variant.splits:
+                        callables[split.name] = split_graphs.build(split, callables)
                     with timed("install"):
                         return _guarded(variant, sources, live, callables, scope, given), ""
             finally:
@@ -69,7 +72,7 @@ class _Globals:
         from torch._dynamo.bytecode_transformation import unique_id
 
         self.scope = scope
-        self.renamed = {each.name: unique_id(names.GRAPH, with_uuid=True) for each in variant.graphs}
+        self.renamed = {name: unique_id(names.GRAPH, with_uuid=True) for name in _called(variant)}
         self._hooks: list[Any] = []
         self._keeps = False
         for each in variant.globals:
@@ -168,8 +171,8 @@ def _guarded(
     _check_shape(code, compiled)
     manager = _check_function(variant, sources, live, scope, given)
     disable: Any = torch._dynamo.disable
-    for name, callable in callables.items():
-        scope.add(name, disable(callable, reason="a compiled graph"))
+    for name in _called(variant):
+        scope.add(name, disable(callables[name], reason="a compiled graph"))
     for each in variant.globals:
         if each.code:
             resumed = _renamed(bytecode.read(each.code, each.constants, scope.scope), scope.renamed)
@@ -182,6 +185,13 @@ def _guarded(
     return wrap_guarded_code(
         GuardedCode(compiled, manager, compile_id, f"Torch-Compiled Region: {compile_id}")
     )
+
+
+def _called(variant: FrameProgram) -> list[str]:
+    """Names of the graphs that the bytecode calls: not of those that split graphs call."""
+    parts = {step.graph for split in variant.splits for step in split.steps}
+    found = [each.name for each in variant.graphs] + [each.name for each in variant.splits]
+    return [name for name in found if name not in parts]
 
 
 def _function(code: types.CodeType, scope: dict[str, Any], name: str) -> Any:

@@ -1,0 +1,89 @@
+"""A program's graphs run on the GPU that they were traced for, whichever is the current one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torchrelay.clients.artifacts.programs import process_programs
+from torchrelay.clients.artifacts.programs.process_programs import ProcessPrograms
+from torchrelay.clients.artifacts.programs.store import ProgramStore
+from torchrelay.compiler.artifact.programs.records import ProgramGraph
+from torchrelay.compiler.request import schema
+from torchrelay.compiler.torch_internals.dynamo.programs.frames import FrameName
+
+FRAME = FrameName("module", "function", "0" * 64, False, None)
+
+
+def request(*inputs: schema.Input) -> bytes:
+    return msgspec.msgpack.encode(
+        schema.GraphRequest(
+            schema=schema.SCHEMA,
+            graph=schema.Graph([]),
+            inputs=list(inputs),
+            symbols=[],
+            relations=[],
+            constants=[],
+            ambient=schema.Ambient(
+                grad=True,
+                inference=False,
+                autocast=[],
+                default_dtype="float32",
+                matmul_precision="highest",
+                deterministic=False,
+                deterministic_warn_only=False,
+                fill_uninitialized=True,
+                threads=2,
+                flags=[],
+            ),
+            mode="default",
+            options=[],
+            aot_options=[],
+            toolchain=schema.Toolchain("cp311", "2.13.0", "", "", "linux-x86_64"),
+            target=schema.Target(kind="cuda", name="", capability="", units=0, cpu=["avx2"]),
+        )
+    )
+
+
+INPUT = schema.TensorInput(shape=[2], stride=[1], dtype="float32", device="cuda", requires_grad=True)
+
+
+class Source:
+    """Notes what is asked for."""
+
+    def __init__(self) -> None:
+        self.devices: list[int | None] = []
+
+    def may_begin_eagerly(self, background: bool | None) -> bool:
+        return False
+
+    def obtain(self, wanted: Any) -> Any:
+        self.devices.append(wanted.captured.device_index)
+        return SimpleNamespace(outcome="disk_hit", key=wanted.key, compiled=print, digest="")
+
+
+@pytest.fixture
+def source(monkeypatch: pytest.MonkeyPatch) -> Source:
+    monkeypatch.setattr(process_programs, "_other_settings", lambda *_: "")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return Source()
+
+
+def obtained(source: Any, tmp_path: Path, body: bytes, device: int) -> Any:
+    programs = ProcessPrograms(None, ProgramStore(tmp_path, tmp_path), lambda: source)
+    return programs.graph(FRAME, ProgramGraph("graph", "1" * 64, body, device=device))
+
+
+def test_inputs_on_another_gpu_than_the_current_one(source: Source, tmp_path: Path) -> None:
+    assert obtained(source, tmp_path, request(INPUT), 1) is print
+    assert source.devices == [1]
+
+
+def test_a_graph_without_inputs_is_traced_for_another_current_gpu(source: Source, tmp_path: Path) -> None:
+    assert obtained(source, tmp_path, request(), 0) is print
+    assert "because of another GPU" in obtained(source, tmp_path, request(), 1)
+    assert source.devices == [0]
