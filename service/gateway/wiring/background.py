@@ -77,7 +77,8 @@ async def _of_each(tenants: list[TenantParts], work: Callable[[TenantParts], Awa
 
 
 async def _sweep(gateway: GatewayParts) -> None:
-    """Deletes what crashes left in the blob store, and what training jobs left."""
+    """Deletes what crashes left in the blob store, and what training jobs left; one gateway counts the cache again."""
+    await gateway.recount.run_once_in(_SWEEP_SECONDS, await gateway.namespaces.names())
 
     async def sweep(tenant: TenantParts) -> None:
         if gone := await tenant.cache.sweep():

@@ -27,6 +27,7 @@ from ...cache.admin import CacheAdmin
 from ...cache.artifact_cache import ArtifactCache
 from ...cache.misses import Misses
 from ...cache.rank_agreement import RankVerdicts
+from ...cache.recount import Recount
 from ...cache.script_history import ScriptHistory
 from ...compile.dispatcher import Dispatcher
 from ...compile.events import CompileEvents
@@ -93,6 +94,7 @@ class GatewayParts:
         audit = AuditLog(self.redis, self.keys, entries=settings.audit_entries)
         self.tokens = Tokens(self.redis, self.keys, self.scripts, audit, settings)
         self.namespaces = Namespaces(self.redis, self.keys)
+        self.recount = Recount(self.redis, self.keys, self.scripts)
         self.admission = Admission(settings.limits, body_timeout_seconds=settings.body_timeout_seconds)
         self.keyring = Keyring(
             settings.keys_location, key_files.read_trusted_keys(settings.trusted_public_keys)
