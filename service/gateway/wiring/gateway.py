@@ -157,7 +157,7 @@ class TenantParts:
         )
         self.followers = Followers(self.events, notifications, self.dispatcher, settings)
 
-        self.tuning_jobs = TuningJobs(redis, keys, scripts, lease_seconds=settings.lease_seconds)
+        self.tuning_jobs = TuningJobs(redis, keys, scripts, self.audit, lease_seconds=settings.lease_seconds)
         self.tuning_admission = TuningJobAdmission(
             settings.limits, admission, self.saved_requests, pool, self.searches
         )
@@ -183,8 +183,10 @@ class TenantParts:
             redis,
             keys,
             scripts,
+            self.audit,
             self.training_files,
             lease_seconds=settings.lease_seconds,
+            most=settings.train_keep_jobs,
             most_open=settings.train_open_jobs,
             files_bytes=settings.train_files_bytes,
         )
