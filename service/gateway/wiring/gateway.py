@@ -21,7 +21,8 @@ from ...access.quotas import Quotas
 from ...access.tokens import Grant, Tokens
 from ...admission.admit import Admission
 from ...admission.saved_requests import SavedRequests
-from ...base.async_tasks import TaskSupervisor
+from ...base.async_tasks import Recent, TaskSupervisor
+from ...base.counters import Counters
 from ...base.metrics import GatewayMetrics
 from ...cache.admin import CacheAdmin
 from ...cache.artifact_cache import ArtifactCache
@@ -57,6 +58,9 @@ from ...storage.redis.keys import DEFAULT_NAMESPACE, Keys
 from ...storage.redis.notifications import Notifications
 from ...storage.redis.scripts import Scripts
 from ..http.event_stream import EventStreams
+
+_COUNTERS_SECONDS = 1.0
+"""How old counters may be that whoever has no token gets."""
 
 
 @dataclass
@@ -106,6 +110,7 @@ class GatewayParts:
         )
 
         self.tenants = Tenants(self)
+        self.counters_for_anyone: Recent[dict[str, Counters]] = Recent(_COUNTERS_SECONDS)
         self.quotas = Quotas(self.redis, self.keys, self.tenants.default.audit, settings)
 
 
