@@ -38,7 +38,7 @@ class FallbackReport(Struct, frozen=True, forbid_unknown_fields=True):
     """Body of `POST /v1/report`: a client compiled locally `count` times because of error code `reason`."""
 
     reason: Annotated[str, Meta(extra_json_schema={"enum": sorted(BY_CODE)})]
-    count: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    count: Annotated[int, Meta(ge=1, le=100)] = 1
 
 
 @router.json(
@@ -56,10 +56,11 @@ async def stats(gateway: Gateway, grant: Reader) -> StatsReply:
 @router.json(
     "GET",
     "/v1/workers",
-    "The workers, and what they compile for",
+    "The workers, and what they compile for; the names of their hosts for a token of all namespaces",
 )
-async def workers(gateway: Gateway, _: Reader) -> list[WorkerInfo]:
-    return gateway.pool.workers() if gateway.state.pool_started else []
+async def workers(gateway: Gateway, grant: Reader) -> list[WorkerInfo]:
+    found = gateway.pool.workers() if gateway.state.pool_started else []
+    return found if grant.everywhere else [msgspec.structs.replace(each, host="") for each in found]
 
 
 @router.json("GET", "/v1/info", "Version, schema and signing keys")

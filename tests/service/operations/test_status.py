@@ -6,6 +6,7 @@ import base64
 from pathlib import Path
 
 import httpx2
+import msgspec
 import pytest
 import schemathesis
 from conftest import StartGateway
@@ -60,7 +61,13 @@ def test_clients_report_their_fallbacks(http: httpx2.Client) -> None:
     assert http.post("/v1/report", json={"reason": "unsupported", "count": 3}).status_code == 204
     assert http.post("/v1/report", json={"reason": "unsupported"}).status_code == 204
     assert http.get("/v1/stats").json()["fallbacks"] == {"unsupported": 4}
-    for wrong in ({"reason": "made_up"}, {"reason": "unsupported", "count": 0}, {"count": 1}, [], "x" * 9000):
+    for wrong in (
+        {"reason": "made_up"},
+        *({"reason": "unsupported", "count": count} for count in (0, 101, 1_000_000)),
+        {"count": 1},
+        [],
+        "x" * 9000,
+    ):
         assert http.post("/v1/report", json=wrong).json()["error"]["code"] in ("malformed", "limit_exceeded")
 
 
@@ -88,6 +95,21 @@ def test_who_is_not_the_owner_does_not_see_what_redis_says(
     with gateway.http(token) as http, gateway.http() as owner:
         assert http.get("/readyz").json()["parts"]["redis"] == "cannot be reached"
         assert str(redis_server.socket) in owner.get("/readyz").json()["parts"]["redis"]
+
+
+def test_the_names_of_hosts_are_for_tokens_of_all_namespaces(
+    gateway: Running, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (worker,) = gateway.pool.workers()
+    known = msgspec.structs.replace(worker, host="node-7.example.org")
+    monkeypatch.setattr(gateway.pool, "workers", lambda: [known])
+    shown = {}
+    for namespace in ("default", "red", "*"):
+        body = {"name": "x", "roles": ["admin"], "namespace": namespace}
+        with gateway.http(http.post("/v1/tokens", json=body).json()["token"]) as other:
+            (shown[namespace],) = other.get("/v1/workers").json()
+    assert [each.get("host", "") for each in shown.values()] == ["", "", "node-7.example.org"]
+    assert {each["id"] for each in shown.values()} == {"w0"}
 
 
 def test_workers_and_info(http: httpx2.Client) -> None:
