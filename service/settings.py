@@ -132,6 +132,9 @@ class ServiceSettings(BaseSettings):
     winners of Triton's and Helion's own autotuners are stored."""
     train_open_jobs: Annotated[int, Field(gt=0)] = 32
     """Training jobs of one namespace that have not ended; more are refused."""
+    train_keep_jobs: Annotated[int, Field(gt=0)] = 200
+    """Training jobs of one namespace that are stored; past it the oldest that have ended are forgotten, and with them
+    their metrics, logs and files (exported models too), but not their folders."""
     train_package_bytes: Annotated[int, Field(gt=0, le=PACKAGE_BYTES)] = PACKAGE_BYTES
     """One packed working directory."""
     train_file_bytes: Bytes = 1 << 30

@@ -31,9 +31,11 @@ AuditAction = Literal[
     "tune_begun",
     "tune_cancelled",
     "tune_resumed",
+    "tune_forgotten",
     "train_begun",
     "train_cancelled",
     "train_resumed",
+    "train_forgotten",
     "quarantined",
     "key_rotated",
     "key_revoked",
@@ -41,7 +43,8 @@ AuditAction = Literal[
 ]
 """compile: `name` caused the compile of `key`. published: the service offers what `worker` built, signed by `signer`.
 imported: an artifact that `signer` had signed elsewhere. program_stored: `name` gave a program to the namespace.
-tunings_imported: `detail` says how many. tune_*, train_*: `detail` names the job. quarantined: the service offers an
+tunings_imported: `detail` says how many. tune_*, train_*: `detail` names the job; forgotten: it made room for a newer
+one. quarantined: the service offers an
 artifact no longer; `detail` says why. key_rotated, key_revoked, all_disowned: changes of signing/keyring.py."""
 
 _SERVICE = "service"
@@ -72,6 +75,7 @@ class AuditLog:
     def __init__(self, redis: Redis, keys: Keys, *, entries: int) -> None:
         self._redis = redis
         self._keys = keys
+        self.key = keys.audit
         self.entries = entries
 
     def of(self, namespace: str) -> AuditLog:

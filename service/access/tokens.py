@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 import time
 from datetime import UTC, datetime
@@ -26,10 +27,11 @@ from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
 from ..storage.redis.scripts import Scripts
 from .audit import AuditEvent, AuditLog
 from .namespaces import EVERY, Namespaces
+from .unknown_tokens import UnknownTokens
 
 OWNER_ID = "owner"
 _DOMAIN = b"torchrelay token v1\0"
-_TOKEN_LIMIT = 512
+_ISSUED = re.compile("[A-Za-z0-9_-]{43}")
 _ID_BYTES = 6
 _REMEMBERED_SECONDS = 30 * 86400
 """A token that expired or was revoked is still listed, and refused with the reason, for this long."""
@@ -89,6 +91,7 @@ class Tokens:
         self._burst_seconds = settings.token_burst_seconds
         self._audit = audit
         self._namespaces = Namespaces(redis, keys)
+        self._unknown = UnknownTokens()
         self._owner = digest(settings.token.get_secret_value()) if settings.token else None
         self._owner_grant = Grant(
             "owner",
@@ -99,13 +102,23 @@ class Tokens:
             programs=bool(settings.token_allow_programs),
         )
 
-    async def check(self, token: str) -> Grant:
-        """Raises Unauthenticated, RateLimited, or RedisError for a token that only Redis knows."""
-        if len(token) > _TOKEN_LIMIT:
-            raise Unauthenticated("the token is too long to be one")
-        found = digest(token)
-        if self._owner is not None and hmac.compare_digest(found, self._owner):
+    def is_owner(self, token: str) -> bool:
+        """Whether it is the token of the settings; asks nobody."""
+        return self._owner is not None and hmac.compare_digest(digest(token), self._owner)
+
+    async def check(self, token: str, address: str) -> Grant:
+        """address: the client's. Raises Unauthenticated, RateLimited, or RedisError for a token that only Redis
+        knows."""
+        if self.is_owner(token):
             return self._owner_grant
+        if not _ISSUED.fullmatch(token):
+            raise Unauthenticated("the token is not known")
+        found = digest(token)
+        with self._unknown.look_up(address, found):
+            return await self._look_up(found)
+
+    async def _look_up(self, found: str) -> Grant:
+        """found: the token's digest. Raises as `check`."""
         admitted = await self._scripts.authenticate(
             keys=[self._keys.tokens, self._keys.bucket(found)],
             args=[found, self._rate, self._burst_seconds, self._keys.installation, DEFAULT_NAMESPACE],

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import structlog
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _AGAIN_SECONDS = 2.0
 _RESTART_SECONDS = 5.0
@@ -54,6 +57,23 @@ class TaskSupervisor:
         """What failed last and has not gone well since, by name of the task: the kind of its error."""
         now = time.monotonic()
         return {name: kind for name, (kind, at) in self._failed.items() if now - at < _SHOWN_SECONDS}
+
+
+class Recent(Generic[T]):
+    """One value for all who ask within `seconds`, however many."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._made = -math.inf
+        self._value: T | None = None
+        self._making = asyncio.Lock()
+
+    async def get(self, make: Callable[[], Awaitable[T]]) -> T:
+        """Raises what `make` raises."""
+        async with self._making:
+            if self._value is None or time.monotonic() - self._made > self._seconds:
+                self._value, self._made = await make(), time.monotonic()
+            return self._value
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:

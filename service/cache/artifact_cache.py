@@ -263,7 +263,7 @@ class ArtifactCache:
         keys, gone = self._keys, 0
         while True:
             flat = await self._scripts.evict(
-                keys=[keys.namespaces, keys.inline],
+                keys=[keys.namespaces, keys.inline, keys.recount],
                 args=[keys.installation, DEFAULT_NAMESPACE, whose, limit, _EVICT_BATCH],
             )
             for i in range(0, len(flat), 4):

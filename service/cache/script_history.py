@@ -6,7 +6,8 @@ stored, and KEYS of each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 from redis.asyncio import Redis
 
@@ -35,12 +36,12 @@ class ScriptHistory:
             args=[script, _TTL_SECONDS * 1000, KEYS, SCRIPTS, self._keys.script_prefix, *used],
         )
 
-    async def count(self, prefetched: Sequence[str]) -> None:
+    async def count(self, prefetched: Iterable[str]) -> None:
         """Counts artifacts as hits that were fetched ahead, and therefore not asked for when they were needed."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for key in prefetched:
                 pipe.hget(self._keys.index(key), "seconds")
-            found = [float(seconds) for seconds in await pipe.execute() if seconds is not None]
+            found = [_seconds_saved(seconds) for seconds in await pipe.execute() if seconds is not None]
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.hincrby(self._keys.stats, "requests", len(found))
             pipe.hincrby(self._keys.stats, "hits", len(found))
@@ -66,3 +67,12 @@ class ScriptHistory:
                 if size is not None
             ]
         )
+
+
+def _seconds_saved(text: bytes) -> float:
+    """0 for what cannot be added, as older versions could write it (prelude.lua's seconds_saved)."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        return 0.0
+    return seconds if math.isfinite(seconds) else 0.0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import structlog
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 
 from ...compiler import VERSION
@@ -79,13 +81,28 @@ def create_app(settings: ServiceSettings, pool: WorkerPool | None = None) -> Fas
         version=VERSION,
         summary="Compile PyTorch graphs once, and hand the artifact to everyone",
         lifespan=lifespan,
+        openapi_url=None,
     )
     for router in ROUTERS:
         app.include_router(router)
     errors.install(app, retry_after_seconds=settings.retry_after_seconds)
     app.add_middleware(AccessLog)
     app.openapi = lambda: _openapi_document(app)  # type: ignore[method-assign]
+    _serve_description(app)
     return app
+
+
+def _serve_description(app: FastAPI) -> None:
+    """/openapi.json and /docs, for everyone: the document is encoded once."""
+    encoded = functools.cache(lambda: msgspec.json.encode(app.openapi()))
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return Response(encoded(), media_type="application/json")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return get_swagger_ui_html(openapi_url="openapi.json", title=app.title)
 
 
 def _openapi_document(app: FastAPI) -> dict[str, Any]:

@@ -10,17 +10,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
+import structlog
 from redis.asyncio import Redis
 
 from ...compiler.api.training.jobs import TrainJob
 from ...compiler.api.tuning.jobs import TuneJob
 from ...compiler.errors import NotFound, Overloaded
+from ..access.audit import AuditLog
 from ..storage.redis.connections import reserved_for_leases
 from ..storage.redis.keys import JobKeys, Keys
 from ..storage.redis.scripts import Scripts
 
-MOST = 200
-"""Jobs of a namespace. Past it the oldest that have ended are forgotten."""
+log = structlog.get_logger(__name__)
 
 ENDED_STATES = frozenset({"done", "failed", "cancelled"})
 JobTransition = Literal["end", "cancel", "resume"]
@@ -49,14 +50,25 @@ class DurableJobs(ABC, Generic[J, R]):
     """What messages call a job."""
 
     def __init__(
-        self, redis: Redis, keys: Keys, job_keys: JobKeys, scripts: Scripts, *, lease_seconds: float
+        self,
+        redis: Redis,
+        keys: Keys,
+        job_keys: JobKeys,
+        scripts: Scripts,
+        audit: AuditLog,
+        *,
+        lease_seconds: float,
+        most: int,
     ) -> None:
+        """most: jobs of the namespace. Past it the oldest that have ended are forgotten, which the audit log says."""
         self.kind = job_keys.kind
         self._redis = redis
         self._namespace = keys.namespace
         self._channel = keys.wake
         self._keys = job_keys
         self._scripts = scripts
+        self._audit = audit
+        self._most = most
         self._lease_ms = int(lease_seconds * 1000)
 
     @abstractmethod
@@ -73,7 +85,7 @@ class DurableJobs(ABC, Generic[J, R]):
 
     async def jobs(self) -> list[J]:
         """The newest first."""
-        names = await self._redis.zrevrange(self._keys.all, 0, MOST - 1)
+        names = await self._redis.zrevrange(self._keys.all, 0, self._most - 1)
         async with self._redis.pipeline(transaction=False) as pipe:
             for name in names:
                 pipe.hgetall(self._keys.job(name.decode()))
@@ -140,9 +152,10 @@ class DurableJobs(ABC, Generic[J, R]):
     ) -> None:
         """hashes: fields by the suffix of the hash's key. event: name and data. Raises Overloaded."""
         answer = await self._scripts.create_job(
-            keys=[self._keys.all, self._keys.open, self._keys.job(job.id)],
+            keys=[self._keys.all, self._keys.open, self._keys.job(job.id), self._audit.key],
             args=[
-                *(job.id, self.kind, self._channel, f"{job.created * 1000:.0f}", MOST, most_open, *event),
+                *(job.id, self.kind, self._channel, f"{job.created * 1000:.0f}", self._most, most_open),
+                *(*event, self._audit.entries),
                 *(
                     part
                     for suffix, fields in hashes.items()
@@ -153,6 +166,14 @@ class DurableJobs(ABC, Generic[J, R]):
         )
         if answer[0] == b"many":
             raise self._too_many(answer[1])
+        for forgotten in answer[1:]:
+            log.warning(
+                "job_forgotten",
+                kind=self.kind,
+                job=forgotten.decode(),
+                namespace=self._namespace,
+                most=self._most,
+            )
 
     async def _change(
         self,

@@ -151,7 +151,7 @@ async def _announce(server: GatewayServer, settings: ServiceSettings, url: str, 
     _say(f"credentials {credentials}")
     _say(f"state {settings.state_dir}")
     _say("warming workers, some seconds")
-    while set((await ready_parts(server.gateway)).values()) != {"ok"}:
+    while set((await ready_parts(server.gateway, details=False)).values()) != {"ok"}:
         await asyncio.sleep(0.25)
     _say(f"ready {url}")
     _say('next: torch.compile(model, backend="torchrelay") in any script of this user')

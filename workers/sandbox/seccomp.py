@@ -1,7 +1,8 @@
-"""A filter on system calls, in force for a process and all that it starts: sockets and the ways around a sandbox.
+"""A filter on system calls, in force for a process and all that it starts: what is not listed is refused.
 
 Written as classic BPF by hand: pyseccomp and the like need libseccomp on the machine, for sixty lines. What is
-refused fails with EPERM, as if not permitted; a program of another architecture is killed.
+refused fails with EPERM, as if not permitted. A call that is newer than the list fails with ENOSYS, as on an older
+kernel, so that libraries use what came before it. A program of another architecture is killed.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import os
 import platform
 import socket
 import struct
+from collections.abc import Iterator
 from typing import Literal
 
 from ..process import linux
+from .system_calls import ALLOWED, NEWEST, SHARED_MEMORY
 
 _PR_SET_SECCOMP = 22
 _MODE_FILTER = 2
@@ -22,6 +25,7 @@ _MODE_FILTER = 2
 _LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _EQUAL = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
 _AT_LEAST = 0x35  # BPF_JMP | BPF_JGE | BPF_K
+_ABOVE = 0x25  # BPF_JMP | BPF_JGT | BPF_K
 _ANY_BIT = 0x45  # BPF_JMP | BPF_JSET | BPF_K
 _AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
 _RETURN = 0x06  # BPF_RET | BPF_K
@@ -38,71 +42,14 @@ _X32 = 0x40000000
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-_CALLS = {
-    # name: (x86-64, aarch64)
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "process_madvise": (440, 440),
-    "pidfd_getfd": (438, 438),
-    "kcmp": (312, 272),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "keyctl": (250, 219),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "bpf": (321, 280),
-    "userfaultfd": (323, 282),
-    "perf_event_open": (298, 241),
-    "io_uring_setup": (425, 425),  # opens sockets past this filter
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    "fanotify_init": (300, 262),
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "reboot": (169, 142),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "acct": (163, 89),
-    "quotactl": (179, 60),
-    "quotactl_fd": (443, 443),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "clock_adjtime": (305, 266),
-    "adjtimex": (159, 171),
-    "sethostname": (170, 161),
-    "setdomainname": (171, 162),
-    "syslog": (103, 116),
-}
-_SHARED_MEMORY = {
-    "shmget": (29, 194),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-}
 _CONNECT = (42, 203)
-_SOCKET, _CLONE, _CLONE3, _PRLIMIT = (41, 198), (56, 220), (435, 435), (302, 261)
+_SOCKET, _SOCKETPAIR, _CLONE, _CLONE3, _PRLIMIT = (41, 198), (53, 199), (56, 220), (435, 435), (302, 261)
+"""Calls that depend on their arguments."""
 
 
 Sockets = Literal["pairs", "unconnected", "unix"]
-"""What may be made: pairs; also Unix sockets of streams, which connect to nothing (CUDA makes one as it starts); or all
-Unix sockets."""
+"""What may be made: pairs of streams; also Unix sockets of streams, which connect to nothing (CUDA makes one as it
+starts); or all Unix sockets."""
 
 
 def install(*, sockets: Sockets, shared_memory: bool) -> None:
@@ -135,8 +82,6 @@ def _program(*, sockets: Sockets, shared_memory: bool) -> bytes:
     ]
     if machine == "x86_64":
         code += [_one(_AT_LEAST, _X32, 0, 1), _one(_RETURN, refused)]
-    for numbers in (_CALLS if shared_memory else _CALLS | _SHARED_MEMORY).values():
-        code += [_one(_EQUAL, numbers[column], 0, 1), _one(_RETURN, refused)]
     # a filter cannot read its flags, which are behind a pointer; glibc then uses clone
     code += [_one(_EQUAL, _CLONE3[column], 0, 1), _one(_RETURN, _ERRNO | errno.ENOSYS)]
     code += [
@@ -152,23 +97,40 @@ def _program(*, sockets: Sockets, shared_memory: bool) -> bytes:
         *(_one(_EQUAL, _PRLIMIT[column], 0, 4), _one(_LOAD, _FIRST_ARGUMENT)),
         *(_one(_EQUAL, 0, 1, 0), _one(_RETURN, refused), _one(_RETURN, _ALLOW)),
     ]
+    allowed = ALLOWED | SHARED_MEMORY if shared_memory else ALLOWED
+    numbers = {number for pair in allowed.values() if (number := pair[column]) is not None}
     if sockets == "unix":
+        numbers |= {_CONNECT[column], _SOCKETPAIR[column]}
         code += [
             *(_one(_EQUAL, _SOCKET[column], 0, 4), _one(_LOAD, _FIRST_ARGUMENT)),
             *(_one(_EQUAL, socket.AF_UNIX, 1, 0), _one(_RETURN, refused), _one(_RETURN, _ALLOW)),
         ]
-    elif sockets == "unconnected":
-        # a datagram needs no connection to reach another process
-        code += [
-            *(_one(_EQUAL, _CONNECT[column], 0, 1), _one(_RETURN, refused)),
-            *(_one(_EQUAL, _SOCKET[column], 0, 8), _one(_LOAD, _FIRST_ARGUMENT)),
-            *(_one(_EQUAL, socket.AF_UNIX, 0, 5), _one(_LOAD, _SECOND_ARGUMENT), _one(_AND, _SOCKET_TYPE)),
-            *(_one(_EQUAL, socket.SOCK_STREAM, 1, 0), _one(_EQUAL, socket.SOCK_SEQPACKET, 0, 1)),
-            *(_one(_RETURN, _ALLOW), _one(_RETURN, refused)),
-        ]
     else:
-        code += [_one(_EQUAL, _SOCKET[column], 0, 1), _one(_RETURN, refused)]
-    return b"".join([*code, _one(_RETURN, _ALLOW)])
+        # a datagram needs no connection to reach another process
+        for call in [_SOCKETPAIR] if sockets == "pairs" else [_SOCKETPAIR, _SOCKET]:
+            code += [
+                *(_one(_EQUAL, call[column], 0, 8), _one(_LOAD, _FIRST_ARGUMENT)),
+                *(
+                    _one(_EQUAL, socket.AF_UNIX, 0, 5),
+                    _one(_LOAD, _SECOND_ARGUMENT),
+                    _one(_AND, _SOCKET_TYPE),
+                ),
+                *(_one(_EQUAL, socket.SOCK_STREAM, 1, 0), _one(_EQUAL, socket.SOCK_SEQPACKET, 0, 1)),
+                *(_one(_RETURN, _ALLOW), _one(_RETURN, refused)),
+            ]
+    for first, last in _runs(numbers):
+        code += [_one(_AT_LEAST, first, 0, 2), _one(_ABOVE, last, 1, 0), _one(_RETURN, _ALLOW)]
+    code += [_one(_ABOVE, NEWEST, 0, 1), _one(_RETURN, _ERRNO | errno.ENOSYS), _one(_RETURN, refused)]
+    return b"".join(code)
+
+
+def _runs(numbers: set[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each run of numbers that follow each other."""
+    for first in sorted(number for number in numbers if number - 1 not in numbers):
+        last = first
+        while last + 1 in numbers:
+            last += 1
+        yield first, last
 
 
 def _one(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

@@ -21,6 +21,11 @@ _OWNER = "Ask the service's owner, and name no namespace"
 _bearer = HTTPBearer(auto_error=False, description="A token of `torchrelay up`, or one that an admin issued")
 
 
+def address_of(request: Request) -> str:
+    """The client's; behind a proxy on this machine, what that has put into X-Forwarded-For. '' on a Unix socket."""
+    return request.client.host if request.client else ""
+
+
 def requires(role: Role, *, everywhere: bool = False) -> Callable[..., Awaitable[Grant]]:
     """A FastAPI dependency: the caller's Grant, which allows `role`. everywhere: only a token for all namespaces is
     accepted, and the request names none. Raises Unauthenticated, RateLimited or Forbidden."""
@@ -35,7 +40,7 @@ def requires(role: Role, *, everywhere: bool = False) -> Callable[..., Awaitable
         if credentials is None:
             raise Unauthenticated("the request carries no bearer token")
         tokens: Tokens = request.app.state.gateway.tokens
-        grant = await tokens.check(credentials.credentials)
+        grant = await tokens.check(credentials.credentials, address_of(request))
         if not grant.allows(role):
             raise Forbidden(f"the token of {grant.name!r} lacks the role {role!r}")
         if namespace:

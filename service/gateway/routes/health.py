@@ -1,4 +1,4 @@
-"""GET /livez, /readyz and /metrics, for orchestrators and Prometheus. They need no token; /metrics accepts one."""
+"""GET /livez, /readyz and /metrics, for orchestrators and Prometheus. They need no token; the last two accept one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from redis.exceptions import RedisError
 from ....compiler.errors import Forbidden, Unavailable
 from ....compiler.request import codec
 from ...access.namespaces import EVERY
-from ...base.counters import sum_counters
+from ...base.counters import Counters, sum_counters
+from ...storage.redis.counter_store import read_counters
+from ..http.authentication import address_of
 from ..http.errors import documented
 from ..http.json_routes import JsonRouter
 from ..wiring.gateway import GatewayParts
@@ -46,13 +48,15 @@ async def livez() -> Response:
 @router.get(
     "/readyz",
     summary="A compile would be accepted, and a worker is warm",
+    description="The owner's token also shows the errors of Redis and Ray.",
     responses={
         200: {"description": "Ready", "content": _READY},
         503: {"description": "Not ready, and which part", "content": _READY},
     },
 )
-async def readyz(gateway: Gateway) -> Response:
-    parts = await ready_parts(gateway)
+async def readyz(request: Request, gateway: Gateway) -> Response:
+    token = request.headers.get("authorization", "").removeprefix("Bearer ")
+    parts = await ready_parts(gateway, details=gateway.tokens.is_owner(token))
     ready = all(state == "ok" for state in parts.values())
     headers = {"Cache-Control": "no-store"}
     if not ready:
@@ -76,29 +80,38 @@ async def metrics(request: Request, gateway: Gateway) -> Response:
     try:
         async with asyncio.timeout(_READY_SECONDS):
             if scheme:
-                await _check(gateway, token if scheme.lower() == "bearer" else "")
-            shared = {
-                tenant.namespace: await tenant.counters.read() for tenant in await gateway.tenants.every()
-            }
-            if not scheme:
-                shared = {EVERY: sum_counters(shared.values())}
+                await _check(request, gateway, token if scheme.lower() == "bearer" else "")
+                shared = await _counters(gateway)
+            else:
+                shared = await gateway.counters_for_anyone.get(lambda: _counters_together(gateway))
     except (RedisError, TimeoutError):
         shared = None  # only torchrelay_shared_* are missing then
     return Response(gateway.metrics.render(shared), media_type=CONTENT_TYPE_LATEST)
 
 
-async def ready_parts(gateway: GatewayParts) -> dict[str, str]:
-    """Each part that a compile needs, with "ok" or its problem."""
-    parts = {"redis": await _redis(gateway), "workers": _workers(gateway)}
+async def ready_parts(gateway: GatewayParts, *, details: bool) -> dict[str, str]:
+    """Each part that a compile needs, with "ok" or its problem. details: with the errors of Redis and Ray, which name
+    addresses and paths."""
+    parts = {"redis": await _redis(gateway, details), "workers": _workers(gateway, details)}
     with suppress(RedisError, Unavailable):
         if problem := await gateway.installation.problem():
             parts["store"] = problem
     return parts
 
 
-async def _check(gateway: GatewayParts, token: str) -> None:
-    """Raises Unauthenticated, Forbidden, RedisError."""
-    grant = await gateway.tokens.check(token)
+async def _counters(gateway: GatewayParts) -> dict[str, Counters]:
+    """By namespace. Raises RedisError."""
+    return await read_counters(gateway.redis, gateway.keys, await gateway.namespaces.names())
+
+
+async def _counters_together(gateway: GatewayParts) -> dict[str, Counters]:
+    """Of all namespaces. Raises RedisError."""
+    return {EVERY: sum_counters((await _counters(gateway)).values())}
+
+
+async def _check(request: Request, gateway: GatewayParts, token: str) -> None:
+    """Raises Unauthenticated, RateLimited, Forbidden, RedisError."""
+    grant = await gateway.tokens.check(token, address_of(request))
     if not grant.everywhere:
         raise Forbidden(
             f"the token of {grant.name!r} is for namespace {grant.namespace} alone",
@@ -106,20 +119,20 @@ async def _check(gateway: GatewayParts, token: str) -> None:
         )
 
 
-async def _redis(gateway: GatewayParts) -> str:
+async def _redis(gateway: GatewayParts, details: bool) -> str:
     try:
         async with asyncio.timeout(_READY_SECONDS):
             await gateway.redis.ping()
     except (RedisError, TimeoutError) as error:
-        return f"cannot be reached: {error or 'no answer'}"
+        return f"cannot be reached: {error or 'no answer'}" if details else "cannot be reached"
     return "ok"
 
 
-def _workers(gateway: GatewayParts) -> str:
+def _workers(gateway: GatewayParts, details: bool) -> str:
     if gateway.state.stopping:
         return "stopping"
     if gateway.state.pool_error:
-        return gateway.state.pool_error
+        return gateway.state.pool_error if details else "cannot be started"
     if not gateway.state.pool_started:
         return "starting"
     return "ok" if gateway.pool.ready() else "no worker is warm yet"

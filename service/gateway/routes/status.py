@@ -13,6 +13,7 @@ from ....compiler.artifact.signing import key_id, key_text
 from ....compiler.errors import BY_CODE, MalformedRequest
 from ....compiler.request import schema as request_schema
 from ...base.counters import StatsReply, sum_counters
+from ...storage.redis.counter_store import read_counters
 from ..http.json_routes import JsonRouter
 from .parameters import Gateway, Reader, ReaderTenant
 
@@ -37,7 +38,7 @@ class FallbackReport(Struct, frozen=True, forbid_unknown_fields=True):
     """Body of `POST /v1/report`: a client compiled locally `count` times because of error code `reason`."""
 
     reason: Annotated[str, Meta(extra_json_schema={"enum": sorted(BY_CODE)})]
-    count: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    count: Annotated[int, Meta(ge=1, le=100)] = 1
 
 
 @router.json(
@@ -46,16 +47,20 @@ class FallbackReport(Struct, frozen=True, forbid_unknown_fields=True):
     "Counters of all gateways, for the token's namespace; for a token of all, together and of each",
 )
 async def stats(gateway: Gateway, grant: Reader) -> StatsReply:
-    found = {
-        tenant.namespace: await tenant.counters.read() for tenant in await gateway.tenants.administered(grant)
-    }
+    names = [tenant.namespace for tenant in await gateway.tenants.administered(grant)]
+    found = await read_counters(gateway.redis, gateway.keys, names)
     every = msgspec.structs.asdict(sum_counters(found.values()))
     return StatsReply(**every, namespaces=found)
 
 
-@router.json("GET", "/v1/workers", "The workers, and what they compile for")
-async def workers(gateway: Gateway, _: Reader) -> list[WorkerInfo]:
-    return gateway.pool.workers() if gateway.state.pool_started else []
+@router.json(
+    "GET",
+    "/v1/workers",
+    "The workers, and what they compile for; the names of their hosts for a token of all namespaces",
+)
+async def workers(gateway: Gateway, grant: Reader) -> list[WorkerInfo]:
+    found = gateway.pool.workers() if gateway.state.pool_started else []
+    return found if grant.everywhere else [msgspec.structs.replace(each, host="") for each in found]
 
 
 @router.json("GET", "/v1/info", "Version, schema and signing keys")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,6 +21,10 @@ log = structlog.get_logger(__name__)
 _POOL_RESTART_SECONDS = 5.0
 _SWEEP_SECONDS = 6 * 3600.0
 _YOUNG_INDEX = timedelta(days=1)
+_LITTLE_FREE = 0.1
+_HINT = (
+    "Jobs' folders stay: remove old ones, or set TORCHRELAY_SERVICE_TRAIN_KEEP_SECONDS or _TRAIN_KEEP_BYTES"
+)
 
 
 def start_background_tasks(gateway: GatewayParts) -> list[asyncio.Task[None]]:
@@ -77,7 +82,8 @@ async def _of_each(tenants: list[TenantParts], work: Callable[[TenantParts], Awa
 
 
 async def _sweep(gateway: GatewayParts) -> None:
-    """Deletes what crashes left in the blob store, and what training jobs left."""
+    """Deletes what crashes left in the blob store, and what training jobs left; one gateway counts the cache again."""
+    await gateway.recount.run_once_in(_SWEEP_SECONDS, await gateway.namespaces.names())
 
     async def sweep(tenant: TenantParts) -> None:
         if gone := await tenant.cache.sweep():
@@ -93,6 +99,11 @@ async def _remove_old_folders(gateway: GatewayParts) -> None:
     """Removes the folders of training jobs that cannot be resumed."""
     settings = gateway.settings
     if not settings.train_keep_seconds and not settings.train_keep_bytes:
+        with suppress(OSError):  # no job has had a folder yet
+            if (share := retention.free_share(Path(settings.train_location))) < _LITTLE_FREE:
+                log.warning(
+                    "train_disk_nearly_full", folder=settings.train_location, free=f"{share:.0%}", hint=_HINT
+                )
         return
     if not await gateway.installation.may_delete(_YOUNG_INDEX):
         return

@@ -21,12 +21,14 @@ from ...access.quotas import Quotas
 from ...access.tokens import Grant, Tokens
 from ...admission.admit import Admission
 from ...admission.saved_requests import SavedRequests
-from ...base.async_tasks import TaskSupervisor
+from ...base.async_tasks import Recent, TaskSupervisor
+from ...base.counters import Counters
 from ...base.metrics import GatewayMetrics
 from ...cache.admin import CacheAdmin
 from ...cache.artifact_cache import ArtifactCache
 from ...cache.misses import Misses
 from ...cache.rank_agreement import RankVerdicts
+from ...cache.recount import Recount
 from ...cache.script_history import ScriptHistory
 from ...compile.dispatcher import Dispatcher
 from ...compile.events import CompileEvents
@@ -56,6 +58,9 @@ from ...storage.redis.keys import DEFAULT_NAMESPACE, Keys
 from ...storage.redis.notifications import Notifications
 from ...storage.redis.scripts import Scripts
 from ..http.event_stream import EventStreams
+
+_COUNTERS_SECONDS = 1.0
+"""How old counters may be that whoever has no token gets."""
 
 
 @dataclass
@@ -93,6 +98,7 @@ class GatewayParts:
         audit = AuditLog(self.redis, self.keys, entries=settings.audit_entries)
         self.tokens = Tokens(self.redis, self.keys, self.scripts, audit, settings)
         self.namespaces = Namespaces(self.redis, self.keys)
+        self.recount = Recount(self.redis, self.keys, self.scripts)
         self.admission = Admission(settings.limits, body_timeout_seconds=settings.body_timeout_seconds)
         self.keyring = Keyring(
             settings.keys_location, key_files.read_trusted_keys(settings.trusted_public_keys)
@@ -104,6 +110,7 @@ class GatewayParts:
         )
 
         self.tenants = Tenants(self)
+        self.counters_for_anyone: Recent[dict[str, Counters]] = Recent(_COUNTERS_SECONDS)
         self.quotas = Quotas(self.redis, self.keys, self.tenants.default.audit, settings)
 
 
@@ -155,7 +162,7 @@ class TenantParts:
         )
         self.followers = Followers(self.events, notifications, self.dispatcher, settings)
 
-        self.tuning_jobs = TuningJobs(redis, keys, scripts, lease_seconds=settings.lease_seconds)
+        self.tuning_jobs = TuningJobs(redis, keys, scripts, self.audit, lease_seconds=settings.lease_seconds)
         self.tuning_admission = TuningJobAdmission(
             settings.limits, admission, self.saved_requests, pool, self.searches
         )
@@ -181,8 +188,10 @@ class TenantParts:
             redis,
             keys,
             scripts,
+            self.audit,
             self.training_files,
             lease_seconds=settings.lease_seconds,
+            most=settings.train_keep_jobs,
             most_open=settings.train_open_jobs,
             files_bytes=settings.train_files_bytes,
         )

@@ -17,6 +17,7 @@ from ....compiler.api.training.events import LogLines, NumberedEvent, StateChang
 from ....compiler.api.training.jobs import TRAIN_ENDED, TrainFile, TrainJob, TrainState
 from ....compiler.errors import LimitExceeded, NotFound
 from ....compiler.request import codec
+from ...access.audit import AuditLog
 from ...storage.redis.keys import Keys
 from ...storage.redis.scripts import Scripts
 from ..records import DurableJobs, Fields, FieldValue
@@ -65,13 +66,17 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
         redis: Redis,
         keys: Keys,
         scripts: Scripts,
+        audit: AuditLog,
         store: TrainingFiles,
         *,
         lease_seconds: float,
+        most: int,
         most_open: int,
         files_bytes: int,
     ) -> None:
-        super().__init__(redis, keys, keys.training_jobs, scripts, lease_seconds=lease_seconds)
+        super().__init__(
+            redis, keys, keys.training_jobs, scripts, audit, lease_seconds=lease_seconds, most=most
+        )
         self._store = store
         self._orphans = keys.train_orphans
         self._most_open = most_open

@@ -41,6 +41,12 @@ def resumable(jobs: Iterable[TrainJob]) -> list[TrainJob]:
     return [job for job in jobs if job.state != "done"]
 
 
+def free_share(root: Path) -> float:
+    """How much of the disk with the folders is free, 0 to 1. Raises OSError."""
+    usage = shutil.disk_usage(root)
+    return usage.free / usage.total
+
+
 def remove_old(
     root: Path,
     needed: dict[Path, list[TrainJob]],

@@ -25,10 +25,12 @@ from ....compiler.api.tuning.jobs import (
 )
 from ....compiler.errors import Unavailable
 from ....compiler.request import codec
+from ...access.audit import AuditLog
 from ...storage.redis.keys import Keys
 from ...storage.redis.scripts import Scripts
 from ..records import DurableJobs, Fields, JobTransition
 
+MOST = 200
 MOST_OPEN = 32
 EVENTS = 20_000
 """Events of one job that stay in Redis."""
@@ -55,8 +57,12 @@ class TuningJobs(DurableJobs[TuneJob, TuningJobRecord]):
 
     noun = "batch job"
 
-    def __init__(self, redis: Redis, keys: Keys, scripts: Scripts, *, lease_seconds: float) -> None:
-        super().__init__(redis, keys, keys.tuning_jobs, scripts, lease_seconds=lease_seconds)
+    def __init__(
+        self, redis: Redis, keys: Keys, scripts: Scripts, audit: AuditLog, *, lease_seconds: float
+    ) -> None:
+        super().__init__(
+            redis, keys, keys.tuning_jobs, scripts, audit, lease_seconds=lease_seconds, most=MOST
+        )
 
     async def create(self, record: TuningJobRecord) -> None:
         job = record.job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import islice
 
 from redis.asyncio import Redis
 
@@ -18,29 +19,42 @@ _COUNTED = [
 """What Lua scripts count in `stats`."""
 
 
+async def read_counters(redis: Redis, keys: Keys, namespaces: list[str]) -> dict[str, Counters]:
+    """Counters by namespace, in one round trip. Raises RedisError."""
+    async with redis.pipeline(transaction=False) as pipe:
+        for each in map(keys.of, namespaces):
+            pipe.hgetall(each.stats)
+            pipe.hgetall(each.fallbacks)
+            pipe.hlen(each.sizes)
+            pipe.get(each.total)
+            pipe.zcount(each.active, f"({time.time() * 1000:.0f}", "+inf")
+        found = iter(await pipe.execute())
+    return {name: _counters(*islice(found, 5)) for name in namespaces}
+
+
+def _counters(
+    stats: dict[bytes, bytes],
+    fallbacks: dict[bytes, bytes],
+    entries: int,
+    total: bytes | None,
+    compiling: int,
+) -> Counters:
+    return Counters(
+        **{name: int(stats.get(name.encode(), 0)) for name in _COUNTED},
+        **{name: round(float(stats.get(name.encode(), 0)), 3) for name in _SECONDS},
+        compiling=compiling,
+        entries=entries,
+        bytes_stored=int(total or 0),
+        fallbacks={code.decode(): int(count) for code, count in fallbacks.items()},
+    )
+
+
 class CounterStore:
-    """The counters of one namespace."""
+    """Counts for one namespace what no script counts."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
-
-    async def read(self) -> Counters:
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.hgetall(self._keys.stats)
-            pipe.hgetall(self._keys.fallbacks)
-            pipe.hlen(self._keys.sizes)
-            pipe.get(self._keys.total)
-            pipe.zcount(self._keys.active, f"({time.time() * 1000:.0f}", "+inf")
-            stats, fallbacks, entries, total, compiling = await pipe.execute()
-        return Counters(
-            **{name: int(stats.get(name.encode(), 0)) for name in _COUNTED},
-            **{name: round(float(stats.get(name.encode(), 0)), 3) for name in _SECONDS},
-            compiling=compiling,
-            entries=int(entries),
-            bytes_stored=int(total or 0),
-            fallbacks={code.decode(): int(count) for code, count in fallbacks.items()},
-        )
 
     async def count_miss(self) -> None:
         """A request that only looked, and found nothing."""

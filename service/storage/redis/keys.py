@@ -61,6 +61,10 @@ class Keys:
         """Hash: name to its own quota, JSON."""
         self.inline = f"{prefix}inline"
         """Sum of the sizes of blobs that Redis itself holds."""
+        self.recount = f"{prefix}recount"
+        """Hash, while the sums are counted again: id of the count, and names of the sums to what was found so far."""
+        self.recounted = f"{prefix}recounted"
+        """Whether they were counted again lately; expires."""
         self.identity = f"{prefix}installation"
         """Hash: id, also in the blob store; since (ms) when Redis knows that store; sweeps."""
         self.wake = f"{prefix}wake"
@@ -137,6 +141,7 @@ class Keys:
             self.inline,
             self.stats,
             self.audit,
+            self.recount,
         ]
 
     def compile_keys(self, key: str) -> list[str]:
@@ -162,7 +167,7 @@ class Keys:
         return f"{self.installation}bucket:{token}"
 
     def index(self, key: str) -> str:
-        """Hash: digest, size, place, namespace, seconds, components, created."""
+        """Hash: digest, size, place, namespace, seconds, components, created; counted: in which recount, if any."""
         return self.index_prefix + key
 
     def blob(self, digest: str) -> str:

@@ -53,6 +53,19 @@ def test_what_was_prefetched_counts_as_hits_when_it_was_used(gateway: Running, h
     assert after["seconds_saved"] - before["seconds_saved"] == pytest.approx(3.0)
 
 
+def test_an_artifact_counts_once_and_only_where_the_script_used_it(
+    gateway: Running, http: httpx2.Client, redis_server: RedisServer
+) -> None:
+    one, two, three = make(gateway, http, 3)
+    with redis_server.client() as redis:
+        redis.hset(f"torchrelay:index:{two}", "seconds", "nan")
+    before = http.get("/v1/stats").json()
+    assert tell(http, [one, two], prefetched=[one, one, two, *[three] * 200]) == 204
+    after = http.get("/v1/stats").json()
+    assert after["hits"] - before["hits"] == 2
+    assert after["seconds_saved"] - before["seconds_saved"] == pytest.approx(3.0)
+
+
 def test_what_is_kept_is_bounded(
     http: httpx2.Client, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -39,6 +41,22 @@ def test_without_a_token_namespaces_are_shown_together(gateway: Running, http: h
     assert _namespaces(text) == {"*"}
     assert 'torchrelay_shared_compiles_total{namespace="*"} 2.0' in text
     assert 'torchrelay_shared_fallbacks_total{namespace="*",reason="unsupported"} 2.0' in text
+
+
+def test_whoever_has_no_token_costs_redis_two_round_trips_a_second(
+    gateway: Running, http: httpx2.Client, redis_server: RedisServer
+) -> None:
+    for number in range(20):
+        http.patch(f"/v1/namespaces/team-{number}", json={})
+    with redis_server.client() as redis, gateway.http(None) as anyone:
+        before = redis.info("commandstats").get("cmdstat_hkeys", {"calls": 0})["calls"]
+        began = time.monotonic()
+        with ThreadPoolExecutor(8) as threads:
+            texts = list(threads.map(lambda _: _metrics(anyone), range(50)))
+        seconds = time.monotonic() - began
+        asked = redis.info("commandstats")["cmdstat_hkeys"]["calls"] - before
+        assert asked <= seconds + 2
+        assert all('torchrelay_shared_requests_total{namespace="*"}' in text for text in texts)
 
 
 def test_a_token_for_all_namespaces_is_shown_each(gateway: Running, http: httpx2.Client) -> None:

@@ -6,6 +6,7 @@ import base64
 from pathlib import Path
 
 import httpx2
+import msgspec
 import pytest
 import schemathesis
 from conftest import StartGateway
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from pydantic import ValidationError
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
-from service_parts import TOKEN, ArtifactPool, Running, compiled, graph, post, wait_until
+from service_parts import TOKEN, ArtifactPool, RedisServer, Running, compiled, graph, post, wait_until
 from torchrelay.compiler.errors import SettingsError, Unavailable
 from torchrelay.service.settings import ServiceSettings
 from torchrelay.service.signing import keyring as signing_keyring
@@ -60,7 +61,13 @@ def test_clients_report_their_fallbacks(http: httpx2.Client) -> None:
     assert http.post("/v1/report", json={"reason": "unsupported", "count": 3}).status_code == 204
     assert http.post("/v1/report", json={"reason": "unsupported"}).status_code == 204
     assert http.get("/v1/stats").json()["fallbacks"] == {"unsupported": 4}
-    for wrong in ({"reason": "made_up"}, {"reason": "unsupported", "count": 0}, {"count": 1}, [], "x" * 9000):
+    for wrong in (
+        {"reason": "made_up"},
+        *({"reason": "unsupported", "count": count} for count in (0, 101, 1_000_000)),
+        {"count": 1},
+        [],
+        "x" * 9000,
+    ):
         assert http.post("/v1/report", json=wrong).json()["error"]["code"] in ("malformed", "limit_exceeded")
 
 
@@ -69,14 +76,40 @@ def test_readiness_names_the_part_that_is_not_ready(
 ) -> None:
     monkeypatch.setattr("torchrelay.service.gateway.wiring.background._POOL_RESTART_SECONDS", 0.05)
     pool = SlowPool()
-    with start_gateway(pool).http(token=None) as http:
-        wait_until(lambda: "Ray" in http.get("/readyz").json()["parts"]["workers"], seconds=30)
-        assert http.get("/readyz").json()["parts"]["redis"] == "ok"
+    gateway = start_gateway(pool)
+    with gateway.http(token=None) as http, gateway.http() as owner:
+        wait_until(lambda: "Ray" in owner.get("/readyz").json()["parts"]["workers"], seconds=30)
+        assert http.get("/readyz").json()["parts"] == {"redis": "ok", "workers": "cannot be started"}
         pool.broken = False
         wait_until(lambda: "warm" in http.get("/readyz").json()["parts"]["workers"], seconds=30)
         pool.warm = True
         ready = http.get("/readyz")
         assert (ready.status_code, ready.json()["ready"]) == (200, True)
+
+
+@pytest.mark.parametrize("token", [None, "wrong", "w" * 43])
+def test_who_is_not_the_owner_does_not_see_what_redis_says(
+    gateway: Running, redis_server: RedisServer, token: str | None
+) -> None:
+    redis_server.stop()
+    with gateway.http(token) as http, gateway.http() as owner:
+        assert http.get("/readyz").json()["parts"]["redis"] == "cannot be reached"
+        assert str(redis_server.socket) in owner.get("/readyz").json()["parts"]["redis"]
+
+
+def test_the_names_of_hosts_are_for_tokens_of_all_namespaces(
+    gateway: Running, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (worker,) = gateway.pool.workers()
+    known = msgspec.structs.replace(worker, host="node-7.example.org")
+    monkeypatch.setattr(gateway.pool, "workers", lambda: [known])
+    shown = {}
+    for namespace in ("default", "red", "*"):
+        body = {"name": "x", "roles": ["admin"], "namespace": namespace}
+        with gateway.http(http.post("/v1/tokens", json=body).json()["token"]) as other:
+            (shown[namespace],) = other.get("/v1/workers").json()
+    assert [each.get("host", "") for each in shown.values()] == ["", "", "node-7.example.org"]
+    assert {each["id"] for each in shown.values()} == {"w0"}
 
 
 def test_workers_and_info(http: httpx2.Client) -> None:
@@ -98,7 +131,7 @@ def test_metrics_count_requests_by_route(gateway: Running, http: httpx2.Client) 
 
 
 def test_docs_are_served(http: httpx2.Client) -> None:
-    assert http.get("/docs").status_code == 200
+    assert "swagger" in http.get("/docs").text
     paths = http.get("/openapi.json").json()["paths"]
     assert "/v1/compiles/{key}/events" in paths
     body = paths["/v1/compile"]["post"]["requestBody"]["content"]

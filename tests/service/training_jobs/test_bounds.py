@@ -16,7 +16,8 @@ from obstore.store import LocalStore
 from redis.asyncio import Redis
 from service_parts import RedisServer, Running, client_of, wait_until
 from torchrelay.compiler.errors import Unavailable
-from torchrelay.service.jobs.training import records
+from torchrelay.service.gateway.wiring import background
+from torchrelay.service.jobs.training import records, retention
 from torchrelay.service.jobs.training.files import TrainingFiles
 from torchrelay.service.jobs.training.records import TrainingJobs
 from torchrelay.service.storage.installation import Installation
@@ -221,6 +222,33 @@ def test_files_that_are_refused_or_replaced_do_not_stay_in_the_blob_store(
         assert http.get(f"{url}/a").content == b"3" * 10
 
 
+def test_the_oldest_jobs_that_have_ended_make_room_and_the_audit_log_says_which(
+    start_gateway: StartGateway, pool: TrainingPool
+) -> None:
+    with start_gateway(pool, train_keep_jobs=2).http() as http:
+        names = []
+        for _ in range(4):
+            names.append(begun(http, capture=False))
+            ended(http, names[-1])
+        assert [each["id"] for each in http.get("/v1/trains").json()["jobs"]] == names[:1:-1]
+        seen = http.get("/v1/audit").json()["entries"]
+        forgotten = [each for each in seen if each["action"] == "train_forgotten"]
+        assert [each["detail"] for each in forgotten] == [names[1], names[0]]
+        assert {(each["name"], each["token"]) for each in forgotten} == {("service", "")}
+
+
+def test_a_disk_that_fills_up_with_folders_that_nobody_limits_is_in_the_log(
+    start_gateway: StartGateway, pool: TrainingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares, told = [0.05, 0.2], []
+    monkeypatch.setattr(background, "_SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(retention, "free_share", lambda _: shares.pop(0))
+    monkeypatch.setattr(background.log, "warning", lambda event, **_: told.append(event))
+    start_gateway(pool)
+    wait_until(lambda: not shares, seconds=20)
+    assert told[:1] == ["train_disk_nearly_full"] and "train_disk_nearly_full" not in told[1:]
+
+
 def test_a_job_that_redis_has_lost_is_written_again_though_as_many_as_may_are_open(
     start_gateway: StartGateway, redis_server: RedisServer, pool: TrainingPool
 ) -> None:
@@ -270,7 +298,15 @@ def test_who_does_not_drive_a_job_any_more_takes_nothing_of_it_to_the_blob_store
             elsewhere = LocalStore(tmp_path / "elsewhere", mkdir=True)
             store = TrainingFiles(elsewhere, "default", Installation(redis, Keys("elsewhere:"), elsewhere))
             stale = TrainingJobs(
-                redis, tenant.keys, Scripts(redis), store, lease_seconds=1, most_open=1, files_bytes=1
+                redis,
+                tenant.keys,
+                Scripts(redis),
+                tenant.audit,
+                store,
+                lease_seconds=1,
+                most=1,
+                most_open=1,
+                files_bytes=1,
             )
             await stale.archive(name, "another", everything=True)
             await redis.aclose()

@@ -17,8 +17,7 @@ from torchrelay.compiler.request import key as keys
 from torchrelay.compiler.tuning.queries import SearchRequest
 from torchrelay.compiler.tuning.records import Operand, Problem, parse_problem
 from torchrelay.service.admission import saved_requests
-from torchrelay.service.jobs import records
-from torchrelay.service.jobs.tuning import run
+from torchrelay.service.jobs.tuning import records, run
 from tune_parts import (
     CEILINGS,
     SearchingPool,
@@ -310,16 +309,19 @@ def test_too_many_open_jobs_are_refused(http: httpx2.Client, pool: SearchingPool
 
 
 def test_the_oldest_jobs_that_have_ended_make_room(
-    http: httpx2.Client, pool: SearchingPool, gateway: Running, monkeypatch: pytest.MonkeyPatch
+    start_gateway: StartGateway, pool: SearchingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "MOST", 3)
-    names = []
-    for size in (16, 32, 48, 64):
-        names.append(begun(http, operator(size)))
-        ended(http, names[-1])
-    assert [each["id"] for each in http.get("/v1/tunes").json()["jobs"]] == names[:0:-1]
-    assert http.get(f"/v1/tunes/{names[0]}").status_code == 404
-    assert http.get(f"/v1/tunes/{names[0]}/results").status_code == 404
+    with start_gateway(pool).http() as http:
+        names = []
+        for size in (16, 32, 48, 64):
+            names.append(begun(http, operator(size)))
+            ended(http, names[-1])
+        assert [each["id"] for each in http.get("/v1/tunes").json()["jobs"]] == names[:0:-1]
+        assert http.get(f"/v1/tunes/{names[0]}").status_code == 404
+        assert http.get(f"/v1/tunes/{names[0]}/results").status_code == 404
+        seen = [(each["action"], each["detail"]) for each in http.get("/v1/audit").json()["entries"]]
+        assert ("tune_forgotten", names[0]) in seen
 
 
 def test_a_job_of_many_problems_tells_fewer_timings_of_each(

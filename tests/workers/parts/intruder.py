@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ TOOLCHAIN = schema.Toolchain(python="cp311", torch="0.0.0", triton="", cuda="", 
 TARGET = schema.Target(kind="cpu", name="", capability="", units=0, cpu=["avx2"])
 _PTRACE_ATTACH, _PTRACE_DETACH = 16, 17
 _CLONE_NEWUSER = 0x10000000
+_SHM_RDONLY = 0o10000
+_ADDR_NO_RANDOMIZE = 0x40000
 
 
 def preload():
@@ -133,6 +136,12 @@ def connect_to_an_abstract_socket(facts):
 def send_a_datagram(facts):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         return sender.sendto(b"x", ("127.0.0.1", facts["port"]))
+
+
+def send_a_datagram_from_a_pair(facts):
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with one, other:
+        return one.sendto(b"x", facts["datagrams"])
 
 
 def read_another_jobs_folder(facts):
@@ -245,8 +254,34 @@ def make_a_ring(facts):
     return _called("syscall", 425, 8, ctypes.create_string_buffer(120))
 
 
+def open_the_server(facts):
+    os.close(os.pidfd_open(facts["pids"][0]))
+    return "a process"
+
+
+def attach_shared_memory_of_others(facts):
+    shmat = _libc().shmat
+    shmat.restype = ctypes.c_void_p
+    if shmat(facts["segment"], None, _SHM_RDONLY) == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return "a segment"
+
+
+def change_how_programs_start(facts):
+    return _called("personality", _ADDR_NO_RANDOMIZE)
+
+
+def list_mounts(facts):
+    """Linux 6.8."""
+    request = ctypes.create_string_buffer(struct.pack("=IIQQ", 24, 0, (1 << 64) - 1, 0), 24)
+    return _called("syscall", 458, request, ctypes.create_string_buffer(8 * 64), 64, 0)
+
+
 ATTEMPTS = (
     *(connect_to_a_port, connect_to_redis, connect_to_an_abstract_socket, send_a_datagram),
+    *(send_a_datagram_from_a_pair, open_the_server, attach_shared_memory_of_others),
+    *(change_how_programs_start, list_mounts),
     *(read_another_jobs_folder, list_other_jobs, read_the_signing_key, read_the_home, read_the_shadow_file),
     *(read_other_processes_environment, read_another_namespaces_kernels),
     *(

@@ -35,6 +35,11 @@ NO_SOCKETS = {
     "connect_to_redis",
     "connect_to_an_abstract_socket",
     "send_a_datagram",
+    "send_a_datagram_from_a_pair",
+    "open_the_server",
+    "attach_shared_memory_of_others",
+    "change_how_programs_start",
+    "list_mounts",
     "trace_the_server",
     "make_a_user_namespace",
     "mount_a_file_system",
@@ -76,12 +81,17 @@ class World:
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(family_address)
             listener.listen()
+        stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)).bind(str(folder / "datagrams"))
+        self.segment = intruder._libc().shmget(0, 4096, 0o1600)
+        stack.callback(intruder._libc().shmctl, self.segment, 0, None)
 
     def facts(self, ready):
         return {
             "port": self.port,
             "redis": str(self.folder / "redis.sock"),
             "abstract": self.secret,
+            "datagrams": str(self.folder / "datagrams"),
+            "segment": self.segment,
             "secret": self.secret,
             "other_job": str(self.other_job),
             "signing_key": str(self.folder / "state" / "signing.pem"),
@@ -139,6 +149,7 @@ def test_without_isolation_the_same_attempts_reach_something_or_nothing_is_shown
         "make_a_user_namespace",
         "mount_a_file_system",
         "make_a_ring",
+        "list_mounts",
     }
     may_be_refused_anyway |= {
         "open_a_setting_of_the_kernel",

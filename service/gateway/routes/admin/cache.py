@@ -72,6 +72,8 @@ async def import_artifact(
 
 @router.json("POST", "/v1/cache/gc", "Evict what is over the limit, and delete blobs that crashes left")
 async def collect(gateway: Gateway, admin: Admin) -> CollectReply:
+    if admin.everywhere:
+        await gateway.recount.run(await gateway.namespaces.names())
     evicted = swept = 0
     for tenant in await gateway.tenants.administered(admin):
         evicted += await tenant.cache.trim()

@@ -21,8 +21,8 @@ Script = Annotated[
 async def record(body: ScriptUse, tenant: CompilerTenant) -> None:
     for script in body.scripts:
         await tenant.script_history.record(script, body.keys)
-    if body.prefetched:
-        await tenant.script_history.count(body.prefetched)
+    if prefetched := set(body.prefetched).intersection(body.keys):
+        await tenant.script_history.count(prefetched)
 
 
 @router.json("GET", "/v1/prefetch/{script}", "What a script used and the cache still offers")

@@ -5,7 +5,7 @@
 -- ARGV: limit: in bytes, where no quota says otherwise (0: no limit); most: entries for one call.
 -- Returns {namespace, key, digest, place, namespace, key, ...}. The newest entry of all always stays (a client that
 -- waited for it is about to fetch it), and so do pinned ones: they are not in lru.
-local namespaces, inline = unpack(KEYS)
+local namespaces, inline, recount = unpack(KEYS)
 local installation, default, whose, limit, left = unpack(ARGV)
 limit, left = tonumber(limit), tonumber(left)
 local names = {whose}
@@ -64,12 +64,11 @@ while left > 0 and total > limit do
   end
   local prefix, key = space.prefix, space.key
   local index, sizes = prefix .. 'index:' .. key, prefix .. 'sizes'
-  local entry = redis.call('HMGET', index, 'digest', 'place', 'size')
+  local entry = redis.call('HMGET', index, 'digest', 'place')
   local size = redis.call('HGET', sizes, key) or 0
-  drop_entry(key, index, prefix .. 'lru', prefix .. 'pinned', sizes, prefix .. 'total')
+  drop_entry(key, index, prefix .. 'lru', prefix .. 'pinned', sizes, prefix .. 'total', inline, recount)
   redis.call('HINCRBY', prefix .. 'stats', 'evictions', 1)
   if entry[2] == 'redis' then
-    redis.call('DECRBY', inline, entry[3])
     redis.call('DEL', prefix .. 'blob:' .. entry[1])
   end
   if entry[1] then

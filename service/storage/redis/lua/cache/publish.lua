@@ -4,8 +4,8 @@
 -- problems that were measured, and that were known; unverified: 1 if nothing was compared with eager, else 0; the
 -- audit entry's fields come last.
 -- Returns {'published', digest}, {'exists', digest}, {'refused'} or {'blobless'}.
-local index, lru, _, sizes, total, inline, stats, audit = unpack(KEYS)
-local _, lease, _, active, events, request, run, waiters, _, _, _, _, kills = unpack(KEYS, 9)
+local index, lru, _, sizes, total, inline, stats, audit, recount = unpack(KEYS)
+local _, lease, _, active, events, request, run, waiters, _, _, _, _, kills = unpack(KEYS, 10)
 local key, most_audited, blob, token, digest, size, place, namespace = unpack(ARGV)
 local seconds, components, ttl_ms, wake, searched, recalled, unverified = unpack(ARGV, 9)
 size, seconds, searched = integer(finite(size)), finite(seconds), integer(finite(searched))
@@ -31,14 +31,18 @@ local joins = tonumber(redis.call('HGET', run, 'joins') or '0')
 local saved = string.format('%.6f', joins * seconds)
 if place == 'redis' then
   redis.call('PERSIST', blob)
-  redis.call('INCRBY', inline, size)
 end
 redis.call('HSET', index, 'digest', digest, 'size', size, 'place', place, 'namespace', namespace,
   'seconds', string.format('%.6f', seconds), 'components', components, 'created', integer(now))
 redis.call('ZADD', lru, integer(now), key)
 redis.call('DECRBY', total, redis.call('HGET', sizes, key) or 0)
 redis.call('HSET', sizes, key, size)
-redis.call('INCRBY', total, size)
+add_bytes(size, place, total, inline)
+local counting = redis.call('HGET', recount, 'id')
+if counting then
+  redis.call('HSET', index, 'counted', counting)
+  add_counted(size, place, total, inline, recount)
+end
 add_event(events, run, ttl_ms, 'done', '', '')
 if not imported then
   redis.call('HINCRBY', stats, 'compiles', 1)

@@ -1,14 +1,13 @@
 -- Take an entry out of the index, pinned or not, and its blob out of Redis; the caller deletes one in the store.
 -- KEYS: Keys.entry_keys. ARGV: the audit entry's fields come last. Returns nil, or {digest, place}.
-local index, lru, pinned, sizes, total, inline, _, audit = unpack(KEYS)
+local index, lru, pinned, sizes, total, inline, _, audit, recount = unpack(KEYS)
 local key, most_audited, blob_prefix = unpack(ARGV)
-local digest, place, size = unpack(redis.call('HMGET', index, 'digest', 'place', 'size'))
+local digest, place = unpack(redis.call('HMGET', index, 'digest', 'place'))
 if not digest then
   return false
 end
-drop_entry(key, index, lru, pinned, sizes, total)
+drop_entry(key, index, lru, pinned, sizes, total, inline, recount)
 if place == 'redis' then
-  redis.call('DECRBY', inline, size)
   redis.call('DEL', blob_prefix .. digest)
 end
 local event = {unpack(ARGV, 4)}

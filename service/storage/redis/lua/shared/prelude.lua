@@ -37,9 +37,30 @@ local function add_event(events, run, ttl_ms, stage, detail, failure)
   redis.call('PEXPIRE', events, ttl_ms)
 end
 
+-- Add an entry's size to the sums, or take it from them.
+local function add_bytes(size, place, total, inline)
+  redis.call('INCRBY', total, integer(size))
+  if place == 'redis' then
+    redis.call('INCRBY', inline, integer(size))
+  end
+end
+
+-- The same for the sums of a count in progress (count_entries.lua): their fields are the names of the sums.
+local function add_counted(size, place, total, inline, recount)
+  redis.call('HINCRBY', recount, total, integer(size))
+  if place == 'redis' then
+    redis.call('HINCRBY', recount, inline, integer(size))
+  end
+end
+
 -- Take a key out of a namespace's index and sums.
-local function drop_entry(key, index, lru, pinned, sizes, total)
-  redis.call('DECRBY', total, redis.call('HGET', sizes, key) or 0)
+local function drop_entry(key, index, lru, pinned, sizes, total, inline, recount)
+  local place, counted = unpack(redis.call('HMGET', index, 'place', 'counted'))
+  local size = tonumber(redis.call('HGET', sizes, key) or '0')
+  add_bytes(0 - size, place, total, inline)
+  if counted and counted == redis.call('HGET', recount, 'id') then
+    add_counted(0 - size, place, total, inline, recount)
+  end
   redis.call('HDEL', sizes, key)
   redis.call('DEL', index)
   redis.call('ZREM', lru, key)

@@ -1,0 +1,140 @@
+"""Tokens that nobody issued: a few of an address are looked up, and then it waits, but not who has a good one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import httpx2
+import pytest
+from service_parts import RedisServer, Running
+from torchrelay.compiler.errors import RateLimited, Unauthenticated
+from torchrelay.service.access import unknown_tokens
+from torchrelay.service.access.unknown_tokens import UnknownTokens
+
+Ask = Callable[[str], httpx2.Response]
+WRONG = (f"{number:043}" for number in itertools.count())
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unknown_tokens, "_AT_ONCE", 5)
+    monkeypatch.setattr(unknown_tokens, "_PER_SECOND", 0.01)
+
+
+@pytest.fixture
+def ask(few: None, gateway: Running) -> Iterator[Ask]:
+    with gateway.http(None) as http:
+        yield lambda token: http.get("/v1/stats", headers={"Authorization": f"Bearer {token}"})
+
+
+def issued(http: httpx2.Client) -> str:
+    return str(http.post("/v1/tokens", json={"name": "x", "roles": ["read"]}).json()["token"])
+
+
+def looked_up(server: RedisServer) -> int:
+    with server.client() as redis:
+        return int(redis.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+
+def test_an_address_that_tries_tokens_waits_and_good_tokens_do_not(
+    ask: Ask, http: httpx2.Client, redis_server: RedisServer
+) -> None:
+    used, unused = issued(http), issued(http)
+    assert ask(used).status_code == 200
+    assert [ask(next(WRONG)).status_code for _ in range(5)] == [401] * 5
+    before = looked_up(redis_server)
+    refused = ask(next(WRONG))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
+    assert 0 < int(refused.headers["Retry-After"]) <= 100
+    assert ask(unused).status_code == 429
+    assert looked_up(redis_server) == before
+    assert ask(used).status_code == 200
+    assert http.get("/v1/stats").status_code == 200
+
+
+def test_behind_a_proxy_on_this_machine_each_client_is_counted(few: None, gateway: Running) -> None:
+    with gateway.http(None) as http:
+        for address in ("192.0.2.1", "192.0.2.2"):
+            headers = [
+                {"Authorization": f"Bearer {next(WRONG)}", "X-Forwarded-For": address} for _ in range(6)
+            ]
+            answers = [http.get("/v1/stats", headers=each).status_code for each in headers]
+            assert answers == [401] * 5 + [429]
+
+
+def test_a_token_that_has_ended_counts_as_unknown(ask: Ask, http: httpx2.Client) -> None:
+    token = issued(http)
+    assert ask(token).status_code == 200
+    http.delete(f"/v1/tokens/{http.get('/v1/tokens').json()[0]['id']}")
+    assert [ask(token).status_code for _ in range(6)] == [401] * 5 + [429]
+
+
+def test_what_no_token_looks_like_is_not_looked_up(ask: Ask, redis_server: RedisServer) -> None:
+    before = looked_up(redis_server)
+    for wrong in ("wrong", "x" * 42, "x" * 44, "x" * 42 + "!", "x" * 5000):
+        assert ask(wrong).status_code == 401
+    assert looked_up(redis_server) == before
+
+
+def test_many_who_start_with_one_token_are_not_refused(
+    few: None, gateway: Running, http: httpx2.Client
+) -> None:
+    with gateway.http(issued(http)) as ranks, ThreadPoolExecutor(16) as threads:
+        assert set(threads.map(lambda _: ranks.get("/v1/stats").status_code, range(64))) == {200}
+
+
+def refused(tokens: UnknownTokens, address: str, count: int) -> int:
+    """Of so many look-ups at once, none of a known token, how many are refused."""
+
+    async def one(token: str) -> bool:
+        try:
+            with tokens.look_up(address, token):
+                await asyncio.sleep(0.01)
+                raise Unauthenticated("not known")
+        except RateLimited:
+            return True
+        except Unauthenticated:
+            return False
+
+    async def every() -> int:
+        return sum(await asyncio.gather(*(one(next(WRONG)) for _ in range(count))))
+
+    return asyncio.run(every())
+
+
+def test_those_under_way_count_and_so_does_each_network(few: None) -> None:
+    tokens = UnknownTokens()
+    assert refused(tokens, "10.0.0.1", 20) == 15
+    assert refused(tokens, "10.0.0.2", 5) == 0
+    assert refused(tokens, "2001:db8::1", 5) == 0
+    assert refused(tokens, "2001:db8::ffff:1", 5) == 5
+    assert refused(tokens, "2001:db8:0:1::1", 5) == 0
+    assert refused(tokens, "", 6) == 1
+
+
+def test_time_allows_more_and_what_redis_could_not_say_does_not_count(
+    few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = UnknownTokens()
+    for _ in range(20):
+        with pytest.raises(ConnectionError), tokens.look_up("a", next(WRONG)):
+            raise ConnectionError
+    assert refused(tokens, "a", 6) == 1
+    now = time.monotonic()
+    monkeypatch.setattr(unknown_tokens, "time", SimpleNamespace(monotonic=lambda: now + 200))
+    assert refused(tokens, "a", 6) == 4
+
+
+def test_memory_is_bounded(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unknown_tokens, "_REMEMBERED", 3)
+    tokens = UnknownTokens()
+    for number in range(10):
+        refused(tokens, f"10.0.0.{number}", 1)
+        with tokens.look_up("b", f"good {number}"):
+            pass
+    assert (len(tokens._whole_again), len(tokens._good), len(tokens._looked_up)) == (3, 3, 0)
