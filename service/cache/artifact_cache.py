@@ -141,10 +141,10 @@ class ArtifactCache:
             data = await held.read()
             await self._check(key, digest, data)
             return FoundArtifact(key, digest, size, data, held)
-        await self._check_head(key, digest, size)
         stream = await self._blobs.stream(key, digest)
         if stream is None:
             raise ArtifactError(GONE)
+        await self._check_head(key, digest, size)
         return FoundArtifact(key, digest, size, stream=self._streamed(key, digest, use, stream))
 
     async def _read(self, key: str, digest: str, size: int) -> bytes:
