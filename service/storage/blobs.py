@@ -125,11 +125,10 @@ class BlobStore:
 
     async def stream(self, key: str, digest: str) -> AsyncGenerator[bytes] | None:
         """As `get`, in pieces of PIECE_BYTES or somewhat more, which raise Unavailable too."""
-        with outages_as_unavailable("the blob store cannot be read"):
-            found = await obstore.get_async(self._store, self._path(key, digest))
-            return _pieces(found.stream(min_chunk_size=PIECE_BYTES))
-        await self._installation.check_store()
-        return None
+        stream = await open_stream(self._store, self._path(key, digest))
+        if stream is None:
+            await self._installation.check_store()
+        return stream
 
     async def delete(self, key: str, digest: str, place: StorageTier) -> None:
         """Deletes a blob that the index no longer offers, if it is there. Raises Unavailable."""
@@ -170,6 +169,15 @@ class BlobStore:
 
     def _path(self, key: str, digest: str) -> str:
         return f"{self._folder}/{key[:2]}/{key}/{digest}"
+
+
+async def open_stream(store: ObjectStore, path: str) -> AsyncGenerator[bytes] | None:
+    """An object's bytes, in pieces of PIECE_BYTES or somewhat more; None if there is none. Both steps raise
+    Unavailable."""
+    with outages_as_unavailable("the blob store cannot be read"):
+        found = await obstore.get_async(store, path)
+        return _pieces(found.stream(min_chunk_size=PIECE_BYTES))
+    return None
 
 
 async def _pieces(stream: BytesStream) -> AsyncGenerator[bytes]:

@@ -26,12 +26,6 @@ def _blob(running: Running) -> Path:
     return path
 
 
-def _most_memory(process: GatewayProcess) -> int:
-    """Resident bytes of a gateway at their highest."""
-    status = Path(f"/proc/{process.process.pid}/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-
-
 def _at_once(count: int, fetch: Callable[[], bytes]) -> set[str]:
     """Digests of what simultaneous clients get."""
     with ThreadPoolExecutor(count) as threads:
@@ -70,16 +64,16 @@ def test_slow_clients_of_one_artifact_share_its_bytes(
 ) -> None:
     key, digest, size = _publish(start_gateway, 8 * MIB)
     process = start_process(0)
-    before = _most_memory(process)
+    before = process.most_memory()
     with process.http() as http, contextlib.ExitStack() as opened:
         answers = [
             opened.enter_context(http.stream("GET", f"/v1/artifacts/{key}", timeout=60))
             for _ in range(CLIENTS)
         ]
         assert {answer.headers["Content-Length"] for answer in answers} == {str(size)}
-        assert _most_memory(process) - before < 5 * size
+        assert process.most_memory() - before < 5 * size
         assert {hashlib.sha256(answer.read()).hexdigest() for answer in answers} == {digest}
-    assert _most_memory(process) - before < 5 * size
+    assert process.most_memory() - before < 5 * size
 
 
 def test_an_artifact_larger_than_the_memory_for_artifacts_is_streamed_and_shown_from_its_head(
@@ -87,7 +81,7 @@ def test_an_artifact_larger_than_the_memory_for_artifacts_is_streamed_and_shown_
 ) -> None:
     key, digest, size = _publish(start_gateway, 80 * MIB)
     process = start_process(0)
-    before = _most_memory(process)
+    before = process.most_memory()
     with process.http() as http:
         assert http.get(f"/v1/cache/{key}").json()["manifest"]["key"] == key
         for _ in range(2):
@@ -97,7 +91,7 @@ def test_an_artifact_larger_than_the_memory_for_artifacts_is_streamed_and_shown_
                 for piece in answer.iter_raw():
                     hashed.update(piece)
             assert hashed.hexdigest() == digest
-    assert _most_memory(process) - before < 30 * MIB
+    assert process.most_memory() - before < 30 * MIB
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["served before", "not served before"])
