@@ -125,6 +125,9 @@ class ServiceSettings(BaseSettings):
     """All artifacts that live in Redis together; past it, small ones go to the blob store too."""
     cache_limit_bytes: Bytes = 20 << 30
     """All artifacts together; past it the least recently used go, of the namespace that holds the most."""
+    memory_cache_bytes: Annotated[int, Field(ge=0)] = 64 << 20
+    """Artifacts from the blob store that one gateway holds in memory: each is read once, however many clients ask for
+    it. One that finds no room is streamed from the store to each client instead."""
     import_bytes: Bytes = 1 << 30
     """One imported artifact."""
     tunings_limit: Annotated[int, Field(gt=0)] = 100_000

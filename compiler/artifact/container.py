@@ -31,6 +31,8 @@ MAGIC = b"TRLYART2"
 DOMAIN = b"torchrelay artifact v2\0"
 MAX_SIGNATURES = 8
 MAX_MANIFEST_BYTES = 16 << 20
+MAX_HEAD_BYTES = MAX_MANIFEST_BYTES + (1 << 20)
+"""What stands before the members: manifest, sizes, signatures."""
 MAX_RATIO = 256
 """How many times what they take here the members may have unpacked, together; past SMALL_BYTES."""
 SMALL_BYTES = 64 << 20
@@ -126,14 +128,35 @@ def check(data: bytes, trust: Trust, *, key: str) -> tuple[artifact_manifest.Man
     return _open(envelope, body, key), statement
 
 
+def check_head(head: bytes, size: int, trust: Trust, *, key: str) -> Statement:
+    """As `check`, of what stands before the members alone: who signed which manifest, and for which key. `size`: of the
+    whole file. The members, which `head` may lack, are not looked at."""
+    envelope, start = _envelope(head)
+    _check_size(envelope, size - start)
+    statement = _believed(envelope, trust)
+    _checked_manifest(envelope, size - start, key)
+    return statement
+
+
+def head_bytes(beginning: bytes) -> int:
+    """How many bytes stand before the members; the file's first 12 tell it. Raises ArtifactError."""
+    start = len(MAGIC) + _LENGTH.size
+    if len(beginning) < start or not beginning.startswith(MAGIC):
+        raise ArtifactError("not an artifact: the first bytes are wrong")
+    length = start + int(_LENGTH.unpack_from(beginning, len(MAGIC))[0])
+    if length > MAX_HEAD_BYTES:
+        raise ArtifactError(f"the artifact's head has {length} bytes")
+    return length
+
+
 def read_manifest(data: bytes) -> artifact_manifest.Manifest:
-    """The manifest alone, unverified: for listings and logs, never for loading."""
-    return _manifest(_split(data)[0])
+    """The manifest alone, unverified: for listings and logs, never for loading. The file's head is enough."""
+    return _manifest(_envelope(data)[0])
 
 
 def statements(data: bytes) -> list[Statement]:
-    """What the signatures say, unverified: for listings and logs. The last is the latest."""
-    return [signature.statement for signature in _split(data)[0].signatures]
+    """What the signatures say, unverified: for listings and logs. The last is the latest. The head is enough."""
+    return [signature.statement for signature in _envelope(data)[0].signatures]
 
 
 def _believed(envelope: Envelope, trust: Trust) -> Statement:
@@ -158,20 +181,25 @@ def _assemble(envelope: Envelope, parts: Iterable[bytes | memoryview]) -> bytes:
 
 
 def _split(data: bytes) -> tuple[Envelope, memoryview]:
-    start = len(MAGIC) + _LENGTH.size
-    if len(data) < start or not data.startswith(MAGIC):
-        raise ArtifactError("not an artifact: the first bytes are wrong")
-    (length,) = _LENGTH.unpack_from(data, len(MAGIC))
-    if len(data) < start + length:
+    envelope, start = _envelope(data)
+    _check_size(envelope, len(data) - start)
+    return envelope, memoryview(data)[start:]
+
+
+def _check_size(envelope: Envelope, body_bytes: int) -> None:
+    if any(size < 0 for size in envelope.frames) or sum(envelope.frames) != body_bytes:
+        raise ArtifactError("the artifact's members are cut short or run over")
+
+
+def _envelope(data: bytes) -> tuple[Envelope, int]:
+    """The envelope, and where the members begin."""
+    start = head_bytes(data)
+    if len(data) < start:
         raise ArtifactError("the artifact is cut short")
     try:
-        envelope = decoding.from_msgpack(data[start : start + length], type=Envelope)
+        return decoding.from_msgpack(data[len(MAGIC) + _LENGTH.size : start], type=Envelope), start
     except msgspec.MsgspecError as error:
         raise ArtifactError(f"the artifact's envelope cannot be read: {error}") from None
-    body = memoryview(data)[start + length :]
-    if any(size < 0 for size in envelope.frames) or sum(envelope.frames) != len(body):
-        raise ArtifactError("the artifact's members are cut short or run over")
-    return envelope, body
 
 
 def _manifest(envelope: Envelope) -> artifact_manifest.Manifest:
@@ -188,14 +216,7 @@ def _open(
 ) -> artifact_manifest.Manifest:
     """The manifest, once everything that it says of the members holds. `members`: gets their bytes; without it, no more
     than a piece of one is held."""
-    manifest = _manifest(envelope)
-    if manifest.schema != schema.SCHEMA:
-        raise ArtifactError(f"artifact has schema {manifest.schema}, this side speaks {schema.SCHEMA}")
-    if len(manifest.members) != len(envelope.frames):
-        raise ArtifactError("the artifact's members are not the ones its manifest lists")
-    unpacked = sum(entry.size for entry in manifest.members)
-    if unpacked > min(artifact_manifest.MAX_UNPACKED_BYTES, max(SMALL_BYTES, MAX_RATIO * len(body))):
-        raise ArtifactError(f"the artifact has {len(body)} bytes, and would have {unpacked} unpacked")
+    manifest = _checked_manifest(envelope, len(body), key)
     seen: set[str] = set()
     position = 0
     for entry, size in zip(manifest.members, envelope.frames, strict=True):
@@ -218,6 +239,19 @@ def _open(
         if members is not None:
             members[entry.name] = b"".join(pieces)
         position += size
+    return manifest
+
+
+def _checked_manifest(envelope: Envelope, body_bytes: int, key: str) -> artifact_manifest.Manifest:
+    """The manifest, once it is for `key` and fits the envelope. `body_bytes`: of the members, as they are packed."""
+    manifest = _manifest(envelope)
+    if manifest.schema != schema.SCHEMA:
+        raise ArtifactError(f"artifact has schema {manifest.schema}, this side speaks {schema.SCHEMA}")
+    if len(manifest.members) != len(envelope.frames):
+        raise ArtifactError("the artifact's members are not the ones its manifest lists")
+    unpacked = sum(entry.size for entry in manifest.members)
+    if unpacked > min(artifact_manifest.MAX_UNPACKED_BYTES, max(SMALL_BYTES, MAX_RATIO * body_bytes)):
+        raise ArtifactError(f"the artifact has {body_bytes} bytes, and would have {unpacked} unpacked")
     if manifest.key != key:
         raise ArtifactError(f"artifact answers {manifest.key}, not {key}")
     return manifest

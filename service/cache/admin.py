@@ -20,6 +20,7 @@ from ..access.tokens import Grant
 from ..storage.blobs import BlobStore
 from ..storage.redis.keys import Keys
 from ..storage.redis.scripts import Scripts
+from .found_artifact import GONE, read_head
 
 _HINT = "`torchrelay cache ls` lists what there is"
 _AGAIN = "It is compiled again at the next request"
@@ -50,14 +51,13 @@ class CacheAdmin:
             raise NotFound(f"there is no artifact {key}", hint=_HINT)
         return found
 
-    async def data(self, entry: CacheEntry) -> bytes:
-        """The bytes, unchecked: to show, not to serve. Raises NotFound, Unavailable."""
-        if entry.place == "redis":
-            data = await self._redis.get(self._keys.blob(entry.digest))
-        else:
-            data = await self._blobs.get(entry.key, entry.digest)
+    async def _head(self, entry: CacheEntry) -> bytes:
+        """What stands before the members, and maybe more, unchecked. Raises ArtifactError, Unavailable."""
+        if entry.place != "redis":
+            return await read_head(self._blobs, entry.key, entry.digest)
+        data = await self._redis.get(self._keys.blob(entry.digest))
         if data is None:
-            raise NotFound(f"the bytes of {entry.key} are lost", hint=_AGAIN)
+            raise ArtifactError(GONE)
         return bytes(data)
 
     async def show(self, key: str) -> ArtifactReply:
@@ -65,12 +65,12 @@ class CacheAdmin:
         for an imported artifact). Raises NotFound, Unavailable."""
         entry = await self.entry(key)
         components = await self._redis.hget(self._keys.index(key), "components") or b"{}"
-        data = await self.data(entry)
         try:
-            manifest = await asyncio.to_thread(container.read_manifest, data)
-            signers = ", ".join(statement.key_id for statement in container.statements(data))
+            head = await self._head(entry)
+            manifest = await asyncio.to_thread(container.read_manifest, head)
+            signers = ", ".join(statement.key_id for statement in container.statements(head))
         except ArtifactError as error:
-            raise NotFound(f"the bytes of {key} are damaged: {error.message}", hint=_AGAIN) from None
+            raise NotFound(f"{key} cannot be shown: {error.message}", hint=_AGAIN) from None
         return ArtifactReply(entry, signers, manifest, decoding.from_json(components, type=dict[str, str]))
 
     async def pin(self, key: str, *, pinned: bool, by: Grant) -> CacheEntry:

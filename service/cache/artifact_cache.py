@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -18,9 +20,10 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from ...compiler.artifact import container
+from ...compiler.artifact.manifest import Manifest
 from ...compiler.artifact.programs import shared
 from ...compiler.artifact.programs.shared import ProgramUpload
-from ...compiler.artifact.signing import Statement
+from ...compiler.artifact.signing import Statement, Trust
 from ...compiler.errors import ArtifactError, MalformedRequest, SignatureError, Unavailable
 from ..access.audit import AuditEvent, AuditLog
 from ..access.tokens import Grant
@@ -28,9 +31,11 @@ from ..base.metrics import GatewayMetrics
 from ..settings import ServiceSettings
 from ..signing.keyring import Keyring
 from ..storage.blobs import BlobStore, StorageTier
-from ..storage.digests import sha256
+from ..storage.byte_cache import ByteCache
+from ..storage.digests import DamagedStream, checked, sha256
 from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
 from ..storage.redis.scripts import Scripts
+from .found_artifact import GONE, FoundArtifact, read_head
 
 _EVICT_BATCH = 64
 _REMEMBERED = 8192
@@ -38,6 +43,7 @@ _EVIDENCE_MS = 3_600_000
 _KEY = re.compile("[0-9a-f]{64}")
 _IMPORT = "import"
 """What publish.lua takes in place of a lease."""
+_DAMAGED = "its bytes are not those of its digest"
 _PUTS = 2
 """A restart of Redis can fall between an artifact's write and its publication, once."""
 
@@ -89,6 +95,7 @@ class ArtifactCache:
         keys: Keys,
         scripts: Scripts,
         blobs: BlobStore,
+        memory: ByteCache,
         metrics: GatewayMetrics,
         audit: AuditLog,
         keyring: Keyring,
@@ -98,31 +105,61 @@ class ArtifactCache:
         self._keys = keys
         self._scripts = scripts
         self._blobs = blobs
+        self._memory = memory
         self._metrics = metrics
         self._audit = audit
         self._keyring = keyring
-        self._verified: OrderedDict[str, tuple[str, Statement]] = OrderedDict()  # by digest: key and signer
+        self._verified: OrderedDict[str, tuple[str, Statement]] = OrderedDict()  # key and signer
         self._settings = settings
 
-    async def lookup(self, key: str, use: LookupUse) -> bytes | None:
-        """The artifact of `key`, digest and signature checked, its last use noted; None when there is none."""
+    async def lookup(self, key: str, use: LookupUse) -> FoundArtifact | None:
+        """The artifact of `key`, signature checked, its last use noted; None when there is none. The digest is checked
+        too, of a stream while it is sent. Raises Unavailable, RedisError."""
         keys = self._keys
         found = await self._scripts.lookup(keys=keys.entry_keys(key), args=[key, keys.blob_prefix, use])
         if found is None:
             return None
-        digest, size, place, blob = found
-        data = blob if place == b"redis" else await self._blobs.get(key, digest.decode())
-        whole = data is not None and len(data) == int(size) and await sha256(data) == digest.decode()
-        if data is None:
-            refusal = "its bytes are gone"
-        elif not whole:
-            refusal = "its bytes are not those of its digest"
-        else:
-            refusal = await self._refusal(key, digest.decode(), data)
-            if not refusal:
-                return data
-        await self._quarantine(key, digest.decode(), use, refusal)
-        return None
+        digest, size, place, blob = found[0].decode(), int(found[1]), found[2], found[3]
+        try:
+            if place != b"redis":
+                return await self._from_store(key, digest, size, use)
+            await self._check_bytes(key, digest, size, blob)
+            return FoundArtifact(key, digest, size, blob)
+        except (ArtifactError, SignatureError) as error:
+            await self._quarantine(key, digest, use, error.message)
+            return None
+
+    async def manifest(self, found: FoundArtifact) -> Manifest:
+        """Raises ArtifactError, Unavailable."""
+        head = found.data or await read_head(self._blobs, found.key, found.digest)
+        return await asyncio.to_thread(container.read_manifest, head)
+
+    async def _from_store(self, key: str, digest: str, size: int, use: LookupUse) -> FoundArtifact:
+        """Raises ArtifactError, SignatureError, Unavailable."""
+        held = self._memory.get(digest, size, partial(self._read, key, digest, size))
+        if held is not None:
+            data = await held.read()
+            await self._check(key, digest, data)
+            return FoundArtifact(key, digest, size, data, held)
+        stream = await self._blobs.stream(key, digest)
+        if stream is None:
+            raise ArtifactError(GONE)
+        await self._check_head(key, digest, size)
+        return FoundArtifact(key, digest, size, stream=self._streamed(key, digest, use, stream))
+
+    async def _read(self, key: str, digest: str, size: int) -> bytes:
+        data = await self._blobs.get(key, digest)
+        return await self._check_bytes(key, digest, size, data)
+
+    async def _streamed(
+        self, key: str, digest: str, use: LookupUse, stream: AsyncGenerator[bytes]
+    ) -> AsyncGenerator[bytes]:
+        try:
+            async for piece in checked(stream, digest):
+                yield piece
+        except DamagedStream:
+            await self._quarantine(key, digest, use, _DAMAGED)
+            raise
 
     async def _quarantine(self, key: str, digest: str, use: LookupUse, refusal: str) -> None:
         """Removes the entry from the index, so that the next request compiles it again. Its bytes stay for an hour or
@@ -143,27 +180,50 @@ class ArtifactCache:
             ],
         )
 
-    async def _refusal(self, key: str, digest: str, data: bytes) -> str:
-        """Why these bytes must not be served for `key`, or ''. Redis and the store are not trusted. What was verified
-        once is not read again; whether its signer is still trusted is checked each time."""
+    async def _check_bytes(self, key: str, digest: str, size: int, data: bytes | None) -> bytes:
+        """The bytes, if they are those of the index and may be served. Redis and the store are not trusted. Raises
+        ArtifactError, SignatureError."""
+        if data is None:
+            raise ArtifactError(GONE)
+        if len(data) != size or await sha256(data) != digest:
+            raise ArtifactError(_DAMAGED)
+        await self._check(key, digest, data)
+        return data
+
+    async def _check(self, key: str, digest: str, data: bytes) -> None:
+        """Raises ArtifactError, SignatureError if these bytes must not be served for `key`."""
+
+        async def verify(trust: Trust) -> Statement:
+            return (await asyncio.to_thread(container.check, data, trust, key=key))[1]
+
+        await self._check_once(key, digest, verify)
+
+    async def _check_head(self, key: str, digest: str, size: int) -> None:
+        """As `_check`, without the members: the manifest that is signed has their digests, for the client to check."""
+
+        async def verify(trust: Trust) -> Statement:
+            head = await read_head(self._blobs, key, digest)
+            return await asyncio.to_thread(container.check_head, head, size, trust, key=key)
+
+        await self._check_once(key, f"head of {digest}", verify)
+
+    async def _check_once(self, key: str, what: str, verify: Callable[[Trust], Awaitable[Statement]]) -> None:
+        """Verifies `what` unless that was done before for this key. Whether its signer is still trusted is checked each
+        time. Raises ArtifactError, SignatureError."""
         trust = self._keyring.trust(self._keys.namespace)
-        known, statement = self._verified.get(digest, ("", None))
-        try:
-            if known == key and statement is not None:
-                trust.key_for(statement)
-                self._verified.move_to_end(digest)
-            else:
-                _, statement = await asyncio.to_thread(container.check, data, trust, key=key)
-                self._verified[digest] = key, statement
-                if len(self._verified) > _REMEMBERED:
-                    self._verified.popitem(last=False)
-            if statement.origin and not self._keyring.vouches_for(statement.origin):
-                raise SignatureError(
-                    f"it was imported because key {statement.origin!r} had signed it, which is trusted no more"
-                )
-        except (ArtifactError, SignatureError) as error:
-            return error.message
-        return ""
+        known, statement = self._verified.get(what, ("", None))
+        if known == key and statement is not None:
+            trust.key_for(statement)
+            self._verified.move_to_end(what)
+        else:
+            statement = await verify(trust)
+            self._verified[what] = key, statement
+            if len(self._verified) > _REMEMBERED:
+                self._verified.popitem(last=False)
+        if statement.origin and not self._keyring.vouches_for(statement.origin):
+            raise SignatureError(
+                f"it was imported because key {statement.origin!r} had signed it, which is trusted no more"
+            )
 
     async def import_artifact(self, data: bytes, *, by: Grant) -> tuple[str, Literal["imported", "exists"]]:
         """Publishes an artifact that was signed elsewhere; returns its key, and whether it was new.
@@ -190,7 +250,7 @@ class ArtifactCache:
         """Sign a program that a client brought, and publish it, unless there is one. Raises Unavailable, RedisError."""
         standing = await self.lookup(key, "fetch")
         if standing is not None:
-            return "same" if shared.same_program(standing, upload) else "taken"
+            return "same" if shared.same_program(await self.manifest(standing), upload) else "taken"
         packed = await asyncio.to_thread(shared.pack, upload, key, by.id)
         data = await asyncio.to_thread(self._keyring.sign, packed, key=key, namespace=self._keys.namespace)
         offer = await make_offer(key, data, {})
@@ -285,8 +345,10 @@ class ArtifactCache:
             data = await self._blobs.get(key, digest)
             if data is None or await sha256(data) != digest:
                 continue
-            if refusal := await self._refusal(key, digest, data):
-                log.warning("artifact_not_reindexed", key=key, digest=digest, reason=refusal)
+            try:
+                await self._check(key, digest, data)
+            except (ArtifactError, SignatureError) as error:
+                log.warning("artifact_not_reindexed", key=key, digest=digest, reason=error.message)
                 continue
             offer = await make_offer(key, data, {})
             event = _audit_event("imported", offer, name=by.name, token=by.id, detail="from the blob store")

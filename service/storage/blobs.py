@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -18,6 +18,9 @@ from .installation import Installation
 from .outages import outages_as_unavailable, unavailable
 from .redis.keys import DEFAULT_NAMESPACE, Keys
 
+if TYPE_CHECKING:
+    from obstore import BytesStream
+
 StorageTier = Literal["redis", "store"]
 
 
@@ -29,6 +32,8 @@ _ORPHAN_AGE = timedelta(hours=1)
 _TRANSFER = timedelta(minutes=30)
 """One request; large artifacts go up in parts, and come down in one."""
 _RETRIES = 3
+PIECE_BYTES = 64 << 10
+"""What is sent at a time: a connection whose client is slow holds no more than a few of them."""
 
 
 def open_store(location: str, *, timeout_seconds: float, allow_http: bool) -> ObjectStore:
@@ -107,6 +112,24 @@ class BlobStore:
         await self._installation.check_store()
         return None
 
+    async def beginning(self, key: str, digest: str, length: int) -> bytes | None:
+        """As `get`, of the first bytes alone."""
+        path = self._path(key, digest)
+        with outages_as_unavailable("the blob store cannot be read"):
+            there = await obstore.head_async(self._store, path)
+            if not there["size"]:
+                return b""  # of which no range can be had
+            return bytes(await obstore.get_range_async(self._store, path, start=0, length=length))
+        await self._installation.check_store()
+        return None
+
+    async def stream(self, key: str, digest: str) -> AsyncGenerator[bytes] | None:
+        """As `get`, in pieces of PIECE_BYTES or somewhat more, which raise Unavailable too."""
+        stream = await open_stream(self._store, self._path(key, digest))
+        if stream is None:
+            await self._installation.check_store()
+        return stream
+
     async def delete(self, key: str, digest: str, place: StorageTier) -> None:
         """Deletes a blob that the index no longer offers, if it is there. Raises Unavailable."""
         if place == "redis":
@@ -146,3 +169,18 @@ class BlobStore:
 
     def _path(self, key: str, digest: str) -> str:
         return f"{self._folder}/{key[:2]}/{key}/{digest}"
+
+
+async def open_stream(store: ObjectStore, path: str) -> AsyncGenerator[bytes] | None:
+    """An object's bytes, in pieces of PIECE_BYTES or somewhat more; None if there is none. Both steps raise
+    Unavailable."""
+    with outages_as_unavailable("the blob store cannot be read"):
+        found = await obstore.get_async(store, path)
+        return _pieces(found.stream(min_chunk_size=PIECE_BYTES))
+    return None
+
+
+async def _pieces(stream: BytesStream) -> AsyncGenerator[bytes]:
+    with outages_as_unavailable("the blob store cannot be read"):
+        async for piece in stream:
+            yield bytes(piece)

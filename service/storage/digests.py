@@ -1,9 +1,10 @@
-"""SHA-256 of bytes, without holding the event loop."""
+"""SHA-256 of bytes and of streams, without holding the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import AsyncGenerator
 
 _INLINE_HASH_BYTES = 1 << 20
 """Longer blobs are hashed in a thread: about a millisecond of the event loop."""
@@ -14,3 +15,23 @@ async def sha256(data: bytes) -> str:
     if len(data) <= _INLINE_HASH_BYTES:
         return hashlib.sha256(data).hexdigest()
     return await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
+
+
+class DamagedStream(Exception):
+    """A stream's bytes are not those of its digest."""
+
+
+async def checked(stream: AsyncGenerator[bytes], digest: str) -> AsyncGenerator[bytes]:
+    """The stream's pieces. The last comes only if all have this digest: nobody gets the whole of another thing.
+
+    Raises DamagedStream, and what the stream raises.
+    """
+    hashed, last = hashlib.sha256(), b""
+    async for piece in stream:
+        hashed.update(piece)
+        if last:
+            yield last
+        last = piece
+    if hashed.hexdigest() != digest:
+        raise DamagedStream
+    yield last

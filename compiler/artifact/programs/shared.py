@@ -19,6 +19,7 @@ from ...request import codec, schema
 from ...request.schema import Target, Toolchain
 from .. import container, manifest
 from ..container import Artifact
+from ..manifest import Manifest
 from .records import FrameProgram
 
 SLOTS = 16
@@ -85,10 +86,10 @@ def pack(upload: ProgramUpload, key: str, holder: str) -> bytes:
     return container.pack(said, {_MEMBER: data})
 
 
-def same_program(data: bytes, upload: ProgramUpload) -> bool:
-    """Whether an artifact's file holds this program."""
+def same_program(said: Manifest, upload: ProgramUpload) -> bool:
+    """Whether the artifact with this manifest holds this program."""
     mine = container.member(_MEMBER, msgspec.msgpack.encode(upload.program))
-    return container.read_manifest(data).members == [mine]
+    return said.members == [mine]
 
 
 def unpack(artifact: Artifact) -> FrameProgram:

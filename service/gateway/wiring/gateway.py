@@ -51,6 +51,7 @@ from ...settings import ServiceSettings
 from ...signing import key_files
 from ...signing.keyring import Keyring
 from ...storage.blobs import FOLDERS, BlobStore, open_store
+from ...storage.byte_cache import ByteCache
 from ...storage.installation import Installation
 from ...storage.redis.connections import connect
 from ...storage.redis.counter_store import CounterStore
@@ -94,6 +95,7 @@ class GatewayParts:
         )
 
         self.installation = Installation(self.redis, self.keys, self.store)
+        self.memory = ByteCache(settings.memory_cache_bytes)
 
         audit = AuditLog(self.redis, self.keys, entries=settings.audit_entries)
         self.tokens = Tokens(self.redis, self.keys, self.scripts, audit, settings)
@@ -132,6 +134,7 @@ class TenantParts:
             keys,
             scripts,
             blobs,
+            gateway.memory,
             gateway.metrics,
             self.audit,
             gateway.keyring,

@@ -3,6 +3,7 @@ are too long for Redis. Each namespace has a folder of its own, next to those of
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from datetime import timedelta
 from typing import NoReturn
 
@@ -12,7 +13,8 @@ from obstore.exceptions import GenericError
 from obstore.store import ObjectStore
 
 from ....compiler.errors import Unavailable
-from ...storage.digests import sha256
+from ...storage.blobs import open_stream
+from ...storage.digests import checked, sha256
 from ...storage.installation import Installation
 from ...storage.outages import BlobStoreDown
 
@@ -55,9 +57,10 @@ class TrainingFiles:
         await self._put(f"jobs/{job}/files/{digest}", data)
         return digest
 
-    async def file(self, job: str, digest: str) -> bytes | None:
-        data = await self._get(f"jobs/{job}/files/{digest}")
-        return data if data is not None and await sha256(data) == digest else None
+    async def file(self, job: str, digest: str) -> AsyncGenerator[bytes] | None:
+        """Its pieces; a damaged file raises DamagedStream in place of the last. None where it is missing."""
+        stream = await open_stream(self._store, f"{self._folder}/jobs/{job}/files/{digest}")
+        return checked(stream, digest) if stream is not None else None
 
     async def put_segment(self, job: str, what: str, first: int, last: int, data: bytes) -> None:
         """Metrics, logs or history from number `first` to `last`."""

@@ -5,7 +5,7 @@ Long metrics and logs move to the blob store, the oldest first. Redis holds the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Literal, cast, get_args
 
 import msgspec
@@ -256,14 +256,14 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
             (decoding.from_json(data, type=TrainFile) for data in found.values()), key=lambda file: file.name
         )
 
-    async def file(self, job: str, name: str) -> tuple[TrainFile, bytes]:
-        """Raises NotFound, Unavailable."""
+    async def file(self, job: str, name: str) -> tuple[TrainFile, AsyncGenerator[bytes]]:
+        """A file and its bytes, in pieces (TrainingFiles.file). Raises NotFound, Unavailable."""
         record = await self._redis.hget(self._keys.part(job, "files"), name)
         if record is not None:
             file = decoding.from_json(record, type=TrainFile)
-            data = await self._store.file(job, file.digest)
-            if data is not None:
-                return file, data
+            pieces = await self._store.file(job, file.digest)
+            if pieces is not None:
+                return file, pieces
         raise NotFound(
             f"training job {job} has no file {name}", hint="`torchrelay train files` lists what it has"
         )

@@ -26,7 +26,6 @@ from ....compiler.api.tuning.jobs import (
     TuneProgress,
     TuneResult,
 )
-from ....compiler.artifact import container
 from ....compiler.artifact import manifest as artifact_manifest
 from ....compiler.errors import CompileFailed, Overloaded, OverQuota, RelayError
 from ....compiler.tuning.queries import SearchRequest, SearchResult, TuningQuery, TuningTask
@@ -36,6 +35,7 @@ from ...admission.admit import Admission
 from ...admission.compile_request import CompileRequest
 from ...base.async_tasks import run_together
 from ...cache.artifact_cache import ArtifactCache
+from ...cache.found_artifact import FoundArtifact
 from ...compile.dispatcher import Dispatcher
 from ...compile.followers import Followers
 from ...compile.search.database import TuningDatabase
@@ -214,11 +214,11 @@ class TuningJobRun(JobRun):
         body = self.loaded.bodies[n]
         request = await parts.admission.parse(body)
         queries = _QueryLog(parts.queue)
-        data = await retry_while_down(lambda: parts.cache.lookup(request.key, "fetch"))
-        if data is None:
+        found = await retry_while_down(lambda: parts.cache.lookup(request.key, "fetch"))
+        if found is None:
             with parts.dispatcher.listening(request.key, queries):
-                data = await self._compiled(n, request, body)
-        manifest = await asyncio.to_thread(container.read_manifest, data)
+                found = await self._compiled(n, request, body)
+        manifest = await retry_while_down(lambda: parts.cache.manifest(found))
         entries = list(queries.entries.values())
         for entry in entries:
             self._add_device(entry.place)
@@ -256,7 +256,7 @@ class TuningJobRun(JobRun):
                 found += await retry_while_down(lambda p=place, b=batch: self._parts.tunings.known(p, b))
         return found
 
-    async def _compiled(self, n: int, request: CompileRequest, body: bytes) -> bytes:
+    async def _compiled(self, n: int, request: CompileRequest, body: bytes) -> FoundArtifact:
         """The artifact, compiled once a worker is idle. Raises the compile's error."""
         parts = self._parts
         while True:
@@ -270,9 +270,9 @@ class TuningJobRun(JobRun):
             if answer != "hit":
                 await self._record_quietly(self._progress_of(n, "searching", "compiles"))
                 await parts.followers.follow(request.key, functools.partial(self._on_compile_progress, n))
-            data = await retry_while_down(lambda: parts.cache.lookup(request.key, "fetch"))
-            if data is not None:
-                return data
+            found = await retry_while_down(lambda: parts.cache.lookup(request.key, "fetch"))
+            if found is not None:
+                return found
 
     async def _wait_for_idle_worker(self, request: CompileRequest) -> None:
         """Other compiles go first."""

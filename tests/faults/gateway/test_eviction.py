@@ -103,11 +103,16 @@ async def check(gateway: GatewayParts, server: RedisServer, model: Model, folder
         assert int(raw.get(tenant.keys.total) or 0) == sum(map(len, expected.values()))
         assert {entry.key for entry in entries if entry.pinned} == {k for n, k in model.pinned if n == name}
         for entry in entries:
-            assert await tenant.cache_admin.data(entry) == expected[entry.key]
-            inline += entry.bytes if entry.place == "redis" else 0
+            data = expected[entry.key]
+            assert entry.digest == hashlib.sha256(data).hexdigest()
+            if entry.place == "redis":
+                assert raw.get(tenant.keys.blob(entry.digest)) == data
+                inline += entry.bytes
     assert int(raw.get("torchrelay:inline") or 0) == inline
     files = {
-        path.name for path in (folder / "blobs").rglob("*") if path.is_file() and path.name != "installation"
+        hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in (folder / "blobs").rglob("*")
+        if path.is_file() and path.name != "installation"
     }
     assert files == {
         hashlib.sha256(data).hexdigest() for data in model.offered.values() if len(data) > INLINE
@@ -140,7 +145,8 @@ async def simulate(server: RedisServer, folder: Path, seed: int) -> int:
                 assert await compile_one(tenant, key, data) is (entry not in model.offered)
                 model.offered.setdefault(entry, data)
             case "lookup":
-                assert await tenant.cache.lookup(key, "hit") == model.offered.get(entry)
+                found = await tenant.cache.lookup(key, "hit")
+                assert (found.data if found else None) == model.offered.get(entry)
                 if entry in model.offered:
                     model.use(entry)
             case "trim":

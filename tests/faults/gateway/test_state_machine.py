@@ -44,6 +44,7 @@ from torchrelay.service.gateway.wiring.gateway import GatewayParts
 from torchrelay.service.settings import ServiceSettings
 from torchrelay.service.signing import key_files, keyring
 from torchrelay.service.storage import installation
+from torchrelay.service.storage.digests import DamagedStream
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
 
@@ -156,6 +157,7 @@ class CacheMachine(RuleBasedStateMachine):
             lease_seconds=3600,
             blob_inline_bytes=INLINE,
             cache_limit_bytes=LIMIT,
+            memory_cache_bytes=0,  # every reader reads the store
         )
         self.loop = asyncio.new_event_loop()
         self.gateway = GatewayParts(configured, ArtifactPool())
@@ -164,7 +166,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.leases = Leases(self.names, Scripts(self.gateway.redis), configured)
         blobs: Any = self.cache._blobs
         self.put_gate = blobs.put = Gate(blobs.put, before=False, done=self._was_put)
-        self.get_gate = blobs.get = Gate(blobs.get, before=True, done=lambda *_: None)
+        self.stream_gate = blobs.stream = Gate(blobs.stream, before=True, done=lambda *_: None)
         self.discard_gate = blobs.discard = Gate(blobs.discard, before=True, done=lambda *_: None)
         blobs.delete = Gate(blobs.delete, before=True, done=self._was_deleted)
         # the model
@@ -335,9 +337,19 @@ class CacheMachine(RuleBasedStateMachine):
 
     # lookups
 
+    async def _served(self, key: str) -> bytes | None:
+        """What a client gets whole."""
+        found = await self.cache.lookup(key, "hit")
+        if found is None:
+            return None
+        try:
+            return b"".join([piece async for piece in found.pieces()])
+        except DamagedStream:
+            return None
+
     @rule(key=a_key)
     def lookup(self, key: str) -> None:
-        found = self.do(self.cache.lookup(key, "hit"))
+        found = self.do(self._served(key))
         if key not in self.offered:
             assert found is None
         elif hashlib.sha256(self.offered[key]).hexdigest() in self.blobs:
@@ -352,7 +364,7 @@ class CacheMachine(RuleBasedStateMachine):
         data = self.offered.get(key, b"")
         if len(data) <= INLINE:  # not offered, or read in one step with the index
             return multiple()
-        call = self.until_interrupted(self.get_gate, self.cache.lookup(key, "hit"), key=key, data=data)
+        call = self.until_interrupted(self.stream_gate, self._served(key), key=key, data=data)
         assert call is not None
         self._used(key)
         return call

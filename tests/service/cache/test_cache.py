@@ -58,10 +58,11 @@ def test_redis_holds_no_more_blobs_than_it_may(
 def test_an_artifact_that_was_harmed_is_compiled_again(
     place: str, harm: str, start_gateway: StartGateway, redis_server: RedisServer
 ) -> None:
-    gateway = start_gateway(ArtifactPool(), blob_inline_bytes=1 << 20 if place == "redis" else 0)
+    inline = {"blob_inline_bytes": 1 << 20 if place == "redis" else 0}
+    gateway, other = start_gateway(**inline), start_gateway(**inline)
     redis = redis_server.client()
-    with gateway.http() as http:
-        good = compiled(http, graph())
+    with gateway.http() as first, other.http() as http:
+        good = compiled(first, graph())  # the first gateway has it in memory
         bad = {"lost": None, "damaged": good[:-1] + bytes([good[-1] ^ 1]), "cut short": good[:-1]}[harm]
         if place == "redis":
             (name,) = redis.keys("torchrelay:blob:*")

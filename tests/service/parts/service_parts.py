@@ -325,6 +325,11 @@ class GatewayProcess:
     def http(self, **options: Any) -> httpx2.Client:
         return client_of(self.url, TOKEN, **options)
 
+    def most_memory(self) -> int:
+        """Resident bytes at their highest."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()

@@ -4,6 +4,7 @@ test_bounds.py)."""
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import httpx2
 import msgspec
 import pytest
 from redis import Redis
-from service_parts import RedisServer, Running, client_of, compiled, graph, wait_until
+from service_parts import GatewayProcess, RedisServer, Running, client_of, compiled, graph, wait_until
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.training.events import NumberedEvent, RankStarted
 from torchrelay.compiler.errors import CompileFailed, Unavailable
@@ -113,6 +114,23 @@ def test_the_jobs_token_expires_unless_a_gateway_runs_the_job(
         http.post(f"/v1/trains/{name}/cancel")
         ended(http, name)
         assert token(redis)[1]["revoked"]
+
+
+def test_a_large_file_is_streamed_and_a_damaged_one_breaks_off(
+    http: httpx2.Client, gateway: Running, start_process: Callable[[float], GatewayProcess]
+) -> None:
+    name, data = begun(http, capture=False), os.urandom(64 << 20)
+    path = f"/v1/trains/{name}/files/model.pt"
+    assert http.put(path, content=data).status_code == 200
+    process = start_process(0)
+    before = process.most_memory()
+    with process.http() as other:
+        assert other.get(path).content == data
+        assert process.most_memory() - before < 20 << 20
+        (stored,) = (gateway.settings.state_dir / "blobs" / "trains").rglob("files/*")
+        stored.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(httpx2.RemoteProtocolError):
+            other.get(path)
 
 
 def test_the_jobs_token_compiles_and_puts_its_files_until_the_job_has_ended(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from fastapi import Response
+from fastapi.responses import StreamingResponse
 
 from .....compiler.artifact import manifest
 from .....compiler.errors import NotFound
+from ....cache.found_artifact import FoundArtifact
+from ....storage.blobs import PIECE_BYTES
 from ...http.errors import documented
 from ...http.json_routes import JsonRouter, binary_content
 from ..parameters import CacheKey, ReaderTenant
@@ -25,7 +28,19 @@ router = JsonRouter("artifacts")
     },
 )
 async def artifact(key: CacheKey, tenant: ReaderTenant) -> Response:
-    data = await tenant.cache.lookup(key, "fetch")
-    if data is None:
+    found = await tenant.cache.lookup(key, "fetch")
+    if found is None:
         raise NotFound(f"there is no artifact {key}")
-    return Response(data, media_type=manifest.ARTIFACT_MEDIA_TYPE, headers={"X-Torchrelay-Key": key})
+    return artifact_response(found, {"X-Torchrelay-Key": key})
+
+
+def artifact_response(found: FoundArtifact, headers: dict[str, str]) -> Response:
+    """The artifact's bytes. Large ones go in pieces, since a connection holds a copy of what its client has not yet
+    taken. A stream that fails breaks off before its declared length."""
+    if found.data is not None and found.size <= PIECE_BYTES:
+        return Response(found.data, media_type=manifest.ARTIFACT_MEDIA_TYPE, headers=headers)
+    return StreamingResponse(
+        found.pieces(),
+        media_type=manifest.ARTIFACT_MEDIA_TYPE,
+        headers={**headers, "Content-Length": str(found.size)},
+    )

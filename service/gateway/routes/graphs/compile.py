@@ -23,6 +23,7 @@ from ...http.errors import documented, reply
 from ...http.json_routes import JsonRouter, binary_content
 from ...wiring.gateway import TenantParts
 from ..parameters import CacheKey, Compiler, CompilerTenant, Gateway, ReaderTenant
+from .artifacts import artifact_response
 from .progress import status_of
 
 log = structlog.get_logger(__name__)
@@ -75,11 +76,9 @@ async def compile_graph(
     body = await gateway.admission.read(request)
     key, parsed = await gateway.admission.key_of(body, namespace=tenant.namespace)
     for _ in range(_LOOKUPS):
-        data = await tenant.cache.lookup(key, "hit")
-        if data is not None:
-            return Response(
-                data, media_type=manifest.ARTIFACT_MEDIA_TYPE, headers={KEY_HEADER: key, CACHE_HEADER: "hit"}
-            )
+        found = await tenant.cache.lookup(key, "hit")
+        if found is not None:
+            return artifact_response(found, {KEY_HEADER: key, CACHE_HEADER: "hit"})
         parsed = parsed or await gateway.admission.parse(body)
         await tenant.misses.record(parsed)
         if wait == "cache":

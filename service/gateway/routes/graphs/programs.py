@@ -15,6 +15,7 @@ from .....compiler.errors import Forbidden, NotFound
 from ...http.errors import documented
 from ...http.json_routes import JsonRouter, binary_content
 from ..parameters import Compiler, CompilerTenant, Gateway, ReaderTenant
+from .artifacts import artifact_response
 
 router = JsonRouter("programs")
 log = structlog.get_logger(__name__)
@@ -41,10 +42,10 @@ Slot = Annotated[int, Path(ge=0, lt=shared.SLOTS, description="Which of the func
     },
 )
 async def program(function: Function, slot: Slot, tenant: ReaderTenant) -> Response:
-    data = await tenant.cache.lookup(shared.slot_key(function, slot), "fetch")
-    if data is None:
+    found = await tenant.cache.lookup(shared.slot_key(function, slot), "fetch")
+    if found is None:
         raise NotFound(f"there is no program {slot} of {function}")
-    return Response(data, media_type=manifest.ARTIFACT_MEDIA_TYPE)
+    return artifact_response(found, {})
 
 
 @router.json(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import Depends, Header, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
 
 from .....compiler.api.training.events import LogLines, NumberedEvent, StateChanged
 from .....compiler.api.training.jobs import (
@@ -211,9 +212,14 @@ async def files(job: Job, tenant: ReaderTenant) -> TrainFilesReply:
     responses={**documented(), 200: {"description": "Its bytes", "content": binary_content(_BYTES)}},
 )
 async def file(job: Job, name: FileName, tenant: ReaderTenant) -> Response:
-    found, data = await tenant.training_jobs.file(job, name)
-    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "ETag": f'"{found.digest}"'}
-    return Response(data, media_type=_BYTES, headers=headers)
+    found, pieces = await tenant.training_jobs.file(job, name)
+    headers = {
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        "ETag": f'"{found.digest}"',
+        "Content-Length": str(found.bytes),
+    }
+    return StreamingResponse(pieces, media_type=_BYTES, headers=headers)
 
 
 @router.json(
