@@ -80,7 +80,7 @@ async def compile_graph(
             return Response(
                 data, media_type=manifest.ARTIFACT_MEDIA_TYPE, headers={KEY_HEADER: key, CACHE_HEADER: "hit"}
             )
-        parsed = parsed or await gateway.admission.parse(body)
+        parsed = parsed or await gateway.admission.request_of(body, namespace=tenant.namespace)
         await tenant.misses.record(parsed)
         if wait == "cache":
             await tenant.counters.count_miss()
