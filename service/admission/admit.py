@@ -30,8 +30,11 @@ _SLOWEST = 256 << 10
 
 
 class Admission:
-    """Reads and parses bodies. Remembers which bytes had which key, so that a known body is not parsed again, and shares
-    one parse among all who send the same bytes at one time."""
+    """Reads and parses bodies.
+
+    It remembers which bytes had which key, so that a known body is not parsed again. All who send the same bytes in one
+    namespace at one time share one parse, and its error.
+    """
 
     def __init__(self, limits: codec.Limits, *, body_timeout_seconds: float) -> None:
         self._limits = limits
