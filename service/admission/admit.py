@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import OrderedDict
+from weakref import WeakValueDictionary
 
 import msgspec
 from fastapi import Request
@@ -29,12 +30,19 @@ _SLOWEST = 256 << 10
 
 
 class Admission:
-    """Reads and parses bodies, and remembers which bytes had which key, so that a known body is not parsed again."""
+    """Reads and parses bodies.
+
+    It remembers which bytes had which key, so that a known body is not parsed again. All who send the same bytes in one
+    namespace at one time share one parse, and its error.
+    """
 
     def __init__(self, limits: codec.Limits, *, body_timeout_seconds: float) -> None:
         self._limits = limits
         self._body_timeout_seconds = body_timeout_seconds
         self._known: OrderedDict[str, str] = OrderedDict()
+        self._parsing: dict[str, asyncio.Task[CompileRequest]] = {}
+        self._parsed: WeakValueDictionary[str, CompileRequest] = WeakValueDictionary()
+        """As long as a sender or a compile on this gateway uses them. Keys of all three: see `_name`."""
         self._children = asyncio.Semaphore(_CHILDREN)
 
     async def read(self, request: Request, limit_bytes: int | None = None) -> bytes:
@@ -65,18 +73,38 @@ class Admission:
         return b"".join(parts)
 
     async def key_of(self, body: bytes, *, namespace: str) -> tuple[str, CompileRequest | None]:
-        """The body's key, and the request unless these bytes were parsed before for this namespace: the time of an
-        answer must not reveal other tenants' requests."""
-        name = f"{namespace} {await sha256(body)}"
+        """The body's key, and the request unless these bytes were parsed before for this namespace.
+
+        Raises subclasses of RequestError, Unavailable.
+        """
+        name = await _name(body, namespace)
         known = self._known.get(name)
         if known is not None:
             self._known.move_to_end(name)
-            return known, None
-        ask = await self.parse(body)
-        self._known[name] = ask.key
+            return known, self._parsed.get(name)
+        request = await self._parse_once(name, body)
+        self._known[name] = request.key
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
-        return ask.key, ask
+        return request.key, request
+
+    async def request_of(self, body: bytes, *, namespace: str) -> CompileRequest:
+        """As `parse`, but once for all who need these bytes in this namespace at the same time."""
+        return await self._parse_once(await _name(body, namespace), body)
+
+    async def _parse_once(self, name: str, body: bytes) -> CompileRequest:
+        if (parsed := self._parsed.get(name)) is not None:
+            return parsed
+        if (task := self._parsing.get(name)) is None:
+            task = self._parsing[name] = asyncio.create_task(self._parse_for_all(name, body))
+        return await asyncio.shield(task)  # a sender that is cancelled does not end it for the others
+
+    async def _parse_for_all(self, name: str, body: bytes) -> CompileRequest:
+        try:
+            request = self._parsed[name] = await self.parse(body)
+            return request
+        finally:
+            del self._parsing[name]
 
     async def parse(self, body: bytes) -> CompileRequest:
         """`parse`, off the event loop for large bodies. Raises subclasses of RequestError, Unavailable."""
@@ -87,6 +115,11 @@ class Admission:
             return await asyncio.to_thread(parse, body, self._limits)
         async with self._children:
             return await _parse_in_child(body, self._limits)
+
+
+async def _name(body: bytes, namespace: str) -> str:
+    """What is shared, is shared in one namespace: the time of an answer must not reveal other tenants' requests."""
+    return f"{namespace} {await sha256(body)}"
 
 
 async def _parse_in_child(body: bytes, limits: codec.Limits) -> CompileRequest:

@@ -2,7 +2,8 @@
 
 The components of a request are stored for a week after its miss, for the latest REQUESTS misses: at most 16 KiB each,
 about 3 KiB for a transformer of 12 layers. They are compared with the latest entries of the same graph and the entries
-used most recently, not with the whole cache. Entries younger than the miss do not explain it and are left out.
+used most recently, COMPARED_BYTES together, not with the whole cache. Entries younger than the miss do not explain it
+and are left out.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ GRAPHS = 10_000
 SAME_GRAPH = 32
 RECENT = 128
 """Of the entries that may be evicted and of the pinned ones each."""
+COMPARED_BYTES = 8 << 20
+"""What one explanation reads of entries' components; an entry has about 10 KB of them, and 200 KB at most."""
 _TTL_SECONDS = 7 * 24 * 3600
 _RECORD_BYTES = 16 << 10
 _DECODED_BYTES = 1 << 20
@@ -92,17 +95,9 @@ class Misses:
         same_graph = await self._redis.zrevrange(keys.same_graph(components["graph"]), 0, SAME_GRAPH - 1)
         near = [part.decode() for part in [*same_graph, *used, *pinned]]
         names = [name for name in dict.fromkeys(near) if name != key]
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.hmget(keys.index(name), "created", "seconds", "components")
-            found = await pipe.execute()
         until = asked_ms if asked_ms is not None else own.created if own else None
-        entries = [
-            entry
-            for name, fields in zip(names, found, strict=True)
-            if (entry := _entry(name, fields)) and (until is None or entry.created < until)
-        ]
         async with self._comparing:
+            entries = await self._entries(names, until)
             nearest = await asyncio.to_thread(_nearest, components, entries)
         return MissExplanation(
             key=key,
@@ -111,6 +106,25 @@ class Misses:
             compared=len(entries),
             nearest=nearest,
         )
+
+    async def _entries(self, names: list[str], until: float | None) -> list[_IndexEntry]:
+        """Those of `names` that are older than `until`, ms: the first that fit into COMPARED_BYTES together."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hget(self._keys.index(name), "created")
+                pipe.hstrlen(self._keys.index(name), "components")
+            found = await pipe.execute()
+        chosen, left = [], COMPARED_BYTES
+        for name, created, size in zip(names, found[::2], found[1::2], strict=True):
+            if created is not None and (until is None or int(created) < until) and size <= left:
+                chosen.append(name)
+                left -= size
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for name in chosen:
+                pipe.hmget(self._keys.index(name), "created", "seconds", "components")
+            found = await pipe.execute()
+        entries = [_entry(name, fields) for name, fields in zip(chosen, found, strict=True)]
+        return [entry for entry in entries if entry is not None]
 
 
 def _nearest(components: dict[str, str], entries: list[_IndexEntry]) -> NearestEntry | None:

@@ -235,7 +235,9 @@ class Dispatcher:
                     log.warning("lease_retaken", key=flight.lease.key)
 
     async def _compile(self, flight: Flight) -> None:
-        request = flight.request or await self._admission.parse(flight.lease.body)
+        request = flight.request or await self._admission.request_of(
+            flight.lease.body, namespace=self._namespace
+        )
         data = await self._run(flight, request)
         await self._report_progress(flight, "publish", "")
         signed = await asyncio.to_thread(self._keyring.sign, data, key=request.key, namespace=self._namespace)

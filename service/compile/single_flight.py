@@ -57,7 +57,10 @@ class Leases:
         """
         namespace = self._keys.namespace
         owner = uuid.uuid4().hex
-        match await self._acquire(key, owner, body, finish=finish, mode="ask"):
+        answer = await self._acquire(key, owner, b"", finish=finish, mode="ask")
+        if answer == [b"body"]:
+            answer = await self._acquire(key, owner, body, finish=finish, mode="ask")
+        match answer:
             case [b"lease", fence, _]:
                 return Lease(key, owner, fence.decode(), body)
             case [b"hit"]:
@@ -115,10 +118,9 @@ class Leases:
     async def renew(self, lease: Lease, *, finish: bool) -> tuple[LeaseRenewal, Lease]:
         """What became of the lease, and the lease to go on with: a "retaken" one has a new fence."""
         with reserved_for_leases():
-            answer = await self._scripts.renew(
-                keys=self._keys.compile_keys(lease.key),
-                args=self._renewal(lease.key, lease.owner, lease.body, finish=finish),
-            )
+            answer = await self._renew(lease, b"", finish=finish)
+            if answer == [b"body"]:
+                answer = await self._renew(lease, lease.body, finish=finish)
         match answer:
             case [b"lost"]:
                 return "lost", lease
@@ -129,8 +131,15 @@ class Leases:
             return "retaken", lease
         return ("held" if answer[2] else "abandoned"), lease
 
+    async def _renew(self, lease: Lease, body: bytes, *, finish: bool) -> list[bytes]:
+        answer: list[bytes] = await self._scripts.renew(
+            keys=self._keys.compile_keys(lease.key),
+            args=self._renewal(lease.key, lease.owner, body, finish=finish),
+        )
+        return answer
+
     def _renewal(self, key: str, owner: str, body: bytes, *, finish: bool) -> list[str | bytes | int]:
-        """The arguments with which renew.lua and acquire.lua begin."""
+        """The arguments with which renew.lua and acquire.lua begin. body: empty until they ask for it."""
         times = self._lease_ms, self._ttl_ms
         return [key, owner, *times, self._keys.wake, self._abandon_ms, body, int(finish)]
 

@@ -128,6 +128,38 @@ def test_what_is_remembered_is_bounded(
         assert all(0 < redis.ttl(name) <= 7 * 86400 for name in redis.keys("torchrelay:asked:*"))
 
 
+def test_what_one_explanation_reads_is_bounded(http: httpx2.Client, redis_server: RedisServer) -> None:
+    compiled(http, graph(8))
+    name = key_of(graph(8))
+    with redis_server.client() as redis:
+        entry = redis.hgetall(f"torchrelay:index:{name}")
+        parts = decoding.from_json(entry[b"components"], type=dict[str, str])
+        large = {**entry, b"components": msgspec.json.encode({**parts, "input.list": "x" * 200_000})}
+        for number in range(120):
+            redis.hset(f"torchrelay:index:{number:064x}", mapping=large)
+            redis.zadd("torchrelay:lru", {f"{number:064x}": number})
+        post(http, graph(16), wait="cache")
+        before = redis.info("stats")["total_net_output_bytes"]
+        found = explained(http, graph(16))
+        read = redis.info("stats")["total_net_output_bytes"] - before
+    assert 4 << 20 < read < 9 << 20
+    assert 20 < found.compared < 45
+    assert found.nearest is not None and found.nearest.key == name  # the one used last
+
+
+def test_an_entry_too_large_to_compare_does_not_hide_smaller_ones(
+    http: httpx2.Client, redis_server: RedisServer
+) -> None:
+    compiled(http, graph(8))
+    compiled(http, graph(9))
+    post(http, graph(16), wait="cache")
+    with redis_server.client() as redis:
+        redis.hset(f"torchrelay:index:{key_of(graph(9))}", "components", b" " * (9 << 20))
+    found = explained(http, graph(16))
+    assert found.compared == 1
+    assert found.nearest is not None and found.nearest.key == key_of(graph(8))
+
+
 def test_damaged_records_are_passed_over(http: httpx2.Client, redis_server: RedisServer) -> None:
     compiled(http, graph(8))
     compiled(http, graph(9))

@@ -148,7 +148,7 @@ def test_publishing_again_after_a_lost_answer_leaves_the_blob_for_good(
 ) -> None:
     async def publish_twice() -> None:
         mine = GatewayParts(gateway.settings, gateway.pool)
-        granted = await mine.tenants.default.dispatcher._leases.ask("a" * 64, b"", finish=True)
+        granted = await mine.tenants.default.dispatcher._leases.ask("a" * 64, b"body", finish=True)
         assert isinstance(granted, Lease)
         offer = Offer("a" * 64, hashlib.sha256(b"data").hexdigest(), b"data", 1.0, {})
         assert await mine.tenants.default.cache.publish(granted.token, offer)

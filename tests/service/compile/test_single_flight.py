@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 from conftest import StartGateway
 from service_parts import (
@@ -25,12 +27,21 @@ from service_parts import (
     wait_until,
 )
 from torchrelay.compiler.request import codec
+from torchrelay.compiler.request.schema import Const, Constant, Node
 from torchrelay.service.access.audit import AuditEvent
 from torchrelay.service.compile.single_flight import Lease, Leases
 from torchrelay.service.settings import ServiceSettings
 from torchrelay.service.storage.redis.connections import connect
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
+
+
+def with_constant(body: bytes, *, bytes_: int) -> bytes:
+    """The same request with a constant of so many random bytes, which do not compress."""
+    request = codec.unpack_request(body)
+    request.graph.nodes.insert(-1, Node("get_attr", "", [Const(0)]))
+    constant = Constant("uint8", [bytes_], "cpu", os.urandom(bytes_))
+    return codec.pack_request(msgspec.structs.replace(request, constants=[constant]))
 
 
 async def _fetch(http: httpx2.AsyncClient, body: bytes) -> bytes:
@@ -170,14 +181,65 @@ def test_a_late_publish_under_an_old_fence_is_refused(
     asyncio.run(scenario())
 
 
+def test_a_takeover_whose_answer_was_lost_has_the_body_the_second_time(
+    settings: dict[str, Any], redis_server: RedisServer
+) -> None:
+    async def scenario() -> None:
+        configured = ServiceSettings(**{**settings, "lease_seconds": 0.5})
+        redis = connect(configured)
+        leases = Leases(Keys(configured.redis_prefix), Scripts(redis), configured)
+        await leases.ask("ab" * 32, b"body", finish=True)
+        await asyncio.sleep(0.6)  # its lease expires
+        answers = [
+            await leases._acquire("ab" * 32, "me", b"", finish=False, mode="takeover") for _ in range(2)
+        ]
+        assert answers[0] == answers[1]
+        assert answers[0][2] == b"body"
+        await redis.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_body_goes_to_redis_once(start_gateway: StartGateway, redis_server: RedisServer) -> None:
+    body = with_constant(graph(), bytes_=1 << 20)
+    gateway = start_gateway(ArtifactPool(seconds=3), lease_seconds=1.0)
+    with gateway.http() as http, redis_server.client() as redis:
+        before = redis.info("stats")["total_net_input_bytes"]
+        for _ in range(10):
+            answer = post(http, body)
+            assert answer.status_code == 202
+        *_, (_, stage, _) = follow(http, answer.json()["key"])  # renewed about 8 times meanwhile
+        assert stage == "done"
+        received = redis.info("stats")["total_net_input_bytes"] - before
+    assert 1 << 20 < received < 2 << 20
+
+
+def test_a_lease_taken_again_of_an_empty_redis_brings_the_body_back(
+    settings: dict[str, Any], redis_server: RedisServer
+) -> None:
+    async def scenario() -> None:
+        configured = ServiceSettings(**settings)
+        redis = connect(configured)
+        keys = Keys(configured.redis_prefix)
+        leases = Leases(keys, Scripts(redis), configured)
+        lease = await leases.ask("ab" * 32, b"body", finish=True)
+        assert isinstance(lease, Lease)
+        await redis.flushall()
+        assert (await leases.renew(lease, finish=True))[0] == "retaken"
+        assert await redis.get(keys.request("ab" * 32)) == b"body"
+        await redis.aclose()
+
+    asyncio.run(scenario())
+
+
 def test_fences_rise_although_redis_forgot_them(settings: dict[str, Any], redis_server: RedisServer) -> None:
     async def scenario() -> None:
         configured = ServiceSettings(**settings)
         redis = connect(configured)
         leases = Leases(Keys(configured.redis_prefix), Scripts(redis), configured)
-        first = await leases.ask("ab" * 32, b"", finish=True)
+        first = await leases.ask("ab" * 32, b"body", finish=True)
         await redis.flushall()
-        second = await leases.ask("ab" * 32, b"", finish=True)
+        second = await leases.ask("ab" * 32, b"body", finish=True)
         assert isinstance(first, Lease)
         assert isinstance(second, Lease)
         assert int(second.fence) > int(first.fence)

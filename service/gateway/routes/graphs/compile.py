@@ -79,7 +79,7 @@ async def compile_graph(
         found = await tenant.cache.lookup(key, "hit")
         if found is not None:
             return artifact_response(found, {KEY_HEADER: key, CACHE_HEADER: "hit"})
-        parsed = parsed or await gateway.admission.parse(body)
+        parsed = parsed or await gateway.admission.request_of(body, namespace=tenant.namespace)
         await tenant.misses.record(parsed)
         if wait == "cache":
             await tenant.counters.count_miss()

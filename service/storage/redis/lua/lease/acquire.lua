@@ -1,6 +1,7 @@
--- Answer a request for a key that is not cached: take the lease, join its holder, or refuse.
+-- Answer a request for a key that is not cached: take the lease, join its holder, or refuse. Who asks without the body
+-- is told if it is needed, and nothing has changed then.
 -- KEYS: Keys.compile_keys. most_compiles, most_seconds: limits of a namespace without its own quota (0: no limit).
--- Returns {'hit'}, {'failed', error JSON}, {'wait'}, {'gone'}, {'lease', fence, body},
+-- Returns {'hit'}, {'failed', error JSON}, {'wait'}, {'gone'}, {'body'}, {'lease', fence, body if taken over},
 --         {'overloaded', how many are queued, 'all' or 'share'}, {'compiles', limit} or
 --         {'seconds', limit, ms until the period ends}.
 local index, lease, fence, active, events, request, run, waiters, failed, stats, spent, namespaces = unpack(KEYS)
@@ -37,7 +38,7 @@ local held = redis.call('GET', lease)
 if held then
   local holder, held_fence = held:match('^(.*):(%d+)$')
   if holder == owner then
-    return {'lease', held_fence, body} -- the same call again, after a lost answer
+    return {'lease', held_fence, asking and '' or redis.call('GET', request) or ''} -- the same call again, after a lost answer
   end
   if asking then
     redis.call('HINCRBY', run, 'joins', 1)
@@ -106,6 +107,9 @@ if refused then
   return refused
 end
 
+if body == '' then
+  return {'body'}
+end
 local number = next_fence(fence)
 redis.call('SET', lease, owner .. ':' .. number, 'PX', lease_ms)
 redis.call('ZADD', active, integer(now + lease_ms), key)
@@ -121,4 +125,4 @@ redis.call('PEXPIRE', run, ttl_ms)
 add_event(events, run, ttl_ms, 'queued', detail, '')
 redis.call('PUBLISH', wake, key)
 count('misses')
-return {'lease', number, body}
+return {'lease', number, asking and '' or body}

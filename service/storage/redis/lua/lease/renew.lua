@@ -1,6 +1,7 @@
 -- Renew a lease, and say whether a client still waits for the compile. A lease that vanished and that nobody took
 -- (a stall, or Redis lost its memory) is taken again under a new fence.
--- KEYS: Keys.compile_keys. Returns {'held' or 'retaken', fence, wanted 1 or 0}, {'lost'} or {'published'}.
+-- KEYS: Keys.compile_keys. body: '' until it is asked for; Redis has it unless it lost its memory.
+-- Returns {'held' or 'retaken', fence, wanted 1 or 0}, {'lost'}, {'published'}, or {'body'}: it is needed.
 local index, lease, fence, active, events, request, run, waiters = unpack(KEYS)
 local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, finish = unpack(ARGV)
 local expiry = integer(now + lease_ms)
@@ -22,10 +23,14 @@ end
 if redis.call('EXISTS', index) == 1 then
   return {'published'}
 end
+if body ~= '' then
+  redis.call('SET', request, body, 'PX', ttl_ms)
+elseif redis.call('PEXPIRE', request, ttl_ms) == 0 then
+  return {'body'}
+end
 local number = next_fence(fence)
 redis.call('SET', lease, owner .. ':' .. number, 'PX', lease_ms)
 redis.call('ZADD', active, expiry, key)
-redis.call('SET', request, body, 'PX', ttl_ms)
 redis.call('HSETNX', run, 'started', integer(now))
 if finish == '1' then
   redis.call('HSET', run, 'finish', '1')

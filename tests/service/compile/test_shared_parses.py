@@ -1,0 +1,108 @@
+"""Many ranks send one large body at one time: it is parsed once, by one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+from conftest import StartGateway
+from service_parts import ArtifactPool, Running, follow, graph, post
+from torchrelay.compiler.errors import ForbiddenTarget
+from torchrelay.compiler.request import codec
+from torchrelay.service.admission.admit import Admission
+
+SENDERS = 30
+LARGE = graph(nodes=40_000)
+FORBIDDEN = graph(nodes=40_000, target="os.system")
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The module of each process that parses a body, as they start: late, so that all senders are there by then."""
+    started: list[str] = []
+    start = asyncio.create_subprocess_exec
+
+    async def noted(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        started.append(command[-1])
+        await asyncio.sleep(1)
+        return await start(*command, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
+    return started
+
+
+def together(gateway: Running, send: Callable[[httpx2.Client], httpx2.Response]) -> list[httpx2.Response]:
+    """The answers to SENDERS clients that send at one time."""
+    with gateway.http() as http, ThreadPoolExecutor(SENDERS) as threads:
+        return list(threads.map(lambda _: send(http), range(SENDERS)))
+
+
+def admission() -> Admission:
+    return Admission(codec.Limits(), body_timeout_seconds=60)
+
+
+def test_senders_of_one_body_share_one_parse(start_gateway: StartGateway, children: list[str]) -> None:
+    gateway = start_gateway(ArtifactPool(seconds=5), lease_seconds=10.0)
+    answers = together(gateway, lambda http: post(http, LARGE))
+    assert {answer.status_code for answer in answers} == {202}
+    late = together(gateway, lambda http: post(http, LARGE))  # the compile that uses the request still runs
+    assert {answer.status_code for answer in late} == {202}
+    assert len(children) == 1
+    with gateway.http() as http:
+        *_, (_, stage, _) = follow(http, answers[0].json()["key"])
+    assert (stage, len(gateway.pool.calls)) == ("done", 1)
+
+
+def test_lookups_without_a_compile_share_one_parse(gateway: Running, children: list[str]) -> None:
+    for parses in (1, 2):  # nobody keeps the request in between
+        answers = together(gateway, lambda http: post(http, LARGE, wait="cache"))
+        assert {answer.status_code for answer in answers} == {404}
+        assert len(children) == parses
+
+
+def test_a_refusal_is_the_answer_to_each_sender(gateway: Running, children: list[str]) -> None:
+    answers = together(gateway, lambda http: post(http, FORBIDDEN))
+    assert {(answer.status_code, answer.json()["error"]["code"]) for answer in answers} == {
+        (422, "forbidden_target")
+    }
+    assert len(children) == 1
+
+
+def test_a_refused_body_is_parsed_again_for_the_next_sender(children: list[str]) -> None:
+    async def twice() -> None:
+        mine = admission()
+        for _ in range(2):
+            with pytest.raises(ForbiddenTarget):
+                await mine.key_of(FORBIDDEN, namespace="default")
+
+    asyncio.run(twice())
+    assert len(children) == 2
+
+
+def test_a_sender_that_is_cancelled_does_not_end_the_parse_of_the_others(children: list[str]) -> None:
+    async def scenario() -> tuple[str, str]:
+        mine = admission()
+        first, *others = [asyncio.create_task(mine.key_of(LARGE, namespace="default")) for _ in range(3)]
+        while not children:
+            await asyncio.sleep(0.01)
+        first.cancel()
+        (one, _), (other, _) = await asyncio.gather(*others)
+        assert first.cancelled()
+        return one, other
+
+    one, other = asyncio.run(scenario())
+    assert one == other
+    assert len(children) == 1
+
+
+def test_namespaces_share_no_parse(children: list[str]) -> None:
+    async def both() -> None:
+        mine = admission()
+        await asyncio.gather(*(mine.key_of(LARGE, namespace=name) for name in ("vision", "speech")))
+
+    asyncio.run(both())
+    assert len(children) == 2
