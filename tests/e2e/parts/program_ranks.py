@@ -2,7 +2,8 @@
 it.
 
 ROWS: the batch size of each step. With OWN_STORES in the environment each rank has a disk cache of its own,
-FOLDER/cache-<rank>, and so records of its own. "plain" has no process group; it comes before all other cases.
+FOLDER/cache-<rank>, and so records of its own. With GPUS in it, each rank trains on a GPU of its own. "plain" has no
+process group; it comes before all other cases.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 RANK, FOLDER = int(os.environ["RANK"]), Path(sys.argv[2])
 ROWS = [int(rows) for rows in (sys.argv[3] if len(sys.argv) > 3 else "16,16").split(",")]
+DEVICE = torch.device("cuda", RANK) if "GPUS" in os.environ else torch.device("cpu")
 SCALE = 0.9375
 
 
@@ -75,13 +77,13 @@ def sharded(net: Net) -> nn.Module:
 
 
 CASES: dict[str, Callable[[], nn.Module]] = {
-    "ddp_compiled": lambda: compiled(DistributedDataParallel(Net())),
-    "compiled_in_ddp": lambda: DistributedDataParallel(compiled(Net(20))),
-    "split": lambda: compiled(DistributedDataParallel(Net(24_000), bucket_cap_mb=1)),
-    "fsdp": lambda: sharded(Net()),
-    "plain": lambda: compiled(Net()),
-    "asking": lambda: compiled(Asking()),
-    "reducing": lambda: compiled(Reducing()),
+    "ddp_compiled": lambda: compiled(DistributedDataParallel(Net().to(DEVICE))),
+    "compiled_in_ddp": lambda: DistributedDataParallel(compiled(Net(20).to(DEVICE))),
+    "split": lambda: compiled(DistributedDataParallel(Net(24_000).to(DEVICE), bucket_cap_mb=1)),
+    "fsdp": lambda: sharded(Net().to(DEVICE)),
+    "plain": lambda: compiled(Net().to(DEVICE)),
+    "asking": lambda: compiled(Asking().to(DEVICE)),
+    "reducing": lambda: compiled(Reducing().to(DEVICE)),
 }
 
 
@@ -90,7 +92,7 @@ def train(model: nn.Module) -> list[float]:
     torch.manual_seed(1 + RANK)
     losses = []
     for size in ROWS:
-        rows, wanted = torch.randn(size, 8), torch.randn(size, 1)
+        rows, wanted = torch.randn(size, 8, device=DEVICE), torch.randn(size, 1, device=DEVICE)
         loss = nn.functional.mse_loss(model(rows), wanted)
         loss.backward()
         optimizer.step()
@@ -118,14 +120,18 @@ def told(case: str) -> dict[str, Any]:
 def main() -> None:
     if "OWN_STORES" in os.environ:
         os.environ["TORCHRELAY_CACHE_DIR"] = str(FOLDER / f"cache-{RANK}")
+    backend = "gloo"
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(DEVICE)
+        backend = "nccl"
     found = {}
     for case in sys.argv[1].split(","):
         if case != "plain" and not dist.is_initialized():
-            dist.init_process_group("gloo")
+            dist.init_process_group(backend)
         found[case] = told(case)
     (FOLDER / f"{RANK}.json").write_text(json.dumps(found))
     if not dist.is_initialized():
-        dist.init_process_group("gloo")  # the end of one rank is not the end of the others
+        dist.init_process_group(backend)  # the end of one rank is not the end of the others
     dist.barrier()
     dist.destroy_process_group()
 
