@@ -16,6 +16,8 @@ from collections.abc import Callable
 
 from ...workers.pool import become_subreaper, descendants, die_with_parent, kill_below, reap
 
+_STOP_SECONDS = 20.0
+"""How long the service may take to end after a signal. Then it is killed: Ray waits a minute for a lost head node."""
 _LEAVE_SECONDS = 3.0
 """How long redis and Ray may take to end after the service was killed. Then they are killed too."""
 
@@ -44,7 +46,9 @@ def run_supervised(service: Callable[[], None]) -> int:
             os._exit(status)  # without the parent's clean-up handlers
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: _pass_on(child, received))
+    signal.signal(signal.SIGALRM, lambda *_: _send(child, signal.SIGKILL))
     status = _wait(child)
+    signal.alarm(0)
     until = time.monotonic() + _LEAVE_SECONDS
     while descendants(supervisor) and time.monotonic() < until:
         time.sleep(0.02)
@@ -54,8 +58,13 @@ def run_supervised(service: Callable[[], None]) -> int:
 
 
 def _pass_on(child: int, number: int) -> None:
+    _send(child, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+    signal.setitimer(signal.ITIMER_REAL, _STOP_SECONDS)
+
+
+def _send(child: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        os.kill(child, number)
 
 
 def _wait(child: int) -> int:

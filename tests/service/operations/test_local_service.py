@@ -198,6 +198,29 @@ def test_the_guard_passes_signals_on():
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
+STUCK = """
+import signal, sys, time
+from torchrelay.service.local import supervisor
+
+def service():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("stuck", flush=True)
+    time.sleep(1000)
+
+supervisor._STOP_SECONDS = 0.5
+sys.exit(supervisor.run_supervised(service))
+"""
+
+
+def test_a_service_that_does_not_end_after_a_signal_is_killed():
+    guard = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True)
+    assert guard.stdout.readline() == "stuck\n"
+    guard.terminate()
+    status = guard.wait(60)
+    guard.stdout.close()
+    assert status == 128 + signal.SIGKILL
+
+
 def test_a_service_whose_guard_is_killed_is_told_to_end():
     guard = psutil.Popen(
         [sys.executable, "-c", GUARDED.format(then="time.sleep(1000)")], stdout=subprocess.PIPE, text=True
