@@ -87,10 +87,12 @@ def test_a_manifest_with_an_impossible_value_is_never_signed(changes: dict[str, 
         sign(packed(manifest_of(FILES, **changes), frames))
 
 
-def test_a_manifest_has_a_largest_size() -> None:
+@pytest.mark.parametrize(("guards", "refused"), [(1_700, "manifest has"), (4_000, "head has")])
+def test_a_manifest_has_a_largest_size(guards: int, refused: str) -> None:
+    """Above 16 MiB; above 17 MiB the length at the beginning of the file says so."""
     frames = [codec.compress(data) for data in FILES.values()]
-    long = manifest_of(FILES, guards=["x" * 10_000] * 4_000)
-    with pytest.raises(ArtifactError, match="manifest has"):
+    long = manifest_of(FILES, guards=["x" * 10_000] * guards)
+    with pytest.raises(ArtifactError, match=refused):
         sign(packed(long, frames))
 
 
