@@ -20,7 +20,6 @@ from torchrelay.clients.artifacts.programs.process_programs import ProcessProgra
 from torchrelay.clients.artifacts.programs.store import ProgramStore
 from torchrelay.clients.artifacts.source import ArtifactRequest, LoadedArtifact
 from torchrelay.clients.capture.prepare import prepare
-from torchrelay.compiler.artifact.programs.records import FrameProgram
 from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.graph.decode import decode_graph
 from torchrelay.compiler.request import codec, key, schema
@@ -36,9 +35,9 @@ class Functions(ProcessPrograms):
         super().__init__(uncompiled, ProgramStore(folder, folder), RequestedGraphs)
         self.reasons: list[tuple[str, str]] = []
 
-    def find(self, frame: frames.FrameName) -> Sequence[FrameProgram]:
+    def key(self, frame: frames.FrameName) -> str:
         self.found += 1
-        return super().find(frame)
+        return super().key(frame)
 
     def used(self, frame: frames.FrameName) -> None:
         self.started += 1

@@ -66,8 +66,10 @@ class ProcessPrograms:
         with collector.paused(), process_report().timed(part):
             yield
 
-    def find(self, frame: FrameName) -> Iterator[FrameProgram]:
-        key = _key(frame)
+    def key(self, frame: FrameName) -> str:
+        return _key(frame)
+
+    def find(self, key: str) -> Iterator[FrameProgram]:
         with self.timed("lookup"):
             own = in_order(self._store.read(key))
         yield from own
@@ -103,10 +105,10 @@ class ProcessPrograms:
         process_report().record(found.outcome, key=found.key, seconds=seconds, nodes=len(request.graph.nodes))
         return found.compiled
 
-    def made(self, frame: FrameName, program: FrameProgram) -> None:
+    def made(self, frame: FrameName, key: str, program: FrameProgram) -> None:
         try:
-            self._keep(_key(frame), program)
-        except Exception as error:  # a process group that ends meanwhile
+            self._keep(key, program)
+        except Exception as error:  # settings that lead to no service
             self.unfit(frame, f"its record cannot be kept: {type(error).__name__}: {error}")
 
     def _keep(self, key: str, program: FrameProgram) -> None:

@@ -66,16 +66,18 @@ class Recorded:
     def timed(self, part: frames.Part) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def find(self, frame: frames.FrameName) -> Sequence[FrameProgram]:
-        kept = self._kept[process_programs._key(frame)]
-        return in_order([decoding.from_msgpack(each, type=FrameProgram) for each in kept])
+    def key(self, frame: frames.FrameName) -> str:
+        return process_programs._key(frame)
+
+    def find(self, key: str) -> Sequence[FrameProgram]:
+        return in_order([decoding.from_msgpack(each, type=FrameProgram) for each in self._kept[key]])
 
     def graph(self, frame: frames.FrameName, record: ProgramGraph) -> Callable[..., Any] | None:
         return self._graphs[record.key]
 
-    def made(self, frame: frames.FrameName, program: FrameProgram) -> None:
+    def made(self, frame: frames.FrameName, key: str, program: FrameProgram) -> None:
         self.made_now += 1
-        self._kept[process_programs._key(frame)].append(msgspec.msgpack.encode(program))
+        self._kept[key].append(msgspec.msgpack.encode(program))
 
     def unfit(self, frame: frames.FrameName, reason: str) -> None:
         self.reasons.append(f"{frame.name}: {reason}")

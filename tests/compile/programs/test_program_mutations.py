@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from program_calls import INPUTS, SAME, SETTINGS
 from program_changes import CLOSURES, FUNCTIONS, NAMES, Change
 from program_environment import ABSENT, OPERATORS, PROCESS
@@ -112,6 +113,21 @@ def test_a_size_that_changes_is_symbolic_as_it_would_have_been_without_the_recor
     assert from_records(programs, file, texts[0]).graphs == 1
     assert from_records(programs, file, texts[1]).graphs == 1
     assert from_records(programs, file, texts[1]).graphs == 0
+
+
+def test_a_record_is_found_again_where_tracing_has_changed_a_setting(tmp_path: Path) -> None:
+    """As a function does that initializes CUDA: the next process looks for the record with the setting unchanged."""
+    text = Change(
+        text="import torch._dynamo\n\n\n@torch._dynamo.assume_constant_result\ndef factor():\n"
+        "    torch._dynamo.config.recompile_limit = 3\n    return 2.0\n\n\ndef program(x):\n    return x * factor()\n"
+    ).before()
+    file, programs = tmp_path / "program.py", Recorded()
+    starts = []
+    for _ in range(2):
+        with torch._dynamo.config.patch(recompile_limit=8):
+            starts.append(from_records(programs, file, text))
+    assert [start.how for start in starts] == ["traced", "used"]
+    assert starts[0].results == starts[1].results
 
 
 def test_there_are_enough_changes() -> None:

@@ -25,7 +25,7 @@ Part = Literal["digests", "guards", "install"]
 
 
 class Programs(Protocol):
-    """Where programs are kept. No method raises."""
+    """Where programs are kept. Only `key` may raise."""
 
     def wants(self, compiler: Any) -> bool:
         """Whether frames of this back end are recorded and made from records."""
@@ -36,13 +36,17 @@ class Programs(Protocol):
     def timed(self, part: Part) -> AbstractContextManager[None]:
         """Around a part of that."""
 
-    def find(self, frame: FrameName) -> Iterable[FrameProgram]:
+    def key(self, frame: FrameName) -> str:
+        """What a frame's records are kept under. Asked for before it is traced, for a trace may change what the key
+        depends on. Raises whatever it meets there."""
+
+    def find(self, key: str) -> Iterable[FrameProgram]:
         """The records of a frame, the likeliest first; each may be fetched when it is asked for."""
 
     def graph(self, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | str:
         """What runs as the graph; or why it cannot be had, or would be another one in this process now."""
 
-    def made(self, frame: FrameName, program: FrameProgram) -> None:
+    def made(self, frame: FrameName, key: str, program: FrameProgram) -> None:
         """A frame was traced, and this is its record."""
 
     def unfit(self, frame: FrameName, reason: str) -> None:
@@ -107,8 +111,13 @@ def install(programs: Programs) -> Callable[[], None]:
             programs.unfit(frame, "Dynamo's ranks trace together, because of enable_compiler_collectives")
             return compile_(*args, **kwargs)
         try:
+            key = programs.key(frame)
+        except Exception as error:  # a process group that ends meanwhile
+            programs.unfit(frame, f"its records have no key: {type(error).__name__}: {error}")
+            return compile_(*args, **kwargs)
+        try:
             found, reason = replay.from_records(
-                programs.find(frame), functools.partial(programs.graph, frame), given, programs.timed
+                programs.find(key), functools.partial(programs.graph, frame), given, programs.timed
             )
             if found is not None:
                 programs.used(frame)
@@ -120,7 +129,7 @@ def install(programs: Programs) -> Callable[[], None]:
         with recording.recorded(given) as made:
             returned = compile_(*args, **kwargs)
         if returned.guarded_code is not None and made.program is not None:
-            programs.made(frame, made.program)
+            programs.made(frame, key, made.program)
         elif made.reason:
             programs.unfit(frame, made.reason)
         return returned
