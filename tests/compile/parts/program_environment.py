@@ -229,6 +229,10 @@ ABSENT = {
         text="def program(x):\n    return torch.ops.aten.sin(x) * (2 if hasattr(torch.ops.aten.sin, 'extra') else 3)\n",
         patch=lambda m, module: m.setattr(torch.ops.aten.sin, "extra", 1, raising=False),
     ),
+    "hasattr of a copy of a module, which another has": edit(
+        "import colorsys\nimport types\n\ncolorsys.copy = types.ModuleType('math')\nundo = [lambda: delattr(colorsys, 'copy')]\n# here\n\n\ndef program(x):\n    import colorsys\n\n    return x * 2 if hasattr(colorsys.copy, 'extra') else x * 3\n",
+        ("# here", "colorsys.copy.extra = 1"),
+    ),
     "hasattr of a dtype's module": Change(
         text="import types\n\nspace = types.ModuleType('space')\n\n\ndef program(x):\n    return x * 2 if hasattr(space, 'extra') else x * 3\n",
         patch=lambda m, module: m.setattr(module.space, "extra", 1, raising=False),

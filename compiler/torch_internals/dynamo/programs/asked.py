@@ -8,8 +8,6 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
-
 from ....artifact.programs.records import AskedRecord, NotPortable
 from . import names
 from .guards import Frame
@@ -54,20 +52,32 @@ def write(asked: Iterable[Asked], frame: Frame, sources: SourceWriter) -> list[A
     for source, module, name, present in asked:
         if source is not None and not _is_dynamos(source) and frame.value(source) is module:
             found[AskedRecord(name, present, source=sources.add(source))] = None
-        elif _module(module.__name__) is module:
-            found[AskedRecord(name, present, module=module.__name__)] = None
         else:
-            raise NotPortable(f"a module that its name does not find, {module.__name__}")
+            paths = module.__name__, _path(source, frame)
+            path = next((each for each in paths if _module(each) is module), None)
+            if path is None:
+                raise NotPortable(f"a module that its name does not find, {module.__name__}")
+            found[AskedRecord(name, present, module=path)] = None
     return list(found)
 
 
-def _module(name: str) -> Any:
-    """An imported module, or a namespace of operators; None: neither."""
-    space = name.removeprefix(_OPERATORS)
-    return sys.modules.get(name) if space == name else getattr(torch.ops, space, None)
+def _module(path: str) -> types.ModuleType | None:
+    """An imported module, or one that such a module has as an attribute: a namespace of operators, or a copy."""
+    if path in sys.modules:
+        return sys.modules[path]
+    parent, _, name = path.rpartition(".")
+    found = getattr(_module(parent), name, None) if parent else None
+    return found if isinstance(found, types.ModuleType) else None
 
 
-_OPERATORS = "torch.ops."
+def _path(source: Any, frame: Frame) -> str:
+    """Where a source that begins at Dynamo's own name of a module leads, from that module on; '' for any other."""
+    match type(source).__name__:
+        case "AttrSource" if base := _path(source.base, frame):
+            return f"{base}.{source.member}"
+        case "GlobalSource" if _is_dynamos(source):
+            return str(frame.value(source).__name__)
+    return ""
 
 
 def _is_dynamos(source: Any) -> bool:
