@@ -49,6 +49,9 @@ class Functions(ProcessPrograms):
 class RequestedGraphs:
     """A source of artifacts: the graphs of their requests."""
 
+    def may_begin_eagerly(self, background: bool | None) -> bool:
+        return False
+
     def obtain(self, wanted: ArtifactRequest) -> LoadedArtifact:
         return LoadedArtifact(wanted.key, graph_of(wanted.captured.request), "disk_hit", b"")
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-REVISION = 4
+REVISION = 5
 """Of these records and of what they mean. Another revision's programs are traced again."""
 LIMIT_BYTES = 64 << 20
 """Of an encoded program."""
@@ -144,6 +144,8 @@ class FrameProgram(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     splits: list[SplitGraph] = []
     traced: list[CodeReference]
     asked: list[AskedRecord]
+    kernels: _Name
+    """A digest of PyTorch's own kernels in Python, before the trace: others are looked at before the record is used."""
 
 
 class ProgramFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -237,6 +237,18 @@ ABSENT = {
         text="import types\n\nspace = types.ModuleType('space')\n\n\ndef program(x):\n    return x * 2 if hasattr(space, 'extra') else x * 3\n",
         patch=lambda m, module: m.setattr(module.space, "extra", 1, raising=False),
     ),
+    "class in a dict": edit(
+        "class A:\n    pass\n\n\nKINDS = {A: 1}\n# here\n\n\ndef program(x):\n    return x * (2 if A in KINDS else 3)\n",
+        ("# here", "KINDS.pop(A)"),
+    ),
+    "class in a dict, another of its name": edit(
+        "class A:\n    pass\n\n\nKINDS = {A: 1}\n# here\n\n\ndef program(x):\n    return x * (2 if A in KINDS else 3)\n",
+        ("# here", "class A:\n    pass"),
+    ),
+    "type of a value in a dict": edit(
+        "KINDS = {int: 1, type(None): 2}\nVALUE = None\n# here\n\n\ndef program(x):\n    return x * (2 if type(VALUE) in KINDS else 3)\n",
+        ("# here", "KINDS.pop(type(None))"),
+    ),
     "names of a module counted": asks("len(vars(torch)) % 2 == 0"),
 }
 

@@ -266,17 +266,14 @@ MODULES = {
     "branch of torch.cond": edit(
         "def yes(x):\n    return x * 2\n\n\ndef no(x):\n    return x * 3\n\n\ndef program(x):\n    return torch.cond(x.sum() > 0, yes, no, (x,))\n",
         ("x * 2", "x * 4"),
-        how="unfit",
     ),
     "mapped function": edit(
         "def inner(x):\n    return x * 2\n\n\ndef program(x):\n    return torch.vmap(inner)(x)\n",
         ("x * 2", "x * 4"),
-        how="unfit",
     ),
     "function whose gradient is taken": edit(
         "def inner(x):\n    return (x**2).sum()\n\n\ndef program(x):\n    return torch.func.grad(inner)(x)\n",
         ("x**2", "x**3"),
-        how="unfit",
     ),
     "custom operator's fake": edit(
         "@torch.library.custom_op('changed_program::op', mutates_args=())\ndef op(x: torch.Tensor) -> torch.Tensor:\n    return x.clone()\n\n\n@op.register_fake\ndef _(x):\n    return x.new_empty(x.shape)\n\n\ndef program(x):\n    return op(x.detach()) * 2\n",

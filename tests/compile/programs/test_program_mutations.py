@@ -6,6 +6,7 @@ each), "unfit" (the program has no record), or "varies" (with PyTorch's version;
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,22 @@ def test_a_record_is_found_again_where_tracing_has_changed_a_setting(tmp_path: P
             starts.append(from_records(programs, file, text))
     assert [start.how for start in starts] == ["traced", "used"]
     assert starts[0].results == starts[1].results
+
+
+def test_a_record_that_needs_a_module_does_not_hide_one_that_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = Change(
+        text="def inputs():\n    return [(torch.ones(n),) for n in SIZES]\n\n\ndef program(x):\n"
+        "    if x.shape[0] == 3:\n        import colorsys\n\n        return x * colorsys.ONE_THIRD\n    return x * 2\n"
+    ).before()
+    file, programs = tmp_path / "program.py", Recorded()
+    both = text.replace("SIZES", "[2, 3]").replace("import torch\n", "import torch\n\ndynamic = False\n", 1)
+    first = from_records(programs, file, both)
+    monkeypatch.delitem(sys.modules, "colorsys")
+    second = from_records(programs, file, both.replace("[2, 3]", "[2]"))
+    assert (first.how, second.how) == ("traced", "used")
+    assert second.results == first.results[: len(second.results)]
 
 
 def test_there_are_enough_changes() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ....artifact.programs.records import GuardRecord, NotPortable, SizesRecord
-from . import operators, values
+from . import values
 from .sources import SourceWriter
 
 Values = Mapping[str, Any]
@@ -24,6 +24,12 @@ Values = Mapping[str, Any]
 
 def _nothing(value: Any, more: Values) -> Any:
     return None
+
+
+def _members(value: Any, more: Values) -> Any:
+    """What is looked for in a container, of which Dynamo checks that it is there, or that it is not: classes."""
+    kinds = [_argument_of(each) for each in more.values()]
+    return [values.described(kind) for kind in kinds if isinstance(kind, type)] or None
 
 
 def _has_attribute(value: Any, more: Values) -> Any:
@@ -61,7 +67,6 @@ def _global_state(value: Any, more: Values) -> Any:
         torch._C._is_torch_function_enabled(),
         torch._C._len_torch_function_stack(),
         values.hooks_of_all_modules(),
-        operators.registered(),
     ]
 
 
@@ -77,10 +82,6 @@ def _no_hooks(value: Any, more: Values) -> Any:
     return None
 
 
-def _no_sizes(value: Any, more: Values) -> Any:
-    return None
-
-
 EXPECTED: dict[str, Callable[[Any, Values], Any]] = {
     "AUTOGRAD_SAVED_TENSORS_HOOKS": _no_hooks,
     "BOOL_MATCH": _described,
@@ -90,13 +91,14 @@ EXPECTED: dict[str, Callable[[Any, Values], Any]] = {
     "CONSTANT_MATCH": _described,
     "DEFAULT_DEVICE": _device,
     "DETERMINISTIC_ALGORITHMS": _global_state,
-    "DICT_CONTAINS": _nothing,
+    "DICT_CONTAINS": _members,
     "DICT_KEYS_MATCH": _keys,
-    "DICT_NOT_CONTAINS": _nothing,
+    "DICT_NOT_CONTAINS": _members,
     "DUPLICATE_INPUT": _nothing,
     "EMPTY_NN_MODULE_HOOKS_DICT": _number,
     "EQUALS_MATCH": _described,
     "FUNCTION_MATCH": _described,
+    "FUNCTORCH_STACK_MATCH": _nothing,
     "GLOBAL_STATE": _global_state,
     "GRAD_MODE": _global_state,
     "HASATTR": _has_attribute,
@@ -107,21 +109,22 @@ EXPECTED: dict[str, Callable[[Any, Values], Any]] = {
     "NOT_NONE_MATCH": _nothing,
     "NOT_PRESENT_IN_GENERIC_DICT": _nothing,
     "SEQUENCE_LENGTH": _length,
-    "SET_CONTAINS": _nothing,
-    "SET_NOT_CONTAINS": _nothing,
-    "SHAPE_ENV": _no_sizes,
+    "SET_CONTAINS": _members,
+    "SET_NOT_CONTAINS": _members,
+    "SHAPE_ENV": _nothing,
     "TENSOR_MATCH": _tensor,
     "TORCH_FUNCTION_STATE": _global_state,
     "TYPE_MATCH": _type,
 }
 """Kind -> what describes the value at its source. Guards whose condition does not depend on the value expect nothing:
-Dynamo checks them once on the live frame when it makes them."""
+Dynamo checks them once on the live frame when it makes them. A stack of functorch's is empty in each record."""
 
 _WITHOUT_VALUE = frozenset(
     {
         "AUTOGRAD_SAVED_TENSORS_HOOKS",
         "DEFAULT_DEVICE",
         "DETERMINISTIC_ALGORITHMS",
+        "FUNCTORCH_STACK_MATCH",
         "GLOBAL_STATE",
         "GRAD_MODE",
         "SHAPE_ENV",
@@ -167,7 +170,7 @@ def _record(guard: Any, frame: Frame, sources: SourceWriter, seen: dict[int, int
     if kind == "TENSOR_MATCH":
         given.pop(_TENSOR, None)
     others = {name: sources.add(value) for name, value in given.items() if isinstance(value, Source)}
-    plain = {name: values.constant(value) for name, value in given.items() if name not in others}
+    plain = {name: _argument(value) for name, value in given.items() if name not in others}
     source = sources.add(guard.originating_source)
     value = _value(kind, guard.originating_source, plain, frame)
     try:
@@ -177,6 +180,18 @@ def _record(guard: Any, frame: Frame, sources: SourceWriter, seen: dict[int, int
         return GuardRecord(kind, source, others, plain, expected)
     except NotPortable as error:
         raise NotPortable(f"{error} at {guard.name}") from None
+
+
+def _argument(value: Any) -> Any:
+    return ["class", *values.class_name(value)] if isinstance(value, type) else values.constant(value)
+
+
+def _argument_of(record: Any) -> Any:
+    """The inverse. Raises LookupError, ValueError."""
+    match record:
+        case ["class", str(module), str(name)]:
+            return values.class_of(module, name)
+    return values.constant_of(record)
 
 
 def _value(kind: str, source: Any, more: Values, frame: Frame) -> Any:
@@ -234,7 +249,7 @@ def make(records: Sequence[GuardRecord], sources: Sequence[Any], frame: Frame) -
 
     for record in records:
         method: Any = getattr(GuardBuilder, record.kind)
-        given: dict[str, Any] = {name: values.constant_of(value) for name, value in record.values.items()}
+        given: dict[str, Any] = {name: _argument_of(value) for name, value in record.values.items()}
         given |= {name: sources[position] for name, position in record.sources.items()}
         if record.kind == "TENSOR_MATCH":
             given[_TENSOR] = TensorWeakRef(frame.value(sources[record.source]))

@@ -40,17 +40,38 @@ def described(op: OpOverload | OpOverloadPacket | HigherOrderOperator) -> Any:
     return ["operator", str(op), added, _source(libraries.LIBRARIES[library].module, packet)]
 
 
-def registered() -> str:
-    """A digest of the names of kernels in Python of PyTorch's operators: others may come to those that PyTorch has.
-    Raises NotPortable for a fake that is not PyTorch's."""
+def kernels() -> str:
+    """A digest of the names of kernels in Python of PyTorch's operators. PyTorch itself adds some when they are first
+    used."""
+    return _digest(frozenset(torch.library._impls))
+
+
+def check_all() -> None:
+    """Raises NotPortable for a fake or a kernel in Python of an operator of PyTorch's that is not PyTorch's; takes
+    30 ms."""
+    _check_fakes()
+    _check_kernels()
+
+
+def check_new(known: str) -> None:
+    """The same, but at once if `kernels` were `known`, which have been checked before; else once in this process."""
+    _check_fakes()
+    if kernels() != known:
+        _check_once(frozenset(torch.library._impls))
+
+
+@functools.lru_cache(maxsize=1)
+def _check_once(registered: frozenset[str]) -> None:
+    _check_kernels()
+
+
+def _check_fakes() -> None:
     for name, functions in _fakes():
         if name.partition("::")[0] in _OWN and not all(map(_is_own, functions)):
             raise NotPortable(f"another fake of an operator of PyTorch's, {name}")
-    return _digest(len(torch.library._impls))
 
 
-def check_kernels() -> None:
-    """Raises NotPortable for a kernel in Python of an operator of PyTorch's that is not PyTorch's; takes 30 ms."""
+def _check_kernels() -> None:
     own = str(Path(torch.__file__).parent)
     for name in {key.rpartition("/")[0] for key in torch.library._impls if key.startswith(_ATEN)}:
         for line in torch._C._dispatch_dump(name.replace("/", "::", 1)).splitlines():
@@ -60,8 +81,8 @@ def check_kernels() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _digest(count: int) -> str:
-    names = sorted(key for key in torch.library._impls if key.startswith(_ATEN))
+def _digest(registered: frozenset[str]) -> str:
+    names = sorted(key for key in registered if key.startswith(_ATEN))
     return hashlib.sha256(repr(names).encode()).hexdigest()
 
 

@@ -44,6 +44,7 @@ class Recording:
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.given = given
+        self.kernels = operators.kernels()
         self.graphs: dict[int, tuple[Callable[..., Any], ProgramGraph]] = {}
         """By id, with the function, so that no other one gets that id."""
         self.asked: list[asked.Asked] = []
@@ -114,7 +115,7 @@ def _program(recording: Recording, output: Any) -> FrameProgram:
         named = digests.names_in(code) & _UNSEEN
         if named and not _is_library(modules.get(code.co_filename, code.co_filename)):
             raise NotPortable(f"a function that reads {', '.join(sorted(named))}")
-    operators.check_kernels()
+    operators.check_all()
     scope = given["globals"]
     sources = SourceWriter()
     live = guards.Frame(given["locals"], scope)
@@ -139,6 +140,7 @@ def _program(recording: Recording, output: Any) -> FrameProgram:
         ),
         guards=records,
         asked=asked.write(recording.asked, live, sources),
+        kernels=recording.kernels,
         sources=sources.records,
     )
 

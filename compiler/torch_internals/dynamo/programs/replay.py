@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from ....artifact.programs import digests
-from ....artifact.programs.records import CodeReference, FrameProgram, ProgramGraph
+from ....artifact.programs.records import CodeReference, FrameProgram, NotPortable, ProgramGraph
 from ...distributed import split_graphs
-from . import asked, bytecode, guards, names, shapes
+from . import asked, bytecode, guards, names, operators, shapes
 from .sources import read
 
 
@@ -26,42 +26,60 @@ def from_records(
     given: Mapping[str, Any],
     timed: Callable[[Any], AbstractContextManager[None]],
 ) -> tuple[Any, str]:
-    """What convert_frame._compile returns after tracing, and ''; or None and why none of the records fits ('': there is
-    none). given: the arguments of `_compile`, by name. timed: frames.Programs.timed. Raises whatever a look-up
-    raises."""
+    """What convert_frame._compile returns after tracing, and ''; or None and why the last of the records does not fit
+    ('': there is none). given: the arguments of `_compile`, by name. timed: frames.Programs.timed. Raises whatever
+    `variants` raises."""
     reason = ""
     if _at_limit(given):
         return None, ""
     live = guards.Frame(given["locals"], given["globals"])
     with digests.snapshot():
         for variant in variants:
-            with timed("digests"):
-                reason = _changed(variant.traced)
-            if reason:
-                continue
-            scope = _Globals(variant, given["globals"])
             try:
-                with timed("guards"):
-                    sources = read(variant.sources, scope.renamed)
-                    reason = (
-                        guards.differing(variant.guards, sources, live)
-                        or _sizes(variant, sources, live)
-                        or shapes.differing(variant.shapes, sources, live)
-                        or asked.differing(variant.asked, sources, live)
-                        or ""
-                    )
-                callables: dict[str, Any] = (
-                    {} if reason else {each.name: graph(each) for each in variant.graphs}
-                )
-                reason = reason or next((each for each in callables.values() if isinstance(each, str)), "")
-                if not reason:
-                    for split in variant.splits:
-                        callables[split.name] = split_graphs.build(split, callables)
-                    with timed("install"):
-                        return _guarded(variant, sources, live, callables, scope, given), ""
-            finally:
-                scope.close()
+                with timed("digests"):
+                    operators.check_new(variant.kernels)
+                    _check(_changed(variant.traced))
+                return _from_record(variant, graph, live, given, timed), ""
+            except (NotPortable, _Differs) as error:
+                reason = str(error)
+            except Exception as error:  # a module that is not imported here, a record that is damaged
+                reason = f"{type(error).__name__}: {error}"
     return None, reason
+
+
+class _Differs(Exception):
+    """A record does not fit; the text says why."""
+
+
+def _check(reason: str | None) -> None:
+    if reason:
+        raise _Differs(reason)
+
+
+def _from_record(
+    variant: FrameProgram,
+    graph: Callable[[ProgramGraph], Callable[..., Any] | str],
+    live: guards.Frame,
+    given: Mapping[str, Any],
+    timed: Callable[[Any], AbstractContextManager[None]],
+) -> Any:
+    """Raises _Differs, and other errors for what cannot be looked at."""
+    scope = _Globals(variant, given["globals"])
+    try:
+        with timed("guards"):
+            sources = read(variant.sources, scope.renamed)
+            _check(guards.differing(variant.guards, sources, live))
+            _check(_sizes(variant, sources, live))
+            _check(shapes.differing(variant.shapes, sources, live))
+            _check(asked.differing(variant.asked, sources, live))
+        callables: dict[str, Any] = {each.name: graph(each) for each in variant.graphs}
+        _check(next((each for each in callables.values() if isinstance(each, str)), None))
+        for split in variant.splits:
+            callables[split.name] = split_graphs.build(split, callables)
+        with timed("install"):
+            return _guarded(variant, sources, live, callables, scope, given)
+    finally:
+        scope.close()
 
 
 class _Globals:

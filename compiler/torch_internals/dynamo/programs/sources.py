@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ KINDS = frozenset(
         "GlobalSource",
         "GlobalStateSource",
         "GradSource",
+        "ImportSource",
         "ListGetItemSource",
         "LocalSource",
         "NNModuleSource",
@@ -106,8 +108,17 @@ def read(records: Sequence[SourceRecord], renamed: Mapping[str, str]) -> list[An
                 arguments[field] = renamed.get(arguments[field], arguments[field])
         if set(arguments) != set(_fields(kind)):
             raise ValueError(f"a {record.kind} has the fields {', '.join(_fields(kind))}")
-        found.append(kind(**arguments))
+        found.append(_made(kind, arguments))
     return found
+
+
+def _made(kind: Any, arguments: Mapping[str, Any]) -> Any:
+    if kind.__name__ != "ImportSource":
+        return kind(**arguments)
+    made = object.__new__(kind)  # before PyTorch 2.15 it asks for a guard, which is a record of its own
+    for field, value in arguments.items():
+        object.__setattr__(made, field, value)
+    return made
 
 
 def _value(kind: str, field: str, record: Any) -> Any:
@@ -122,7 +133,10 @@ def _value(kind: str, field: str, record: Any) -> Any:
 
 
 def _is_safe(field: str, value: Any) -> bool:
-    """A source's name becomes part of an expression: that of an attribute or argument has nothing but a name in it."""
+    """A source's name becomes part of an expression: that of an attribute or argument has nothing but a name in it,
+    that of a module is one that is imported."""
+    if field == "module_name":
+        return value in sys.modules
     named = field in ("member", "freevar_name") or (field == "idx_key" and isinstance(value, str))
     return not named or value == "" or str(value).isidentifier()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import enum
 import sys
 import types
@@ -15,6 +16,8 @@ from ....artifact.programs.records import NotPortable
 from . import operators
 
 _LEAVES = (torch.dtype, torch.layout, torch.memory_format, torch.device, torch.Size)
+_UNNAMED = {kind.__qualname__: kind for kind in vars(types).values() if isinstance(kind, type)}
+"""Classes that Python's `builtins` has no names for."""
 _DEPTH = 8
 _HOOKS = (
     "_forward_hooks",
@@ -53,6 +56,25 @@ def constant_of(record: Any) -> Any:
         case ["tuple", *parts]:
             return tuple(constant_of(part) for part in parts)
     raise ValueError("no constant")
+
+
+def class_name(kind: type) -> tuple[str, str]:
+    """Module and name by which `class_of` finds the class. Raises NotPortable."""
+    module, name = kind.__module__, kind.__qualname__
+    try:
+        found = class_of(module, name)
+    except LookupError:
+        found = None
+    if found is not kind:
+        raise NotPortable(f"a class that its name does not find, {module}.{name}")
+    return module, name
+
+
+def class_of(module: str, name: str) -> Any:
+    """What is found under a class's name. Raises LookupError."""
+    if module == "builtins" and name not in vars(builtins):  # as that of None
+        return _UNNAMED[name]
+    return digests.resolve(module, name)
 
 
 def type_of(value: Any) -> Any:
