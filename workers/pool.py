@@ -11,7 +11,7 @@ import itertools
 import logging
 import secrets
 import uuid
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection
 from typing import Any
 
 import msgspec
@@ -37,7 +37,8 @@ from .process.private_folders import node_directory, short_directory
 from .process.process_tree import become_subreaper, descendants, die_with_parent, kill_below, reap
 from .scheduling.ray_cluster import RayCluster, RayNode, ray_environment
 from .scheduling.ray_resources import node_resources
-from .scheduling.slot_queue import DeviceKind, DevicesHeld, SearchDevice, Slot, SlotQueue
+from .scheduling.slot_claims import Claims, OwnSlots
+from .scheduling.slot_queue import DevicesHeld, SearchDevice, Slot, SlotPlace, SlotQueue, SlotsElsewhere
 from .settings import JobLimits, PoolSettings, SlotSettings
 from .training.drivers import JobDrivers, why_no_room
 from .training.messages import RankDevice
@@ -46,6 +47,7 @@ __all__ = [  # all that service/ may use of workers/
     "DevicesHeld",
     "PoolSettings",
     "SearchDevice",
+    "SlotsElsewhere",
     "WorkerLost",
     "WorkerPool",
     "become_subreaper",
@@ -73,17 +75,27 @@ _MOST_ANSWERING = 16
 """Queries of one job that are answered at once; a fork server lets half as many be open."""
 _GRACE_SECONDS = 20.0
 """How long past its deadline, or after a cancel, a job may take to end before its actor is killed."""
+_IDLE_SECONDS = 0.2
+"""Between two checks whether a slot that is given up has ended its job."""
 
 
 class WorkerPool:
-    """Warm slots on a Ray cluster. One in a process; call `start` before use, `close` after."""
+    """Warm slots on a Ray cluster. One in a process; call `start` before use, `close` after.
 
-    def __init__(self, settings: PoolSettings) -> None:
+    Several pools share a cluster if all have `claims`: each then uses its share of the slots. Without `claims` a pool
+    uses all of them.
+    """
+
+    def __init__(self, settings: PoolSettings, claims: Claims | None = None) -> None:
         if settings.ray_address is None and settings.ray_token is None:
             settings = msgspec.structs.replace(settings, ray_token=secrets.token_hex(32))
         self._settings = settings
         self._cluster: RayCluster | None = None
+        self._claims = claims
+        self._own_slots: OwnSlots | None = None
         self._slots = SlotQueue()
+        self._leaving: dict[SlotPlace, Slot] = {}
+        """Slots that another pool is to get, once their job has ended."""
         self._trains: JobDrivers | None = None
         self._nodes_task: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
@@ -102,7 +114,9 @@ class WorkerPool:
             self._cluster = None
             raise
         self._trains = JobDrivers(self._cluster)
-        self._settle(self._cluster, nodes)
+        if self._claims is not None:
+            self._own_slots = OwnSlots(self._claims, self._cluster.id)
+        await self._settle(self._cluster, nodes)
         self._nodes_task = asyncio.create_task(self._follow_nodes(self._cluster), name="follow Ray nodes")
 
     async def close(self) -> None:
@@ -111,21 +125,32 @@ class WorkerPool:
             return
         if self._nodes_task is not None:
             self._nodes_task.cancel()
-        await asyncio.gather(*(self._retire(slot) for slot in list(self._slots.all.values())))
+            await asyncio.gather(self._nodes_task, return_exceptions=True)
+        slots = [*self._slots.all.values(), *self._leaving.values()]
+        await asyncio.gather(*(self._retire(slot) for slot in slots))
         self._slots.all.clear()
+        self._leaving.clear()
+        self._slots.elsewhere = 0
         self._slots.serve()
         for ending in list(self._endings):
             ending.cancel()
+        if self._own_slots is not None:
+            await self._own_slots.release()
         await self._cluster.stop()
         self._cluster = self._trains = None
 
     def ready(self) -> bool:
         """Whether at least one slot is warm."""
-        return any(slot.state in ("idle", "busy") for slot in self._slots.all.values())
+        return any(slot.up() for slot in self._slots.all.values())
+
+    def standby(self) -> bool:
+        """Whether it has no slot because other pools use all of them. It gets some once one of these ends, or a node
+        comes; a compile raises SlotsElsewhere meanwhile."""
+        return not self._slots.all and self._slots.elsewhere > 0
 
     def workers(self) -> list[compiles.WorkerInfo]:
-        """Every slot as it is now."""
-        return [slot.info() for slot in self._slots.all.values()]
+        """Every slot as it is now; those of other pools are not among them."""
+        return [slot.info() for slot in [*self._slots.all.values(), *self._leaving.values()]]
 
     async def compile(
         self,
@@ -275,10 +300,10 @@ class WorkerPool:
             return await self._follow(slot, job_id, stream, lambda *_: None, on_query)
         except CompileKilled as error:
             if slot.yielded:
-                raise WorkerLost(f"a training job holds the device of worker {slot.worker}") from None
+                raise WorkerLost(slot.yielded) from None
             raise error
         finally:
-            slot.searching, slot.search, slot.yielded = False, "", False
+            slot.searching, slot.search, slot.yielded = False, "", ""
 
     async def _take_slot(
         self,
@@ -399,7 +424,7 @@ class WorkerPool:
         for count in itertools.count(1):
             await asyncio.sleep(_NODES_SECONDS)
             try:
-                self._settle(cluster, await cluster.nodes())
+                await self._settle(cluster, await cluster.nodes())
                 self._hold(await self._training().held())
                 if count % _FREE_EVERY == 0:
                     await self._training().free()
@@ -412,33 +437,66 @@ class WorkerPool:
         """End and prevent searches on devices of training jobs: figures would be wrong, and ranks slower."""
         self._slots.held = {(each.node, gpu) for each in held for gpu in each.gpus.split(",")}
         for slot in self._slots.all.values():
-            if slot.searching and slot.search and not slot.yielded and slot.held(self._slots.held):
-                log.warning("the search on worker %s makes room for a training job", slot.worker)
-                slot.yielded = True
-                slot.actor.cancel.remote(slot.search)
+            if slot.held(self._slots.held):
+                self._end_search(slot, f"a training job holds the device of worker {slot.worker}")
 
-    def _settle(self, cluster: RayCluster, nodes: list[RayNode]) -> None:
-        """Add the slots that `nodes` offer and are missing; remove those of nodes that have gone."""
-        offered: dict[tuple[str, DeviceKind, int], RayNode] = {}
-        pythons = len(self._pythons())
-        for node in nodes:
-            gpu_slots = node.gpus * self._settings.gpu_slots_per_gpu
-            offered |= {(node.id, "cpu", i): node for i in range(node.cpu_slots * pythons)}
-            offered |= {(node.id, "cuda", i): node for i in range(gpu_slots * pythons)}
-        for place, slot in list(self._slots.all.items()):
-            if place not in offered:
+    @staticmethod
+    def _end_search(slot: Slot, why: str) -> None:
+        if slot.searching and slot.search and not slot.yielded:
+            log.warning("a search ends: %s", why)
+            slot.yielded = why
+            slot.actor.cancel.remote(slot.search)
+
+    async def _settle(self, cluster: RayCluster, nodes: list[RayNode]) -> None:
+        """Add the slots that `nodes` offer, that are this pool's and are missing; give up those that are another's;
+        remove those of nodes that have gone."""
+        offered = self._offered(nodes)
+        own: Collection[SlotPlace] | None = offered.keys()
+        if self._own_slots is not None:
+            own = await self._own_slots.choose(offered, self._slots.all, self._leaving)
+        for slots in (self._slots.all, self._leaving):
+            for place in slots.keys() - offered.keys():
+                slot = slots.pop(place)
                 log.warning("worker %s has gone with its node", slot.worker)
-                del self._slots.all[place]
                 if slot.supervisor is not None:
                     slot.supervisor.cancel()
-        for place, node in offered.items():
-            if place not in self._slots.all:
-                slot = Slot(node, place[1], place[2])
-                slot.supervisor = asyncio.create_task(
-                    self._supervise(cluster, slot), name=f"supervise {slot.worker}"
-                )
-                self._slots.all[place] = slot
+        if own is not None:
+            self._slots.elsewhere = len(offered) - len(own)
+            for place in self._slots.all.keys() - own:
+                self._give_up(place)
+            for place, node in offered.items():
+                if place in own and place not in self._slots.all and place not in self._leaving:
+                    slot = self._slots.all[place] = Slot(node, place)
+                    slot.supervisor = asyncio.create_task(
+                        self._supervise(cluster, slot), name=f"supervise {slot.worker}"
+                    )
         self._slots.serve()
+
+    def _offered(self, nodes: list[RayNode]) -> dict[SlotPlace, RayNode]:
+        """All slots of the nodes: each is there once for each Python."""
+        offered: dict[SlotPlace, RayNode] = {}
+        for node in nodes:
+            gpu_slots = node.gpus * self._settings.gpu_slots_per_gpu
+            for python in (None, *self._settings.toolchains):
+                offered |= {SlotPlace(node.id, "cpu", i, python): node for i in range(node.cpu_slots)}
+                offered |= {SlotPlace(node.id, "cuda", i, python): node for i in range(gpu_slots)}
+        return offered
+
+    def _give_up(self, place: SlotPlace) -> None:
+        """Leave a slot to another pool. Its job, if there is one, runs on to its end; its search ends."""
+        slot = self._leaving[place] = self._slots.all.pop(place)
+        log.info("worker %s is left to another dispatcher", slot.worker)
+        self._end_search(slot, f"worker {slot.worker} is left to another dispatcher")
+        ending = asyncio.create_task(self._retire_when_idle(slot), name=f"give up {slot.worker}")
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+
+    async def _retire_when_idle(self, slot: Slot) -> None:
+        while slot.state == "busy" or slot.searching:
+            await asyncio.sleep(_IDLE_SECONDS)
+        await self._retire(slot)
+        if self._leaving.get(slot.place) is slot:
+            del self._leaving[slot.place]
 
     async def _supervise(self, cluster: RayCluster, slot: Slot) -> None:
         """Run a warm actor on `slot`, and replace it when it dies, until cancelled."""
@@ -486,17 +544,12 @@ class WorkerPool:
             raise CompileKilled(f"worker {slot.worker} answered its start with {type(answer).__name__}")
         return answer
 
-    def _pythons(self) -> tuple[str | None, ...]:
-        """What runs the slots of a node, in turn; None: the Python of Ray's nodes."""
-        return (None, *self._settings.toolchains)
-
     def _slot_settings(self, slot: Slot) -> SlotSettings:
-        pythons, gpus = self._pythons(), slot.node.gpus
         return SlotSettings(
             worker=slot.worker,
             kind=slot.kind,
-            gpu=slot.index // len(pythons) % gpus if slot.kind == "cuda" else 0,
-            python=pythons[slot.index % len(pythons)],
+            gpu=slot.place.index % slot.node.gpus if slot.kind == "cuda" else 0,
+            python=slot.place.python,
             engine=self._settings.engine,
             limits=JobLimits(
                 memory_bytes=self._settings.memory_limit_bytes, request=self._settings.request_limits

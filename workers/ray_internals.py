@@ -1,4 +1,4 @@
-"""All of Ray's private parts that we touch, for Ray 2.60: placement groups, free resources, Ray Train's controller.
+"""All of Ray's private parts that we touch, for Ray 2.60: a cluster's id, free resources, placement groups, Ray Train.
 
 Functions take and return plain values, or classes of Ray Train to inherit from. Ray is imported when a function is
 called, because it reads its environment at import. Imports nothing of this project.
@@ -19,6 +19,13 @@ _CANCEL_SECONDS = 3.0
 def actor_id(handle: Any) -> str:
     """Of an actor, in hexadecimal."""
     return str(handle._actor_id.hex())
+
+
+def cluster_id() -> str:
+    """Of the cluster that this process has joined, in hexadecimal: the same for all its processes."""
+    from ray._private.worker import global_worker
+
+    return str(global_worker.node.cluster_id.hex())
 
 
 def free_resources() -> dict[str, dict[str, float]]:

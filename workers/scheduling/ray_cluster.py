@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import math
 import os
 import shutil
 import signal
@@ -23,14 +22,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from ...compiler.errors import Unavailable
+from .. import ray_internals
 from ..process.private_folders import short_directory
 from ..process.process_tree import die_with_parent
 from ..settings import PoolSettings, SlotSettings
-from .ray_resources import CPU_SLOTS, DRIVER_SHARE, NAMESPACE, OFFER, node_resources
-
-_GPU_SLOTS_SHARE = 0.99
-"""The part of OFFER for all GPU slots of a node: those of one pool fill it. Ray's own GPUs are for training jobs."""
-
+from .ray_resources import ACTOR_SHARE, CPU_SLOTS, NAMESPACE, OFFER, node_resources
 
 T = TypeVar("T")
 
@@ -67,7 +63,10 @@ def ray_environment(token: str | None, address: str | None) -> dict[str, str]:
 
 
 class RayCluster:
-    """This process's connection to Ray; one in a process, because Ray's driver is global to it."""
+    """This process's connection to Ray; one in a process, because Ray's driver is global to it. `id`, once it has
+    started: the same for all processes that joined the cluster."""
+
+    id: str
 
     def __init__(self, settings: PoolSettings) -> None:
         self._settings = settings
@@ -96,19 +95,13 @@ class RayCluster:
 
         from ..slot.actor import CompileSlot
 
-        toolchains = 1 + len(self._settings.toolchains)
-        if settings.kind == "cuda":
-            slots = node.gpus * self._settings.gpu_slots_per_gpu * toolchains
-            share = {OFFER: round(_GPU_SLOTS_SHARE / slots - DRIVER_SHARE / 2, 4)}
-        else:
-            share = {CPU_SLOTS: math.floor(10_000 / toolchains) / 10_000}  # Ray counts in ten thousandths
         options = {
             "num_cpus": 0,
             "num_gpus": 0,
             "max_restarts": 0,
             "max_concurrency": 16,  # so that a cancel reaches an actor whose job runs
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False),
-            "resources": share,
+            "resources": {OFFER: ACTOR_SHARE},
         }
         return ray.remote(CompileSlot).options(**options).remote(settings)
 
@@ -134,6 +127,7 @@ class RayCluster:
                 self._start_embedded(ray)
             else:
                 self._join(ray, address)
+            self.id = ray_internals.cluster_id()
         except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
             self._stop()
             raise Unavailable(f"Ray did not start: {error}") from error

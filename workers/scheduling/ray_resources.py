@@ -9,8 +9,9 @@ OFFER = "torchrelay_worker"
 CPU_SLOTS = "torchrelay_cpu"
 
 
-DRIVER_SHARE = 0.0001
-"""The part of OFFER that an actor takes which may run on any node that offers slots."""
+ACTOR_SHARE = 0.0001
+"""The part of OFFER that each of our actors takes, the least that Ray counts: it needs a node that offers slots, where
+ten thousand find room. Ray does not limit how many run compiles: pools with other toolchains may share a node."""
 
 
 NAMESPACE = "torchrelay"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Any, Literal
+from hashlib import sha256
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -16,6 +17,25 @@ from ..messages import ForkServerReady
 from .ray_cluster import RayNode
 
 DeviceKind = Literal["cpu", "cuda"]
+
+
+class SlotPlace(NamedTuple):
+    """Where one actor can be. index: counts the node's slots of this kind and Python. python: of another environment;
+    None: that of Ray's nodes."""
+
+    node: str
+    kind: DeviceKind
+    index: int
+    python: str | None = None
+
+    def worker(self) -> str:
+        """What people and logs call it."""
+        toolchain = f"-{sha256(self.python.encode()).hexdigest()[:6]}" if self.python is not None else ""
+        return f"{self.node[:10]}-{self.kind}{self.index}{toolchain}"
+
+
+class SlotsElsewhere(NoWorker):
+    """There is no such worker here, and other dispatchers use slots of the cluster: one of them may have it."""
 
 
 class DevicesHeld(NoWorker):
@@ -32,13 +52,13 @@ class SearchDevice(Struct, frozen=True):
 
 
 class Slot:
-    """A place for one actor. `ready` remains while the actor is replaced: the next one will have the same."""
+    """An actor at a place. `ready` remains while the actor is replaced: the next one will have the same."""
 
-    def __init__(self, node: RayNode, kind: DeviceKind, index: int) -> None:
+    def __init__(self, node: RayNode, place: SlotPlace) -> None:
         self.node = node
-        self.kind: DeviceKind = kind
-        self.index = index
-        self.worker = f"{node.id[:10]}-{kind}{index}"
+        self.place = place
+        self.kind = place.kind
+        self.worker = place.worker()
         self.state: Literal["starting", "idle", "busy", "dead"] = "starting"
         self.ready: ForkServerReady | None = None
         self.failure: RelayError | None = None
@@ -46,8 +66,8 @@ class Slot:
         self.searching = False
         self.search = ""
         """The job that searches here."""
-        self.yielded = False
-        """Its search was ended because a training job came."""
+        self.yielded = ""
+        """Why its search was ended before its end."""
         self.actor: Any = None
         self.supervisor: asyncio.Task[None] | None = None
 
@@ -110,7 +130,9 @@ class SlotQueue:
     """All slots, and the queue. Call `serve` after a slot's state has changed."""
 
     def __init__(self) -> None:
-        self.all: dict[tuple[str, DeviceKind, int], Slot] = {}
+        self.all: dict[SlotPlace, Slot] = {}
+        self.elsewhere = 0
+        """How many slots of the cluster other dispatchers use."""
         self.held: set[tuple[str, str]] = set()
         """Nodes and their GPUs ('': CPU) that ranks of training jobs hold: no search runs there."""
         self._waiting: list[_Waiter] = []
@@ -224,6 +246,10 @@ class SlotQueue:
         there = {f"{_describe(ready.target)}, {_toolchain(ready.toolchain)}" for ready in warm}
         broken = {f"worker {s.worker}: {s.failure.message}" for s in self.all.values() if s.failure}
         found = "; ".join([*sorted(there), *sorted(broken)]) or "no worker at all"
+        if self.elsewhere:
+            return SlotsElsewhere(
+                f"no worker for {asked} (there is: {found}; other dispatchers use {self.elsewhere} slots)"
+            )
         return NoWorker(f"no worker for {asked} (there is: {found})")
 
 

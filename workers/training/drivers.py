@@ -19,7 +19,7 @@ from ...compiler.errors import CompileTimeout, Unavailable
 from ..messages import WorkerLost
 from ..ray_internals import remove_placement_groups_of_the_dead
 from ..scheduling.ray_cluster import RayCluster
-from ..scheduling.ray_resources import DRIVER_SHARE, NAMESPACE, OFFER
+from ..scheduling.ray_resources import ACTOR_SHARE, NAMESPACE, OFFER
 from .capture import CaptureActor
 from .job_driver import JobDriverActor
 from .messages import RankDevice, driver_name
@@ -188,7 +188,7 @@ def _make(order: TrainOrder) -> Any:
         "max_restarts": -1,
         "max_concurrency": 64,
         "num_cpus": 0,
-        "resources": {OFFER: DRIVER_SHARE},
+        "resources": {OFFER: ACTOR_SHARE},
     }
     folder = str(Path(order.folder) / order.job)
     return ray.remote(JobDriverActor).options(**options).remote(name, folder)
@@ -200,7 +200,7 @@ def _make_capture(spec: TrainSpec) -> Any:
     options: dict[str, Any] = {
         "num_cpus": spec.cpus,
         "num_gpus": 1 if spec.device == "cuda" else 0,
-        "resources": {OFFER: DRIVER_SHARE},
+        "resources": {OFFER: ACTOR_SHARE},
         "max_restarts": 0,
         **({"memory": spec.memory_bytes} if spec.memory_bytes else {}),
         **({"runtime_env": {"pip": list(spec.requirements)}} if spec.requirements else {}),

@@ -30,7 +30,7 @@ from ...compiler.api.training.events import (
 from ...compiler.api.training.jobs import TrainState
 from ...compiler.api.training.node_messages import TrainOrder
 from .. import ray_internals
-from ..scheduling.ray_resources import DRIVER_SHARE, OFFER
+from ..scheduling.ray_resources import ACTOR_SHARE, OFFER
 from .attempt import RankAttempt
 from .journal import JobJournal
 from .messages import JobReference, RankDevice, StopOrder
@@ -382,7 +382,7 @@ class JobDriverActor:
         from . import ray_train
 
         ray_train.prepare()
-        ray_internals.start_autoscaling_coordinator({OFFER: DRIVER_SHARE})
+        ray_internals.start_autoscaling_coordinator({OFFER: ACTOR_SHARE})
         while True:
             self._clear()
             with self._lock:

@@ -162,6 +162,13 @@ class Keys:
             self.kills(key),
         ]
 
+    def slot_keys(self, group: str) -> list[str]:
+        """KEYS of lua/slots/claim_slots.lua, of one group of a Ray cluster's slots. Hash: slot to the dispatcher that
+        uses it, and a `-` if it is to leave it; sorted set: dispatcher by its expiry, ms; while the third exists,
+        nobody gets a slot."""
+        slots = f"{self.installation}slots:{group}"
+        return [slots, f"{slots}:dispatchers", f"{slots}:closed"]
+
     def bucket(self, token: str) -> str:
         """When the requests that the token with this digest may still make are all there again, in us."""
         return f"{self.installation}bucket:{token}"

@@ -9,7 +9,7 @@ import pytest
 from torchrelay.compiler.errors import NoWorker
 from torchrelay.compiler.request import schema
 from torchrelay.workers.messages import ForkServerReady
-from torchrelay.workers.scheduling.slot_queue import Slot, SlotQueue
+from torchrelay.workers.scheduling.slot_queue import Slot, SlotPlace, SlotQueue
 
 TOOLCHAIN = schema.Toolchain(python="cp311", torch="0.0.0", triton="", cuda="", platform="linux-x86_64")
 CPU = schema.Target(kind="cpu", name="", capability="", units=0, cpu=[])
@@ -17,10 +17,10 @@ GPU = schema.Target(kind="cuda", name="NVIDIA H200", capability="9.0", units=132
 
 
 def warm(slots: SlotQueue, index: int) -> Slot:
-    slot = Slot(SimpleNamespace(id="node", host="host"), "cpu", index)
+    slot = Slot(SimpleNamespace(id="node", host="host"), SlotPlace("node", "cpu", index))
     slot.ready = ForkServerReady(pid=1, toolchain=TOOLCHAIN, target=CPU, jobs_dir="")
     slot.state = "idle"
-    slots.all["node", "cpu", index] = slot
+    slots.all[slot.place] = slot
     return slot
 
 

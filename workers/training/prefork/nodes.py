@@ -14,7 +14,7 @@ from ....compiler import decoding
 from ....compiler.api.training.jobs import TrainSpec
 from ....compiler.api.training.node_messages import TrainOrder
 from ...ray_internals import free_resources
-from ...scheduling.ray_resources import DRIVER_SHARE, OFFER
+from ...scheduling.ray_resources import ACTOR_SHARE, OFFER
 from ..ranks.environment import job_environment
 from . import server
 
@@ -62,7 +62,7 @@ class PreforkNodes:
                     "num_cpus": 0,
                     "num_gpus": 0,
                     "max_restarts": 0,
-                    "resources": {OFFER: DRIVER_SHARE},
+                    "resources": {OFFER: ACTOR_SHARE},
                     "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
                 }
                 self._actors[node] = ray.remote(PreforkActor).options(**options).remote(encoded, folder)

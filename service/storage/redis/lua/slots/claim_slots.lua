@@ -1,0 +1,84 @@
+-- Give a dispatcher its share of a group of slots, and renew what it has; or take all from it.
+-- KEYS: Keys.slot_keys. ARGV: dispatcher, lease ms (0: it leaves), number of the slots that there are, these, then the
+-- slots that it uses, what it wants to keep most first.
+-- Returns the slots that it may use. Of those that it uses and may not any more, each is its own until a call does not
+-- list it. The share is the same for all, but for one slot more or less; nobody gives a slot up to have one less.
+local slots, dispatchers, closed = unpack(KEYS)
+local caller, lease_ms, count = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+
+local live, members, renewed = {[caller] = true}, 1, false
+for _, each in ipairs(redis.call('ZRANGE', dispatchers, '(' .. integer(now), '+inf', 'BYSCORE')) do
+  renewed = renewed or each == caller
+  members = members + (each == caller and 0 or 1)
+  live[each] = true
+end
+
+local owner, leaves, freed, fields = {}, {}, {}, redis.call('HGETALL', slots)
+for position = 1, #fields, 2 do
+  local slot, holder, mark = fields[position], fields[position + 1]:match('^(%w+)(-?)$')
+  leaves[slot] = mark == '-'
+  if holder == caller or not live[holder] then
+    freed[slot] = true
+  else
+    owner[slot] = holder
+  end
+end
+
+local offered, others = {}, {}
+for position = 4, 3 + count do
+  local slot = ARGV[position]
+  offered[slot] = true
+  if owner[slot] and not leaves[slot] then
+    others[owner[slot]] = (others[owner[slot]] or 0) + 1
+  end
+end
+local least, larger = math.floor(count / members), count % members
+local with_more = 0
+for _, number in pairs(others) do
+  with_more = with_more + (number > least and 1 or 0)
+end
+local share = least + (with_more < larger and 1 or 0)
+
+local own, may_use = {}, {}
+for position = 4 + count, #ARGV do
+  local slot = ARGV[position]
+  if offered[slot] and not owner[slot] then
+    own[#own + 1] = slot
+    owner[slot] = caller
+    leaves[slot] = #may_use >= share
+    if not leaves[slot] then
+      may_use[#may_use + 1] = slot
+    end
+  end
+end
+-- Redis lost its memory, or did not answer for a while: others may use slots, too, and have not said so yet.
+local returns = not renewed and #own > 0
+if not returns and redis.call('EXISTS', closed) == 0 then
+  for position = 4, 3 + count do
+    local slot = ARGV[position]
+    if #own < share and not owner[slot] then
+      own[#own + 1] = slot
+      may_use[#may_use + 1] = slot
+      owner[slot], leaves[slot] = caller, false
+    end
+  end
+end
+
+for slot in pairs(freed) do
+  redis.call('HDEL', slots, slot)
+end
+redis.call('ZREMRANGEBYSCORE', dispatchers, '-inf', integer(now))
+if lease_ms == 0 then
+  redis.call('ZREM', dispatchers, caller)
+  return {}
+end
+for _, slot in ipairs(own) do
+  redis.call('HSET', slots, slot, caller .. (leaves[slot] and '-' or ''))
+end
+redis.call('ZADD', dispatchers, integer(now + lease_ms), caller)
+redis.call('PEXPIRE', slots, lease_ms)
+redis.call('PEXPIRE', dispatchers, lease_ms)
+if returns then
+  redis.call('SET', closed, '1', 'PX', lease_ms)
+end
+return may_use
