@@ -8,14 +8,16 @@ loopback alone and requires a token even there: a process that can talk to Ray c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +31,11 @@ from ..settings import PoolSettings, SlotSettings
 from .ray_resources import ACTOR_SHARE, CPU_SLOTS, NAMESPACE, OFFER, node_resources
 
 T = TypeVar("T")
+
+_FOR_RAY = re.compile(
+    r"(PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TZ|TMPDIR|LD_LIBRARY_PATH|VIRTUAL_ENV)|(PYTHON|RAY_|CUDA_|NVIDIA_)\w*"
+)
+_SERVICE_SETTINGS = "TORCHRELAY_SERVICE_"
 
 
 class RayNode(NamedTuple):
@@ -60,6 +67,12 @@ def ray_environment(token: str | None, address: str | None) -> dict[str, str]:
         # a cluster of one machine binds its ports to 127.0.0.1 alone; despite its name the setting does no more
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if address is None else "1",
     }
+
+
+def joined_node_environment(current: Mapping[str, str]) -> dict[str, str]:
+    """What of this process's environment the node gets that it joins a cluster with. Whoever has Ray's token can run
+    code there, and read what its raylet was started with: of the service's secrets it needs Ray's token alone."""
+    return {name: value for name, value in current.items() if _FOR_RAY.fullmatch(name)}
 
 
 class RayCluster:
@@ -137,17 +150,18 @@ class RayCluster:
         if temp_dir is None:
             self._own_dir = short_directory("torchrelay-")
             temp_dir = str(self._own_dir)
-        ray.init(
-            address="local",
-            namespace=NAMESPACE,
-            num_gpus=None if self._settings.gpu_slots_per_gpu else 0,
-            resources=node_resources(self._settings.cpu_slots),
-            object_store_memory=self._settings.object_store_bytes,
-            include_dashboard=False,
-            logging_level="ERROR",
-            log_to_driver=True,
-            _temp_dir=temp_dir,
-        )
+        with _service_settings_hidden():
+            ray.init(
+                address="local",
+                namespace=NAMESPACE,
+                num_gpus=None if self._settings.gpu_slots_per_gpu else 0,
+                resources=node_resources(self._settings.cpu_slots),
+                object_store_memory=self._settings.object_store_bytes,
+                include_dashboard=False,
+                logging_level="ERROR",
+                log_to_driver=True,
+                _temp_dir=temp_dir,
+            )
 
     def _join(self, ray: Any, address: str) -> None:
         """Start a node without slots on this machine, because a Ray driver needs a local one, and join."""
@@ -159,6 +173,7 @@ class RayCluster:
                     *(f"--address={address}", "--num-cpus=0", "--num-gpus=0", "--disable-usage-stats"),
                     f"--temp-dir={self._own_dir}",
                 ],
+                env=joined_node_environment(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -191,6 +206,17 @@ class RayCluster:
         except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
             raise Unavailable(f"Ray does not answer: {error}") from error
         return [_node(entry) for entry in listed if entry["Alive"] and OFFER in entry["Resources"]]
+
+
+@contextlib.contextmanager
+def _service_settings_hidden() -> Iterator[None]:
+    """Ray's servers start with this process's whole environment, and ray.init takes no other. Inside, the service's
+    settings are not in it; who reads them has done so before Ray starts."""
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(_SERVICE_SETTINGS)}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def _restore_sigterm_handler() -> None:

@@ -91,6 +91,7 @@ def service():
     before = set(psutil.Process().children(recursive=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("TORCHRELAY_SERVICE_TOKEN", "a secret of thirty-two characters")
         made = Service()
         made.strangers = before
         try:
@@ -301,6 +302,17 @@ def test_no_actor_imports_torch_and_no_server_of_ray_listens_beyond_loopback(ser
     for actor in actors:
         assert not [m.path for m in actor.memory_maps() if "libtorch" in m.path]
     assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+
+
+def test_no_process_of_ray_has_the_services_settings_in_its_environment(service):
+    service.wait_for_idle()
+    names = {}
+    for process in set(psutil.Process().children(recursive=True)) - service.strangers:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            names[process.name()] = set(process.environ())
+    assert {"raylet", "gcs_server"} < set(names) and any("CompileSlot" in name for name in names)
+    assert not [name for each in names.values() for name in each if name.startswith("TORCHRELAY_SERVICE_")]
+    assert "TORCHRELAY_SERVICE_TOKEN" in os.environ
 
 
 TERMINATED = """

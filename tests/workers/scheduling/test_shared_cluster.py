@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +15,7 @@ import engine
 import psutil
 import pytest
 from dispatcher_process import DispatcherProcess
-from pool_parts import wait_until
+from pool_parts import RAY_TOKEN, wait_until
 from ray_nodes import Nodes
 from service_parts import RedisServer
 from torchrelay.service.compile.slot_claims import SlotClaims
@@ -20,6 +23,7 @@ from torchrelay.service.settings import ServiceSettings
 from torchrelay.service.storage.redis.connections import connect
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
+from torchrelay.workers.pool import ray_environment
 
 LEASE_SECONDS = 10
 START_SECONDS = 30
@@ -99,6 +103,57 @@ def test_dispatchers_share_the_slots_and_one_that_joins_disturbs_no_job(start: S
     wait_until(lambda: sorted(len(each.workers("idle")) for each in dispatchers) == [1, 1, 2], 120)
     assert len(set.union(*(each.workers() for each in dispatchers))) == 4
     assert [each.ask("compile", do="answer").result(60) for each in dispatchers] == ["artifact"] * 3
+
+
+INTRUDER = """
+import json, sys
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+@ray.remote(num_cpus=0)
+class Intruder:
+    def look(self):
+        import os
+        from pathlib import Path
+        raylet = os.getppid()  # of the node that started this actor's process
+        while Path(f"/proc/{raylet}/comm").read_text().strip() != "raylet":
+            raylet = int(Path(f"/proc/{raylet}/stat").read_text().rpartition(")")[2].split()[1])
+        seen = [entry.partition("=")[0] for entry in Path(f"/proc/{raylet}/environ").read_text().split(chr(0))]
+        return [*seen, *os.environ]
+
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+seen = {}
+for node in ray.nodes():
+    if node["Alive"]:
+        where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        seen[node["NodeID"]] = ray.get(Intruder.options(scheduling_strategy=where).remote().look.remote(), timeout=120)
+print(json.dumps([list(seen.values()), [n["NodeID"] for n in ray.nodes() if "torchrelay_worker" in n["Resources"]]]))
+"""
+
+
+def test_whoever_runs_code_on_a_dispatchers_node_finds_no_secret_of_the_service(
+    start: Start, nodes: Nodes
+) -> None:
+    """Ray's token is enough to run an actor without CPUs there."""
+    secrets = {
+        f"TORCHRELAY_SERVICE_{name}": "a secret of thirty-two characters" for name in ("TOKEN", "SIGNER_KEY")
+    }
+    dispatcher = start(**secrets)
+    dispatcher.wait_for_idle(4)
+    done = subprocess.run(
+        [sys.executable, "-c", INTRUDER, nodes.address],
+        env={**os.environ, **ray_environment(RAY_TOKEN, nodes.address)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    seen, offering = json.loads(done.stdout)
+    assert len(seen) == 4 and len(offering) == 2, "the head, two nodes with slots, and the dispatcher's own"
+    for names in seen:
+        assert "RAY_AUTH_TOKEN" in names
+        assert not [name for name in names if name.startswith("TORCHRELAY_SERVICE_")]
 
 
 @pytest.mark.slow
