@@ -16,7 +16,9 @@ import engine
 import msgspec
 import psutil
 from pool_parts import RAY_TOKEN, wait_until
+from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
 from torchrelay.compiler.errors import RelayError
+from torchrelay.compiler.tuning import queries
 from torchrelay.service.compile.slot_claims import SlotClaims
 from torchrelay.service.settings import ServiceSettings
 from torchrelay.service.storage.redis.connections import connect
@@ -54,8 +56,9 @@ class DispatcherProcess:
         """Names of its workers, or of those in this state."""
         return {name for name, now in self.ask("workers").result(90) if state in ("", now)}
 
-    def wait_for_idle(self, count: int, seconds: float = 120) -> set[str]:
-        wait_until(lambda: len(self.workers("idle")) == count, seconds)
+    def wait_for_idle(self, count: int, starting: int = 0) -> set[str]:
+        """The names of its workers, once `count` are idle and `starting` are not yet."""
+        wait_until(lambda: (len(self.workers("idle")), len(self.workers())) == (count, count + starting), 120)
         return self.workers("idle")
 
     def close(self) -> None:
@@ -86,6 +89,28 @@ async def _compile(pool: WorkerPool, order: dict[str, Any]) -> str:
     return artifact.decode()
 
 
+async def _search(pool: WorkerPool, worker: str) -> str:
+    """Hold the worker for searches of which none comes; the name of the error that ends it, and its text."""
+
+    async def no_task(question: bytes) -> bytes:
+        await asyncio.sleep(0.5)
+        return msgspec.msgpack.encode(queries.TaskBatch([], over=False))
+
+    try:
+        await pool.search(
+            msgspec.msgpack.encode(SearchJobSpec(engine.TOOLCHAIN, engine.TARGET, 1)),
+            worker=worker,
+            namespace="default",
+            toolchain=engine.TOOLCHAIN,
+            target=engine.TARGET,
+            on_query=no_task,
+            deadline_seconds=600,
+        )
+    except RelayError as error:
+        return f"{type(error).__name__}: {error.message}"
+    return "ended"
+
+
 async def _obey(pool: WorkerPool, number: int, what: str, order: dict[str, Any]) -> None:
     answer: Any
     match what:
@@ -95,6 +120,8 @@ async def _obey(pool: WorkerPool, number: int, what: str, order: dict[str, Any])
             answer = [pool.ready(), pool.standby()]
         case "compile":
             answer = await _compile(pool, order)
+        case "search":
+            answer = await _search(pool, **order)
     print(f"\n{_MARK}{json.dumps([number, answer])}", flush=True)
 
 

@@ -71,6 +71,18 @@ def start(nodes: Nodes, redis_server: RedisServer) -> Iterator[Start]:
     wait_until(lambda: not actors(nodes), 30)
 
 
+def shares(*dispatchers: DispatcherProcess) -> list[set[str]]:
+    """The names of each one's workers, once all four slots of the cluster are warm and shared among them."""
+
+    def shared() -> bool:
+        workers = [worker for each in dispatchers for worker in each.workers()]
+        idle = [len(each.workers("idle")) for each in dispatchers]
+        return len(workers) == len(set(workers)) == sum(idle) == 4 and max(idle) - min(idle) <= 1
+
+    wait_until(shared, 120)
+    return [each.workers() for each in dispatchers]
+
+
 def actors(nodes: Nodes) -> set[int]:
     """Process ids of all slots' actors on the cluster."""
     found = set()
@@ -86,11 +98,9 @@ def actors(nodes: Nodes) -> set[int]:
 
 @pytest.mark.slow
 def test_dispatchers_share_the_slots_and_one_that_joins_disturbs_no_job(start: Start, nodes: Nodes) -> None:
-    first, second = start(), start()
-    own, others = first.wait_for_idle(2), second.wait_for_idle(2)
-    assert not own & others
+    first, second = dispatchers = [start(), start()]
+    shares(*dispatchers)
     assert len(actors(nodes)) == 4
-    dispatchers = [first, second]
     jobs = {
         text: each.ask("compile", do="answer", text=text, sleep=12.0)
         for each, texts in ((first, "ab"), (second, "cd"))
@@ -100,13 +110,12 @@ def test_dispatchers_share_the_slots_and_one_that_joins_disturbs_no_job(start: S
     wait_until(dispatchers[2].workers, 120)
     assert any(job.done() for job in jobs.values()), "a slot goes to another once its job has ended"
     assert {text: job.result(60) for text, job in jobs.items()} == {text: text for text in "abcd"}
-    wait_until(lambda: sorted(len(each.workers("idle")) for each in dispatchers) == [1, 1, 2], 120)
-    assert len(set.union(*(each.workers() for each in dispatchers))) == 4
+    assert sorted(len(share) for share in shares(*dispatchers)) == [1, 1, 2]
     assert [each.ask("compile", do="answer").result(60) for each in dispatchers] == ["artifact"] * 3
 
 
 INTRUDER = """
-import json, sys
+import json, sys, time
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -122,6 +131,9 @@ class Intruder:
         return [*seen, *os.environ]
 
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+until = time.monotonic() + 120
+while sum(node["Alive"] for node in ray.nodes()) < 4 and time.monotonic() < until:
+    time.sleep(0.5)
 seen = {}
 for node in ray.nodes():
     if node["Alive"]:
@@ -131,6 +143,7 @@ print(json.dumps([list(seen.values()), [n["NodeID"] for n in ray.nodes() if "tor
 """
 
 
+@pytest.mark.slow
 def test_whoever_runs_code_on_a_dispatchers_node_finds_no_secret_of_the_service(
     start: Start, nodes: Nodes
 ) -> None:
@@ -159,8 +172,7 @@ def test_whoever_runs_code_on_a_dispatchers_node_finds_no_secret_of_the_service(
 @pytest.mark.slow
 def test_the_slots_of_a_killed_dispatcher_go_to_the_others(start: Start, nodes: Nodes) -> None:
     first, second = start(), start()
-    first.wait_for_idle(2)
-    second.wait_for_idle(2)
+    shares(first, second)
     second.process.kill()
     killed = time.monotonic()
     first.wait_for_idle(4)
@@ -176,46 +188,79 @@ def test_a_redis_that_is_down_and_then_empty_moves_no_slot(
     start: Start, nodes: Nodes, redis_server: RedisServer
 ) -> None:
     first, second = start(), start()
-    own, others, before = first.wait_for_idle(2), second.wait_for_idle(2), actors(nodes)
+    before = shares(first, second), actors(nodes)
     redis_server.stop()
     time.sleep(5)
     assert first.ask("compile", do="answer").result(60) == "artifact"
     redis_server.start()
     time.sleep(LEASE_SECONDS + 5)
-    assert (first.workers("idle"), second.workers("idle"), actors(nodes)) == (own, others, before)
+    assert ([first.workers("idle"), second.workers("idle")], actors(nodes)) == before
 
 
 def test_slots_of_a_python_that_one_dispatcher_has_are_its_own(start: Start) -> None:
     both, one = start("/no/such/python"), start()
     one.wait_for_idle(2)
-    both.wait_for_idle(2)
-    assert len(both.workers("starting")) == 4, "each slot is there once more for the other Python"
+    both.wait_for_idle(2, starting=4)  # each slot is there once more for the other Python
     for each in (both, one):
         assert each.ask("compile", do="answer").result(60) == "artifact"
 
 
+class Claimant:
+    """Claims slots as the one dispatcher does that uses all of them, and runs nothing there."""
+
+    def __init__(self, redis_server: RedisServer) -> None:
+        self._settings = ServiceSettings(redis_url=redis_server.url, lease_seconds=120)
+        with redis_server.client() as client:
+            (key,) = [each.decode() for each in client.scan_iter("*slots:*", _type="HASH")]
+            self.slots = sorted(slot.decode() for slot in client.hkeys(key))
+        self._group = key.removeprefix(f"{self._settings.redis_prefix}slots:")
+        self._redis = connect(self._settings)
+        self._claims = SlotClaims(Keys(self._settings.redis_prefix), Scripts(self._redis), self._settings)
+
+    async def claim(self) -> list[str]:
+        return sorted(await self._claims.claim(self._group, self.slots, []))
+
+    async def close(self) -> None:
+        await self._claims.release()
+        await self._redis.aclose()
+
+
+@pytest.mark.slow
 def test_a_dispatcher_for_which_no_slot_is_left_stands_by(start: Start, redis_server: RedisServer) -> None:
     first = start()
     first.wait_for_idle(4)
-    with redis_server.client() as client:
-        (key,) = [each.decode() for each in client.scan_iter("*slots:*", _type="HASH")]
-        slots = [slot.decode() for slot in client.hkeys(key)]
+    other = Claimant(redis_server)
     first.close()
-    settings = ServiceSettings(redis_url=redis_server.url, lease_seconds=120)
 
     async def scenario() -> None:
-        redis = connect(settings)
-        keys = Keys(settings.redis_prefix)
-        other = SlotClaims(keys, Scripts(redis), settings)
-        group = key.removeprefix(f"{settings.redis_prefix}slots:")
-        assert sorted(await other.claim(group, slots, [])) == sorted(slots)
+        assert await other.claim() == other.slots
         standing = start()
         await asyncio.to_thread(wait_until, lambda: standing.ask("standby").result(90) == [False, True])
         refused = standing.ask("compile", do="answer").result(30)
         assert refused.startswith("SlotsElsewhere: ") and "other dispatchers use 4 slots" in refused
-        await other.release()
-        await redis.aclose()
+        await other.close()
         await asyncio.to_thread(standing.wait_for_idle, 4)
         assert standing.ask("standby").result(30) == [True, False]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_a_search_ends_where_another_dispatcher_gets_the_slot(
+    start: Start, redis_server: RedisServer
+) -> None:
+    first = start()
+    searches = [first.ask("search", worker=worker) for worker in first.wait_for_idle(4)]
+    other = Claimant(redis_server)
+
+    async def scenario() -> None:
+        async with asyncio.timeout(60):
+            while len(await other.claim()) < 2:
+                await asyncio.sleep(0.2)
+        ended = [search.result() for search in searches if search.done()]
+        assert len(ended) == 2
+        assert all(text.startswith("WorkerLost: ") and "left to another dispatcher" in text for text in ended)
+        await other.close()
+
+    asyncio.run(scenario())
+    first.process.kill()
