@@ -14,8 +14,9 @@ from weakref import WeakValueDictionary
 import msgspec
 from fastapi import Request
 
-from ...compiler.errors import LimitExceeded, MalformedRequest, Unavailable
+from ...compiler.errors import LimitExceeded, Unavailable
 from ...compiler.request import codec
+from ..base.http_bodies import read_body
 from ..storage.digests import sha256
 from .compile_request import CompileRequest, ParseInput, decode_result, parse
 
@@ -24,9 +25,6 @@ _THREAD_BYTES = 1 << 20
 _REMEMBERED = 4096
 _CHILDREN = 2
 _CHILD_SECONDS = 60.0
-_DRAIN_SECONDS = 2.0
-_SLOWEST = 256 << 10
-"""Bytes a second: a large body that arrives more slowly is refused."""
 
 
 class Admission:
@@ -51,26 +49,7 @@ class Admission:
         Raises LimitExceeded, MalformedRequest.
         """
         limit = limit_bytes or self._limits.body_bytes
-        declared = request.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > limit:
-            await _drain(request, limit)
-            raise LimitExceeded(f"body has {declared} bytes, limit {limit}")
-        parts: list[bytes] = []
-        size = 0
-        seconds = max(self._body_timeout_seconds, int(declared) / _SLOWEST if declared.isdecimal() else 0.0)
-        try:
-            async with asyncio.timeout(seconds):
-                async for part in request.stream():
-                    size += len(part)
-                    if size > limit:
-                        break
-                    parts.append(part)
-        except TimeoutError:
-            raise MalformedRequest(f"the body did not arrive within {seconds:g} s") from None
-        if size > limit:
-            await _drain(request, limit)
-            raise LimitExceeded(f"body has more than {limit} bytes")
-        return b"".join(parts)
+        return await read_body(request, limit, seconds=self._body_timeout_seconds)
 
     async def key_of(self, body: bytes, *, namespace: str) -> tuple[str, CompileRequest | None]:
         """The body's key, and the request unless these bytes were parsed before for this namespace.
@@ -143,16 +122,3 @@ async def _parse_in_child(body: bytes, limits: codec.Limits) -> CompileRequest:
     if child.returncode != 0:
         raise Unavailable(f"the process that checks large requests ended with {child.returncode}")
     return decode_result(out)
-
-
-async def _drain(request: Request, limit: int) -> None:
-    """Reads and drops the rest for a short time: a client that still sends would miss the answer."""
-    size = 0
-    try:
-        async with asyncio.timeout(_DRAIN_SECONDS):
-            async for part in request.stream():
-                size += len(part)
-                if size > limit:
-                    return
-    except TimeoutError:
-        return

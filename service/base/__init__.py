@@ -1,4 +1,4 @@
-"""What every part may need: asyncio tasks, logs, metrics, and what the service asks of the workers' pool.
-Knows no HTTP, no Redis and no signing key.
+"""What every part may need: asyncio tasks, logs, metrics, bodies over HTTP.
+Knows no routes, no Redis and no signing key.
 May import settings, compiler/ and workers.pool.
 """

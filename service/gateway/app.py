@@ -17,6 +17,7 @@ from ...compiler import VERSION
 from ...workers.pool import WorkerPool
 from ..base import logs
 from ..base.async_tasks import end
+from ..base.http_bodies import ErrorReply
 from ..settings import ServiceSettings
 from .http import errors
 from .http.access_log import AccessLog
@@ -109,7 +110,7 @@ def _openapi_document(app: FastAPI) -> dict[str, Any]:
     """FastAPI's document, with the schemas of the msgspec structs that routes take and answer. Made once."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-        structs = [errors.ErrorReply, *(struct for router in ROUTERS for struct in router.structs)]
+        structs = [ErrorReply, *(struct for router in ROUTERS for struct in router.structs)]
         _, schemas = msgspec.json.schema_components(structs, ref_template=SCHEMA_REFERENCE)
         document.setdefault("components", {}).setdefault("schemas", {}).update(sorted(schemas.items()))
         app.openapi_schema = document

@@ -8,36 +8,24 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from msgspec import Struct
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from ....compiler.api import compiles
 from ....compiler.errors import (
     MalformedRequest,
     NotFound,
     RelayError,
     RequestError,
     ServiceError,
-    Unauthenticated,
     Unavailable,
 )
-from ....compiler.request import codec
+from ...base.http_bodies import reply
 
 log = structlog.get_logger(__name__)
 
 
-class ErrorReply(Struct, frozen=True):
-    """The body of every answer that is not 2xx."""
-
-    error: compiles.ErrorBody
-
-
 _SCHEMA = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorReply"}}}
-_BODY_UNREAD = frozenset({401, 403, 413, 415})
-"""Sent before the body is read. The connection is closed, so that the server need not read the body."""
-_RETRY_STATUSES = frozenset({429, 503})
 _TEXTS = {
     400: "The request cannot be read",
     401: "No token, or one that is not known",
@@ -57,18 +45,6 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
         status: {"description": _TEXTS[status], "content": _SCHEMA}
         for status in sorted({401, 403, 404, 422, 429, 503, *statuses})
     }
-
-
-def reply(error: RelayError, *, retry_after_seconds: int, status: int | None = None) -> Response:
-    headers = {"Cache-Control": "no-store"}
-    if isinstance(error, Unauthenticated):
-        headers["WWW-Authenticate"] = "Bearer"
-    if (status or error.status) in _BODY_UNREAD:
-        headers["Connection"] = "close"
-    if error.status in _RETRY_STATUSES:
-        headers["Retry-After"] = str(error.retry_after or retry_after_seconds)
-    body = codec.to_json(ErrorReply(compiles.ErrorBody(error.code, error.message, error.advice)))
-    return Response(body, status or error.status, headers, "application/json")
 
 
 def install(app: FastAPI, *, retry_after_seconds: int) -> None:

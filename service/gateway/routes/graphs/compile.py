@@ -19,7 +19,8 @@ from .....compiler.request import codec
 from ....access.audit import AuditEvent
 from ....access.tokens import Grant
 from ....admission.compile_request import CompileRequest
-from ...http.errors import documented, reply
+from ....base.http_bodies import reply
+from ...http.errors import documented
 from ...http.json_routes import JsonRouter, binary_content
 from ...wiring.gateway import TenantParts
 from ..parameters import CacheKey, Compiler, CompilerTenant, Gateway, ReaderTenant
