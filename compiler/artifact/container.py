@@ -86,7 +86,24 @@ def sign(
     signed_at: int,
     origin: str = "",
 ) -> bytes:
-    """Add a signature to an artifact file after checking that it is whole and answers request `key`.
+    """An artifact file with one signature more, that of `make_signature`. Raises ArtifactError."""
+    made = make_signature(
+        data, signer, key=key, namespace=namespace, epoch=epoch, signed_at=signed_at, origin=origin
+    )
+    return with_signature(data, made)
+
+
+def make_signature(
+    data: bytes,
+    signer: Ed25519PrivateKey,
+    *,
+    key: str,
+    namespace: str,
+    epoch: int,
+    signed_at: int,
+    origin: str = "",
+) -> Signature:
+    """A signature for an artifact file, after checking that it is whole and answers request `key`.
 
     `epoch`, `signed_at` (seconds since 1970) and `origin` are the statement's (signing.py). Raises ArtifactError: a
     damaged artifact, or one for another key, is never signed.
@@ -95,12 +112,22 @@ def sign(
         raise ArtifactError(f"the artifact has {len(data)} bytes")
     envelope, body = _split(data)
     _open(envelope, body, key)
-    if len(envelope.signatures) == MAX_SIGNATURES:
-        raise ArtifactError(f"the artifact has {MAX_SIGNATURES} signatures, and takes no more")
+    _check_room(envelope)
     statement = Statement(key_id(signer.public_key()), namespace, signed_at, epoch, origin)
-    signature = Signature(statement, signer.sign(signed_bytes(statement, envelope.manifest)))
+    return Signature(statement, signer.sign(signed_bytes(statement, envelope.manifest)))
+
+
+def with_signature(data: bytes, signature: Signature) -> bytes:
+    """The file with `signature`, which is not verified, after those that it has. Raises ArtifactError."""
+    envelope, body = _split(data)
+    _check_room(envelope)
     signed = msgspec.structs.replace(envelope, signatures=[*envelope.signatures, signature])
     return _assemble(signed, [body])
+
+
+def _check_room(envelope: Envelope) -> None:
+    if len(envelope.signatures) == MAX_SIGNATURES:
+        raise ArtifactError(f"the artifact has {MAX_SIGNATURES} signatures, and takes no more")
 
 
 def signed_bytes(statement: Statement, manifest: bytes) -> bytes:

@@ -130,12 +130,12 @@ def public_keys(listed: Iterable[ListedKey], *, now: float) -> Mapping[str, Ed25
     return {key.id: read_key(key.public) for key in listed if key.until is None or now < key.until}
 
 
-def _voters(known: KnownKeys, signed: SignedDocument) -> set[str]:
-    """Ids of the known keys that signed; an ended overlap takes nothing from their word."""
+def signers_of(signed: SignedDocument, keys: Iterable[ListedKey]) -> set[str]:
+    """Ids of those of `keys` that signed a document. Raises ValueError for a key that is none."""
     found = set()
-    for listed in known.keys:
+    for listed in keys:
         value = signed.signatures.get(listed.id)
-        if value is None or listed.id in known.revoked:
+        if value is None:
             continue
         try:
             read_key(listed.public).verify(value, DOMAIN + signed.document)
@@ -143,3 +143,8 @@ def _voters(known: KnownKeys, signed: SignedDocument) -> set[str]:
             continue
         found.add(listed.id)
     return found
+
+
+def _voters(known: KnownKeys, signed: SignedDocument) -> set[str]:
+    """Ids of the known keys that signed; an ended overlap takes nothing from their word."""
+    return signers_of(signed, [listed for listed in known.keys if listed.id not in known.revoked])

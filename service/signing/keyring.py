@@ -20,15 +20,15 @@ import msgspec
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from msgspec import Struct
 
 from ...compiler import decoding
 from ...compiler.artifact import container
-from ...compiler.artifact.signing import Trust, key_id, key_text
-from ...compiler.artifact.trust_document import ListedKey, SignedDocument, TrustDocument, sign_document
-from ...compiler.errors import MalformedRequest, NotFound, SettingsError
+from ...compiler.artifact.signing import key_id, key_text
+from ...compiler.artifact.trust_document import ListedKey, sign_document
+from ...compiler.errors import MalformedRequest, NotFound, SettingsError, SignatureError
 from ..storage.private_files import write_private
 from .key_files import read_private
+from .trusted_keys import LoadedRing, Ring, TrustedKeys, document_of
 
 _RING = "ring.json"
 _LOCK = ".lock"
@@ -39,28 +39,14 @@ _CHECK_SECONDS = 1.0
 log = structlog.get_logger(__name__)
 
 
-class Ring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ring.json holds. The last of `keys` signs."""
+class _OpenRing(LoadedRing, frozen=True):
+    """With the private keys, by id."""
 
-    serial: int
-    epoch: int
-    changed: int
-    """Seconds since 1970."""
-    keys: list[ListedKey]
-    revoked: list[str]
-
-
-class _LoadedRing(Struct, frozen=True):
-    """A ring, and what its keys' files hold, by key id."""
-
-    ring: Ring
     signers: dict[str, Ed25519PrivateKey]
-    public: dict[str, Ed25519PublicKey]
-    document: SignedDocument
 
 
-class Keyring:
-    """Signs what workers built, and says which signatures are trusted here. Safe for threads and processes.
+class Keyring(TrustedKeys):
+    """The keys of a folder, with which this process signs. Safe for threads and processes.
 
     `sites`: other installations' public keys by id, whose artifacts may be imported.
     """
@@ -73,9 +59,9 @@ class Keyring:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Opens the folder; makes it, and a first key, if need be. Raises SettingsError, OSError."""
+        super().__init__(clock)
         self.folder = folder
         self._sites = sites
-        self._clock = clock
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
             if not (folder / _RING).exists():
@@ -83,25 +69,19 @@ class Keyring:
         self._loaded = self._open(self._load())
         self._next_check = time.monotonic() + _CHECK_SECONDS
 
-    @property
-    def current(self) -> str:
-        """Id of the key that signs now."""
-        return self.ring.keys[-1].id
-
-    @property
-    def public(self) -> list[Ed25519PublicKey]:
-        """Keys that clients are to trust, the current one first."""
-        return list(reversed(self.trust("").keys.values()))
-
-    @property
-    def ring(self) -> Ring:
-        """As it is on disk, or was up to a second ago."""
-        return self._current().ring
-
     def sign(self, data: bytes, *, key: str, namespace: str, origin: str = "") -> bytes:
-        """An artifact with this installation's signature added. Raises ArtifactError if it is damaged."""
+        signature = self.signature(data, key=key, namespace=namespace, origin=origin)
+        return container.with_signature(data, signature)
+
+    def signature(self, data: bytes, *, key: str, namespace: str, origin: str = "") -> container.Signature:
+        """What `sign` adds to an artifact. Raises as it does."""
         loaded = self._current()
-        return container.sign(
+        if origin:
+            trust = self.import_trust()
+            accepted = container.check_head(data, len(data), trust, key=key)
+            if accepted.key_id != origin:
+                raise SignatureError(f"artifact rests on key {accepted.key_id!r}, not {origin!r}")
+        return container.make_signature(
             data,
             loaded.signers[loaded.ring.keys[-1].id],
             key=key,
@@ -111,29 +91,7 @@ class Keyring:
             origin=origin,
         )
 
-    def trust(self, namespace: str) -> Trust:
-        """What may be served in `namespace`: signed by this installation."""
-        loaded, now = self._current(), self._clock()
-        ring, revoked = loaded.ring, frozenset(loaded.ring.revoked)
-        counting = [k.id for k in ring.keys if k.id not in revoked and (k.until is None or now < k.until)]
-        keys = {name: loaded.public[name] for name in counting}
-        return Trust(keys=keys, namespace=namespace, epoch=ring.epoch, revoked=revoked)
-
-    def import_trust(self) -> Trust:
-        """What may be imported: signed by this installation in any namespace, or by a site that it trusts."""
-        return msgspec.structs.replace(self.trust(""), sites=self._sites)
-
-    def vouches_for(self, origin: str) -> bool:
-        """Whether an artifact that was imported because `origin` had signed it may still be served."""
-        loaded = self._current()
-        return origin not in loaded.ring.revoked and (origin in self._sites or origin in loaded.public)
-
-    def document(self) -> SignedDocument:
-        """The trust document for clients."""
-        return self._current().document
-
     def rotate(self, overlap_seconds: int | None) -> Ring:
-        """A new key signs from now on. What the last one signed counts for `overlap_seconds` more; None: for good."""
         with self._locked():
             ring = self._load()
             now = int(self._clock())
@@ -143,8 +101,6 @@ class Keyring:
         return self.ring
 
     def revoke(self, name: str) -> Ring:
-        """From now on nothing counts that the key signed, or that was imported because of its signature. If it is the
-        current key, a new one signs. Raises NotFound for an unknown id, MalformedRequest for a revoked one."""
         with self._locked():
             ring = self._load()
             if name not in self._sites and name not in {listed.id for listed in ring.keys}:
@@ -156,11 +112,13 @@ class Keyring:
         return self.ring
 
     def disown(self) -> Ring:
-        """Raises the epoch: no signature made until now counts any more."""
         with self._locked():
             ring = self._load()
             self._change(ring, epoch=ring.epoch + 1)
         return self.ring
+
+    def close(self) -> None:
+        return
 
     def _new_key(self) -> ListedKey:
         signer = Ed25519PrivateKey.generate()
@@ -177,7 +135,7 @@ class Keyring:
     def _write(self, ring: Ring) -> None:
         write_private(self.folder / _RING, msgspec.json.format(msgspec.json.encode(ring)) + b"\n")
 
-    def _current(self) -> _LoadedRing:
+    def _current(self) -> _OpenRing:
         """The loaded ring, after a check of the folder if the last one was a while ago."""
         if time.monotonic() >= self._next_check:
             self._next_check = time.monotonic() + _CHECK_SECONDS
@@ -189,13 +147,11 @@ class Keyring:
                 log.error("keys_not_read", folder=str(self.folder), error=str(error))
         return self._loaded
 
-    def _open(self, ring: Ring) -> _LoadedRing:
+    def _open(self, ring: Ring) -> _OpenRing:
         signers = {listed.id: read_private(self.folder / f"{listed.id}.pem") for listed in ring.keys}
-        document = TrustDocument(
-            serial=ring.serial, epoch=ring.epoch, issued=ring.changed, keys=ring.keys, revoked=ring.revoked
-        )
         public = {name: signer.public_key() for name, signer in signers.items()}
-        return _LoadedRing(ring, signers, public, sign_document(document, signers.values()))
+        document = sign_document(document_of(ring), signers.values())
+        return _OpenRing(ring, public, document, self._sites, signers)
 
     def _load(self) -> Ring:
         path = self.folder / _RING
