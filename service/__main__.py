@@ -1,4 +1,4 @@
-"""`python -m torchrelay.service up`: the whole service, its gateway alone, or one worker node.
+"""`python -m torchrelay.service up`: the whole service, its gateway alone, or one worker node; `signer`: the signer.
 
 Exit status: 0 stopped when told to, 1 it could not run, 2 wrong use.
 """
@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,16 +22,23 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
     arguments = _parse()
+    if arguments.command == "signer":  # starts no processes, and imports nothing of Ray
+        _report_errors(lambda: _sign(arguments))
+        return
     from .local.supervisor import run_supervised
 
-    sys.exit(run_supervised(lambda: _up(arguments)))
+    sys.exit(run_supervised(lambda: _report_errors(lambda: _up(arguments))))
 
 
 def _up(arguments: argparse.Namespace) -> None:
+    if arguments.worker_only:
+        _become_worker(arguments)
+    _serve(arguments)
+
+
+def _report_errors(run: Callable[[], None]) -> None:
     try:
-        if arguments.worker_only:
-            _become_worker(arguments)
-        _serve(arguments)
+        run()
     except RelayError as error:
         print(f"torchrelay: {error}", file=sys.stderr, flush=True)
         sys.exit(2 if isinstance(error, SettingsError) else 1)
@@ -72,11 +80,41 @@ def _parse() -> argparse.Namespace:
     )
     up.add_argument("--redis", metavar="URL", help="redis://, rediss:// or unix://")
     up.add_argument("--ray", metavar="ADDRESS", help="host:port of the cluster's head")
+    _add_signer(commands)
     arguments = parser.parse_args()
+    if arguments.command == "signer":
+        return arguments
     apart = arguments.gateway_only or arguments.worker_only
     if (arguments.redis and not arguments.gateway_only) or (arguments.ray and not apart):
         up.error("--redis and --ray go with --gateway-only or --worker-only")
     return arguments
+
+
+def _add_signer(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    signer = commands.add_parser(
+        "signer",
+        help="hold the signing keys, and sign for gateways elsewhere",
+        description="Hold the signing keys (TORCHRELAY_SERVICE_KEYS_DIR) in a process of their own, and sign for those "
+        "who have TORCHRELAY_SERVICE_SIGNER_TOKEN.",
+    )
+    signer.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    signer.add_argument("--port", type=int, default=8643, help="port to listen on (default 8643)")
+    signer.add_argument(
+        "--uds", type=Path, metavar="PATH", help="listen on a Unix socket, mode 0660, instead"
+    )
+
+
+def _sign(arguments: argparse.Namespace) -> None:
+    from pydantic import ValidationError
+
+    from .local import signer
+    from .settings import ServiceSettings
+
+    try:
+        settings = ServiceSettings()
+    except ValidationError as error:
+        raise SettingsError(_explain(error)) from None
+    signer.run(settings, host=arguments.host, port=arguments.port, uds=arguments.uds)
 
 
 def _serve(arguments: argparse.Namespace) -> None:

@@ -73,6 +73,11 @@ class ServiceSettings(BaseSettings):
     keys_dir: Path | None = None
     """The signing keys' folder (service/signing/keyring.py), made on the first start; default `state_dir/keys`.
     Gateways of one installation share it."""
+    signer_url: str = ""
+    """Where the signer listens, which then has the keys in place of this process: `http://`, `https://` or
+    `unix:///path`. '' has the keys here."""
+    signer_ca_file: Path | None = None
+    """Certificate authorities for a signer at https://, PEM; default the system's."""
 
     train_dir: Path | None = None
     """Folder of training jobs: their drivers' files, and checkpoints of jobs that name no other place. All nodes must
@@ -90,7 +95,12 @@ class ServiceSettings(BaseSettings):
     """Whether that token may give programs (bytecode) to the clients that accept them. Default: as for source."""
 
     trusted_public_keys: str = ""
-    """Other sites' signing keys, base64, separated by commas: their artifacts may be imported here."""
+    """Other sites' signing keys, base64, separated by commas: their artifacts may be imported here. With a signer, it
+    is a setting of the signer."""
+    signer_token: SecretStr | None = Field(default=None, min_length=32)
+    """Of the signer, and of who may have artifacts signed there and read which keys there are."""
+    signer_admin_token: SecretStr | None = Field(default=None, min_length=32)
+    """Of the signer, and of who may also change its keys: gateways."""
 
     # how much
     body_bytes: Bytes = codec.Limits().body_bytes
@@ -146,6 +156,8 @@ class ServiceSettings(BaseSettings):
     """All files of one training job together."""
     train_keep_bytes: Annotated[int, Field(ge=0)] = 0
     """All folders of training jobs together; past it those of jobs that are done go, the oldest first. 0: none does."""
+    signer_memory_bytes: Bytes = 2 << 30
+    """All artifacts together that are at the signer at one time, each of 1 GiB at most."""
     audit_entries: Annotated[int, Field(gt=0)] = 1_000_000
     """About so many entries of the audit log are stored; the oldest go."""
 

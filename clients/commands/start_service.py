@@ -1,4 +1,5 @@
-"""`torchrelay up` and `torchrelay demo`: replace this process by the service or the demo, with the same arguments.
+"""`torchrelay up`, `torchrelay signer` and `torchrelay demo`: replace this process by that program, with the same
+arguments.
 
 There is only one process: Ctrl-C and SIGTERM reach it directly, and its exit status is the command's.
 """
@@ -14,12 +15,18 @@ import typer
 from ...compiler.errors import ClientError
 
 _SERVER = ("fastapi", "uvicorn", "ray", "redis")
+_SIGNER = ("starlette", "uvicorn", "pydantic_settings", "structlog")
 _EXAMPLES = ("numpy", "sklearn", "matplotlib")
 
 
 def up(context: typer.Context) -> None:
     """Start the service on this machine. `torchrelay up --help` lists its options."""
     _replace_process("torchrelay.service", "up", *context.args, needs=_SERVER, extra="server")
+
+
+def signer(context: typer.Context) -> None:
+    """Hold the service's signing keys in a process of its own. `torchrelay signer --help` lists its options."""
+    _replace_process("torchrelay.service", "signer", *context.args, needs=_SIGNER, extra="server")
 
 
 def demo(context: typer.Context) -> None:

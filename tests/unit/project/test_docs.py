@@ -113,7 +113,12 @@ def command_line() -> Any:
 def passed_on() -> dict[str, set[str]]:
     """The options of the commands that are programs of their own."""
     found = {}
-    for name, module in (("up", ["torchrelay.service", "up"]), ("demo", ["torchrelay.examples.demo"])):
+    programs = {
+        "up": ["torchrelay.service", "up"],
+        "signer": ["torchrelay.service", "signer"],
+        "demo": ["torchrelay.examples.demo"],
+    }
+    for name, module in programs.items():
         program = [sys.executable, "-m", *module, "--help"]
         done = subprocess.run(program, capture_output=True, text=True, check=True)
         found[name] = set(re.findall(r"--[a-z-]+", done.stdout))

@@ -1,0 +1,114 @@
+"""Runs the signer: a process that holds the signing keys and nothing else. It knows no Redis, no Ray and no torch."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+import uvicorn
+
+from ...compiler import VERSION
+from ...compiler.errors import SettingsError
+from ..base import logs
+from ..gateway.http import tls
+from ..gateway.http.slow_clients import HeadTimeoutProtocol
+from ..settings import ServiceSettings
+from ..signing.key_files import read_trusted_keys
+from ..signing.keyring import Keyring
+from ..signing.server import SignerLimits, SignerTokens, create_app
+
+_SHUTDOWN_SECONDS = 5
+"""How long signatures in progress may take once it stops."""
+_IDLE_SECONDS = 75
+
+log = structlog.get_logger(__name__)
+
+
+def run(settings: ServiceSettings, *, host: str, port: int, uds: Path | None) -> None:
+    """Serves until SIGINT or SIGTERM, on a Unix socket if `uds` is given. Raises SettingsError, OSError."""
+    tokens = _tokens(settings)
+    if uds is None:
+        tls.check(settings)
+    logs.configure(settings)
+    keyring = Keyring(settings.keys_location, read_trusted_keys(settings.trusted_public_keys))
+    limits = SignerLimits(
+        memory_bytes=settings.signer_memory_bytes, body_seconds=settings.body_timeout_seconds
+    )
+    config = uvicorn.Config(
+        create_app(keyring, tokens, limits),
+        http=functools.partial(HeadTimeoutProtocol, head_seconds=settings.body_timeout_seconds),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        **(tls.options(settings) if uds is None else {}),
+    )
+    with _listen(host, port) if uds is None else _listen_on_path(uds) as listener:
+        name = listener.getsockname()
+        log.info("signer_started", version=VERSION, listens=str(name), keys=str(keyring.folder))
+        uvicorn.Server(config).run(sockets=[listener])
+    log.info("signer_stopped")
+
+
+def _tokens(settings: ServiceSettings) -> SignerTokens:
+    if settings.signer_token is None:
+        raise SettingsError(
+            "the signer needs a token for those who may ask it",
+            hint="Set TORCHRELAY_SERVICE_SIGNER_TOKEN: 32 characters or more, from a random source",
+        )
+    token = settings.signer_token.get_secret_value()
+    admin = settings.signer_admin_token.get_secret_value() if settings.signer_admin_token else ""
+    if token == admin:
+        raise SettingsError(
+            "signer_token and signer_admin_token are the same", hint="Whoever may sign could change keys too"
+        )
+    return SignerTokens(token, admin)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot listen on {host}:{port}: {error.strerror}", hint="Give another --host or --port"
+        ) from None
+
+
+@contextmanager
+def _listen_on_path(path: Path) -> Iterator[socket.socket]:
+    """A Unix socket for this user and its group. One that a killed signer has left is replaced."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if path.is_socket() and _is_dead(path):
+            path.unlink()
+        before = os.umask(0o117)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            f"cannot listen on {path}: {error.strerror or error}", hint="Give another --uds"
+        ) from None
+    try:
+        yield listener
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _is_dead(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+    return False

@@ -1,0 +1,224 @@
+"""The signer's HTTP app: an unsigned artifact and a token in; a signature out, after the artifact was checked.
+
+Two tokens: with one the bearer may have artifacts signed and read which keys there are, with the other change the keys
+too. Nothing of a body is unpickled or run; its members are decompressed and hashed piece by piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+from msgspec import Struct
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ...compiler import decoding
+from ...compiler.artifact.manifest import MAX_ARTIFACT_BYTES
+from ...compiler.artifact.signing import key_text
+from ...compiler.errors import (
+    ArtifactError,
+    Forbidden,
+    MalformedRequest,
+    NotFound,
+    Overloaded,
+    RelayError,
+    RequestError,
+    ServiceError,
+    SignatureError,
+    Unauthenticated,
+    Unavailable,
+)
+from ...compiler.request import codec
+from ..base.http_bodies import declared_bytes, read_body, reply
+from .keyring import Keyring
+from .messages import Revocation, RingReply, Rotation, SignQuery
+from .trusted_keys import Ring
+
+_JSON_BYTES = 4096
+_RETRY_AFTER_SECONDS = 1
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+
+class SignerTokens(Struct, frozen=True):
+    """`admin`: '' if nobody may change the keys through this signer."""
+
+    sign: str
+    admin: str = ""
+
+    def check(self, request: Request, *, admin: bool) -> None:
+        """Raises Unauthenticated, Forbidden."""
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        token = given.strip().encode()
+        may_sign = hmac.compare_digest(token, self.sign.encode())
+        may_change = hmac.compare_digest(token, self.admin.encode()) and self.admin != ""
+        if scheme.lower() != "bearer" or not (may_sign or may_change):
+            raise Unauthenticated(
+                "the request carries no token of this signer",
+                hint="Set TORCHRELAY_SERVICE_SIGNER_TOKEN to the signer's own",
+            )
+        if admin and not may_change:
+            raise Forbidden(
+                "this token may have artifacts signed, and change no keys",
+                hint="Give the gateway TORCHRELAY_SERVICE_SIGNER_ADMIN_TOKEN, as the signer has it",
+            )
+
+
+class SignerLimits(Struct, frozen=True, kw_only=True):
+    """`memory_bytes`: of all artifacts that are here at one time. `body_seconds`: see read_body."""
+
+    memory_bytes: int
+    body_seconds: float
+
+
+class _Routes:
+    def __init__(self, keyring: Keyring, tokens: SignerTokens, limits: SignerLimits) -> None:
+        self._keyring = keyring
+        self._tokens = tokens
+        self._limits = limits
+        self._held = 0
+        """Bytes of artifacts here, those that are still to arrive included."""
+        self._processors = asyncio.Semaphore(len(os.sched_getaffinity(0)))
+
+    async def livez(self, request: Request) -> Response:
+        return Response(status_code=204)
+
+    async def sign(self, request: Request) -> Response:
+        self._tokens.check(request, admin=False)
+        query = _checked(dict(request.query_params), SignQuery)
+        limit = min(MAX_ARTIFACT_BYTES, self._limits.memory_bytes)
+        size = declared_bytes(request)
+        if size is None:
+            size = limit
+        with self._room(size if size <= limit else 0):  # one that is too large is not taken in
+            data = await read_body(request, limit, seconds=self._limits.body_seconds)
+            async with self._processors:
+                signature = await asyncio.to_thread(
+                    self._keyring.signature,
+                    data,
+                    key=query.key,
+                    namespace=query.namespace,
+                    origin=query.origin,
+                )
+        log.info(
+            "signed", key=query.key, namespace=query.namespace, origin=query.origin, bytes=len(data),
+            signer=signature.statement.key_id,
+        )  # fmt: skip
+        return _json(signature)
+
+    async def ring(self, request: Request) -> Response:
+        self._tokens.check(request, admin=False)
+        return await self._told()
+
+    async def rotate(self, request: Request) -> Response:
+        asked = await self._asked(request, Rotation)
+        return await self._change("key_rotated", self._keyring.rotate, asked.overlap_seconds)
+
+    async def revoke(self, request: Request) -> Response:
+        asked = await self._asked(request, Revocation)
+        return await self._change("key_revoked", self._keyring.revoke, asked.key_id)
+
+    async def disown(self, request: Request) -> Response:
+        self._tokens.check(request, admin=True)
+        return await self._change("all_disowned", self._keyring.disown)
+
+    async def _asked(self, request: Request, type: type[T]) -> T:
+        self._tokens.check(request, admin=True)
+        body = await read_body(request, _JSON_BYTES, seconds=self._limits.body_seconds)
+        try:
+            return decoding.from_json(body, type=type)
+        except msgspec.MsgspecError as error:
+            raise MalformedRequest(str(error)) from None
+
+    async def _change(self, event: str, change: Callable[..., Ring], *arguments: Any) -> Response:
+        try:
+            ring = await asyncio.to_thread(change, *arguments)
+        except OSError as error:
+            raise Unavailable(
+                f"the folder of keys cannot be written: {error.strerror}",
+                hint="See to the signer's folder of keys, then do it again",
+            ) from None
+        log.info(event, arguments=arguments, signer=ring.keys[-1].id, serial=ring.serial, epoch=ring.epoch)
+        return await self._told()
+
+    async def _told(self) -> Response:
+        document = await asyncio.to_thread(self._keyring.document)  # it may read the folder
+        sites = self._keyring.import_trust().sites
+        return _json(RingReply(document, [key_text(site) for site in sites.values()]))
+
+    @contextmanager
+    def _room(self, size: int) -> Iterator[None]:
+        """Raises Overloaded if there is none for so many bytes more."""
+        if self._held + size > self._limits.memory_bytes:
+            raise Overloaded(
+                f"the signer holds {self._held} bytes of artifacts, and has no room for {size}",
+                hint="Try again in a second",
+            )
+        self._held += size
+        try:
+            yield
+        finally:
+            self._held -= size
+
+
+def create_app(keyring: Keyring, tokens: SignerTokens, limits: SignerLimits) -> Starlette:
+    routes = _Routes(keyring, tokens, limits)
+    failures = (RelayError, HTTPException, ClientDisconnect, Exception)
+    handlers: dict[Any, Any] = dict.fromkeys(failures, _answer_error)
+    return Starlette(
+        routes=[
+            Route("/livez", routes.livez),
+            Route("/v1/sign", routes.sign, methods=["POST"]),
+            Route("/v1/ring", routes.ring),
+            Route("/v1/rotate", routes.rotate, methods=["POST"]),
+            Route("/v1/revoke", routes.revoke, methods=["POST"]),
+            Route("/v1/disown", routes.disown, methods=["POST"]),
+        ],
+        exception_handlers=handlers,
+    )
+
+
+def _checked(values: dict[str, str], type: type[T]) -> T:
+    try:
+        return decoding.convert(values, type=type)
+    except msgspec.MsgspecError as error:
+        raise MalformedRequest(f"the query is no {type.__name__}: {error}") from None
+
+
+def _json(message: Any) -> Response:
+    return Response(codec.to_json(message), 200, {"Cache-Control": "no-store"}, "application/json")
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    status = None
+    match error:
+        case (
+            ArtifactError() | SignatureError()
+        ):  # elsewhere their cause is at the client; here it came with the body
+            status = 422
+            log.warning("refused", path=request.url.path, error=error.message)
+        case RelayError():
+            pass
+        case HTTPException(status_code=404):
+            error = NotFound(f"there is no {request.url.path}", hint="")
+        case HTTPException():
+            status, error = error.status_code, RequestError(str(error.detail))
+        case ClientDisconnect():  # nobody gets this answer
+            error = MalformedRequest("the client disconnected before its body had arrived")
+        case _:
+            log.error("request_broke", path=request.url.path, exc_info=error)
+            error = ServiceError(f"the signer failed with {type(error).__name__}", hint="Its log says more")
+    assert isinstance(error, RelayError)
+    return reply(error, retry_after_seconds=_RETRY_AFTER_SECONDS, status=status)
