@@ -79,6 +79,12 @@ class ServiceSettings(BaseSettings):
     signer_ca_file: Path | None = None
     """Certificate authorities for a signer at https://, PEM; default the system's."""
 
+    pkcs11_module: Path | None = None
+    """New signing keys are made in a device, an HSM say, and never leave it: the library of its PKCS #11 module."""
+    pkcs11_token: str = ""
+    """Label of the device's token."""
+    pkcs11_pin: SecretStr | None = None
+
     train_dir: Path | None = None
     """Folder of training jobs: their drivers' files, and checkpoints of jobs that name no other place. All nodes must
     see it under this path. Default `state_dir/trains`."""

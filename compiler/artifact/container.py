@@ -17,14 +17,13 @@ from typing import Annotated
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import Meta, Struct
 
 from .. import decoding
 from ..errors import ArtifactError, LimitExceeded, MalformedRequest, SignatureError
 from ..request import codec, schema
 from . import manifest as artifact_manifest
-from .signing import Statement, Trust, key_id
+from .signing import PrivateKey, Statement, Trust, key_id
 
 MAGIC = b"TRLYART2"
 """The digit is the format's version: a file of another version is no artifact."""
@@ -78,7 +77,7 @@ def pack(manifest: artifact_manifest.Manifest, members: Mapping[str, bytes]) -> 
 
 def sign(
     data: bytes,
-    signer: Ed25519PrivateKey,
+    signer: PrivateKey,
     *,
     key: str,
     namespace: str,
@@ -95,7 +94,7 @@ def sign(
 
 def make_signature(
     data: bytes,
-    signer: Ed25519PrivateKey,
+    signer: PrivateKey,
     *,
     key: str,
     namespace: str,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -21,6 +21,14 @@ from ..errors import SignatureError
 KeyId = Annotated[str, Meta(max_length=16)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 """JSON's whole numbers."""
+
+
+class PrivateKey(Protocol):
+    """An Ed25519 key that signs, wherever it is; cryptography's Ed25519PrivateKey is one."""
+
+    def public_key(self) -> Ed25519PublicKey: ...
+
+    def sign(self, data: bytes, /) -> bytes: ...
 
 
 class Statement(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import Struct
 
 from .. import decoding
 from ..errors import SignatureError
-from .signing import Count, KeyId, Trust, key_id, read_key
+from .signing import Count, KeyId, PrivateKey, Trust, key_id, read_key
 
 DOMAIN = b"torchrelay trust v1\0"
 _LOGIN = "Run `torchrelay login`, or ask an administrator for the gateway's public keys"
@@ -62,7 +62,7 @@ class KnownKeys(Struct, frozen=True, kw_only=True):
     """When the installation was last asked, seconds since 1970."""
 
 
-def sign_document(document: TrustDocument, signers: Iterable[Ed25519PrivateKey]) -> SignedDocument:
+def sign_document(document: TrustDocument, signers: Iterable[PrivateKey]) -> SignedDocument:
     data = msgspec.msgpack.encode(document)
     return SignedDocument(
         data, {key_id(signer.public_key()): signer.sign(DOMAIN + data) for signer in signers}

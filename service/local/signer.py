@@ -18,8 +18,7 @@ from ..base import logs
 from ..gateway.http import tls
 from ..gateway.http.slow_clients import HeadTimeoutProtocol
 from ..settings import ServiceSettings
-from ..signing.key_files import read_trusted_keys
-from ..signing.keyring import Keyring
+from ..signing.open import open_folder
 from ..signing.server import SignerLimits, SignerTokens, create_app
 
 _SHUTDOWN_SECONDS = 5
@@ -35,7 +34,7 @@ def run(settings: ServiceSettings, *, host: str, port: int, uds: Path | None) ->
     if uds is None:
         tls.check(settings)
     logs.configure(settings)
-    keyring = Keyring(settings.keys_location, read_trusted_keys(settings.trusted_public_keys))
+    keyring = open_folder(settings)
     limits = SignerLimits(
         memory_bytes=settings.signer_memory_bytes, body_seconds=settings.body_timeout_seconds
     )

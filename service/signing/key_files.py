@@ -1,4 +1,4 @@
-"""Reads Ed25519 keys from files and texts."""
+"""Ed25519 keys in files, PEM and mode 0600, and in texts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,38 @@ import stat
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from ...compiler.artifact.signing import key_id, read_key
 from ...compiler.errors import SettingsError
+from ..storage.private_files import write_private
+
+
+class FileKeys:
+    """The private keys of a folder: KEY_ID.pem."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def make(self) -> Ed25519PrivateKey:
+        key = Ed25519PrivateKey.generate()
+        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        write_private(self._path(key_id(key.public_key())), pem)
+        return key
+
+    def load(self, name: str) -> Ed25519PrivateKey:
+        return read_private(self._path(name))
+
+    def has(self, name: str) -> bool:
+        return self._path(name).exists()
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.pem"
 
 
 def read_private(path: Path) -> Ed25519PrivateKey:

@@ -18,16 +18,16 @@ from typing import Any
 
 import msgspec
 import structlog
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ...compiler import decoding
 from ...compiler.artifact import container
-from ...compiler.artifact.signing import key_id, key_text
+from ...compiler.artifact.signing import PrivateKey, key_id, key_text
 from ...compiler.artifact.trust_document import ListedKey, sign_document
-from ...compiler.errors import MalformedRequest, NotFound, SettingsError, SignatureError
+from ...compiler.errors import MalformedRequest, NotFound, RelayError, SettingsError, SignatureError
 from ..storage.private_files import write_private
-from .key_files import read_private
+from .key_files import FileKeys
+from .key_store import KeyStore
 from .trusted_keys import LoadedRing, Ring, TrustedKeys, document_of
 
 _RING = "ring.json"
@@ -42,13 +42,14 @@ log = structlog.get_logger(__name__)
 class _OpenRing(LoadedRing, frozen=True):
     """With the private keys, by id."""
 
-    signers: dict[str, Ed25519PrivateKey]
+    signers: dict[str, PrivateKey]
 
 
 class Keyring(TrustedKeys):
     """The keys of a folder, with which this process signs. Safe for threads and processes.
 
-    `sites`: other installations' public keys by id, whose artifacts may be imported.
+    `sites`: other installations' public keys by id, whose artifacts may be imported. `store`: where new keys are made,
+    and those are that have no file in the folder; default the folder.
     """
 
     def __init__(
@@ -56,12 +57,15 @@ class Keyring(TrustedKeys):
         folder: Path,
         sites: Mapping[str, Ed25519PublicKey],
         *,
+        store: KeyStore | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Opens the folder; makes it, and a first key, if need be. Raises SettingsError, OSError."""
+        """Opens the folder; makes it, and a first key, if need be. Raises SettingsError, OSError, Unavailable."""
         super().__init__(clock)
         self.folder = folder
         self._sites = sites
+        self._files = FileKeys(folder)
+        self._store = store or self._files
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
             if not (folder / _RING).exists():
@@ -121,10 +125,7 @@ class Keyring(TrustedKeys):
         return
 
     def _new_key(self) -> ListedKey:
-        signer = Ed25519PrivateKey.generate()
-        public = signer.public_key()
-        pem = signer.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        write_private(self.folder / f"{key_id(public)}.pem", pem)
+        public = self._store.make().public_key()
         return ListedKey(id=key_id(public), public=key_text(public), created=int(self._clock()))
 
     def _change(self, ring: Ring, **changes: Any) -> None:
@@ -143,15 +144,19 @@ class Keyring(TrustedKeys):
                 ring = self._load()
                 if ring.serial > self._loaded.ring.serial:
                     self._loaded = self._open(ring)
-            except (SettingsError, OSError) as error:  # it goes on with what it has
+            except (RelayError, OSError) as error:  # it goes on with what it has
                 log.error("keys_not_read", folder=str(self.folder), error=str(error))
         return self._loaded
 
     def _open(self, ring: Ring) -> _OpenRing:
-        signers = {listed.id: read_private(self.folder / f"{listed.id}.pem") for listed in ring.keys}
+        signers = {listed.id: self._key(listed.id) for listed in ring.keys}
         public = {name: signer.public_key() for name, signer in signers.items()}
         document = sign_document(document_of(ring), signers.values())
         return _OpenRing(ring, public, document, self._sites, signers)
+
+    def _key(self, name: str) -> PrivateKey:
+        """A folder whose keys were files before it had another store needs both, for all keys sign the document."""
+        return (self._files if self._files.has(name) else self._store).load(name)
 
     def _load(self) -> Ring:
         path = self.folder / _RING
