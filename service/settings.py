@@ -163,7 +163,8 @@ class ServiceSettings(BaseSettings):
     train_keep_bytes: Annotated[int, Field(ge=0)] = 0
     """All folders of training jobs together; past it those of jobs that are done go, the oldest first. 0: none does."""
     signer_memory_bytes: Bytes = 2 << 30
-    """All artifacts together that are at the signer at one time, each of 1 GiB at most."""
+    """All artifacts together that are at the signer at one time, each of 1 GiB at most. While one arrives, it takes
+    twice its size."""
     audit_entries: Annotated[int, Field(gt=0)] = 1_000_000
     """About so many entries of the audit log are stored; the oldest go."""
 

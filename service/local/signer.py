@@ -29,12 +29,18 @@ log = structlog.get_logger(__name__)
 
 
 def run(settings: ServiceSettings, *, host: str, port: int, uds: Path | None) -> None:
-    """Serves until SIGINT or SIGTERM, on a Unix socket if `uds` is given. Raises SettingsError, OSError."""
+    """Serves until SIGINT or SIGTERM, on a Unix socket if `uds` is given. Raises SettingsError, Unavailable."""
     tokens = _tokens(settings)
     if uds is None:
         tls.check(settings)
     logs.configure(settings)
-    keyring = open_folder(settings)
+    try:
+        keyring = open_folder(settings)
+    except OSError as error:
+        raise SettingsError(
+            f"the folder of keys, {settings.keys_location}, cannot be used: {error.strerror}",
+            hint="Give the signer's user a folder of its own: TORCHRELAY_SERVICE_KEYS_DIR",
+        ) from None
     limits = SignerLimits(
         memory_bytes=settings.signer_memory_bytes, body_seconds=settings.body_timeout_seconds
     )

@@ -311,6 +311,7 @@ def run(arguments: list[str], environment: dict[str, str]) -> subprocess.Complet
         ({"SIGNER_TOKEN": "x" * 31}, "signer_token"),
         ({"SIGNER_ADMIN_TOKEN": SIGN_TOKEN}, "are the same"),
         ({"TRUSTED_PUBLIC_KEYS": "x"}, "trusted_public_keys"),
+        ({"KEYS_DIR": "/dev/null/keys"}, "/dev/null/keys, cannot be used: Not a directory"),
     ],
 )
 def test_wrong_settings_are_told_in_one_line(settings: dict[str, str], told: str, tmp_path: Path) -> None:
