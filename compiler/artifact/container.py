@@ -116,9 +116,12 @@ def make_signature(
     return Signature(statement, signer.sign(signed_bytes(statement, envelope.manifest)))
 
 
-def with_signature(data: bytes, signature: Signature) -> bytes:
-    """The file with `signature`, which is not verified, after those that it has. Raises ArtifactError."""
+def with_signature(data: bytes, signature: Signature, trust: Trust | None = None) -> bytes:
+    """The file with `signature` after those that it has. Raises ArtifactError; SignatureError if `trust` is given, and
+    does not accept it for this file."""
     envelope, body = _split(data)
+    if trust is not None:
+        _check_signature(signature, envelope.manifest, trust)
     _check_room(envelope)
     signed = msgspec.structs.replace(envelope, signatures=[*envelope.signatures, signature])
     return _assemble(signed, [body])
@@ -190,15 +193,20 @@ def _believed(envelope: Envelope, trust: Trust) -> Statement:
     refusals = []
     for signature in reversed(envelope.signatures):
         try:
-            public = trust.key_for(signature.statement)
-            public.verify(signature.value, signed_bytes(signature.statement, envelope.manifest))
+            _check_signature(signature, envelope.manifest, trust)
         except SignatureError as error:
             refusals.append(error)
-        except InvalidSignature:
-            refusals.append(SignatureError("the signature does not match its statement and manifest"))
         else:
             return signature.statement
     raise refusals[0] if refusals else SignatureError("artifact is not signed")
+
+
+def _check_signature(signature: Signature, manifest: bytes, trust: Trust) -> None:
+    public = trust.key_for(signature.statement)
+    try:
+        public.verify(signature.value, signed_bytes(signature.statement, manifest))
+    except InvalidSignature:
+        raise SignatureError("the signature does not match its statement and manifest") from None
 
 
 def _assemble(envelope: Envelope, parts: Iterable[bytes | memoryview]) -> bytes:

@@ -103,7 +103,7 @@ class RemoteKeyring(TrustedKeys):
         for _ in range(2):
             signature = self._ask("POST", path, container.Signature, data, patience=_PATIENCE_SECONDS)
             try:
-                return _signed(data, signature, self.trust(namespace), key=key, origin=origin)
+                return _signed(data, signature, self.trust(namespace), origin=origin)
             except SignatureError as error:
                 refusal = error.message
             with suppress(SignatureError):  # the background tells of it
@@ -247,15 +247,12 @@ def _decoded(body: bytes, type: Any) -> Any:
         raise ServiceError(f"the signer's answer is no {type.__name__}: {error}") from None
 
 
-def _signed(data: bytes, signature: container.Signature, trust: Trust, *, key: str, origin: str) -> bytes:
+def _signed(data: bytes, signature: container.Signature, trust: Trust, *, origin: str) -> bytes:
     """The artifact with the signature, which must be good. Raises SignatureError, ArtifactError."""
     statement = signature.statement
     if (statement.namespace, statement.origin) != (trust.namespace, origin):
         raise SignatureError(f"it is for namespace {statement.namespace!r} with origin {statement.origin!r}")
-    signed = container.with_signature(data, signature)
-    if container.check_head(signed, len(signed), trust, key=key) != statement:
-        raise SignatureError("the signature does not match")
-    return signed
+    return container.with_signature(data, signature, trust)
 
 
 def _verified(reply: RingReply, before: LoadedRing | None) -> LoadedRing:
