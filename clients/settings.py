@@ -2,9 +2,10 @@
 
 One of two modules under clients/ that read the environment; the other is training/rank_environment.py. Two files under
 $XDG_CONFIG_HOME/torchrelay are read if they exist: `config.json` (the user's; any setting but the token, by its field's
-name) and, after it, `credentials.json` (written by `torchrelay up` and `login`: url, token, public_keys, namespace).
-The token of `credentials.json` is used only with the URL in that file, so that it cannot leak to another host; the
-namespace only with that token. Loopback names (localhost, 127.0.0.1, ::1) count as one host.
+name) and, after it, `credentials.json` (written by `torchrelay up` and `login`: url, token, public_keys, namespace, and
+after a sign-in how the token is renewed). The token of `credentials.json` is used only with the URL in that file, so
+that it cannot leak to another host; the namespace only with that token. Loopback names (localhost, 127.0.0.1, ::1)
+count as one host.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ CREDENTIALS_FILE = "credentials.json"
 CONFIG_FILE = "config.json"
 _RAW_KEY_BYTES = 32
 _NAMESPACE_LENGTH = 128
+_TOKENS = frozenset({"token", "token_file"})
+"""Settings of which one is used."""
 
 
 class CredentialsWarning(UserWarning):
@@ -47,6 +50,9 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     url: str = ""
     """Gateway's base URL; '': none, nothing is contacted."""
     token: str = ""
+    token_file: Path | None = None
+    """A file with the token, in its place, read again when it changes: one line, or the credentials of a sign-in, which
+    are then renewed."""
     public_keys: tuple[str, ...] = ()
     """Trusted signers: raw Ed25519 public keys in base64."""
     namespace: str = ""
@@ -140,7 +146,11 @@ def load_settings(**overrides: Any) -> ClientSettings:
     ]
     values: dict[str, Any] = {}
     for layer in reversed(layers):
+        if layer.keys() & _TOKENS:
+            values = {name: value for name, value in values.items() if name not in _TOKENS}
         values |= layer
+    if "token" in values:
+        values.pop("token_file", None)
     values = _with_credentials(values, _from_credentials(credentials_path()))
     if "cache_dir" not in values:
         values["cache_dir"] = _xdg("XDG_CACHE_HOME", ".cache")
@@ -317,6 +327,7 @@ _bytes = _converted(Annotated[int, Meta(ge=0)], "a whole number of bytes, 0 or m
 _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "url": _url,
     "token": _token,
+    "token_file": _path,
     "public_keys": _public_keys,
     "namespace": _namespace,
     "mode": _converted(Mode, ", ".join(MODES)),
@@ -387,18 +398,29 @@ def _from_credentials(path: Path) -> dict[str, Any]:
         return {}
     found = _read_object(path)
     names = [name for name in ("url", "token", "public_keys", "namespace") if name in found]
-    return {name: _parse(name, found[name], f"{name!r} in {path}") for name in names}
+    values: dict[str, Any] = {name: _parse(name, found[name], f"{name!r} in {path}") for name in names}
+    if "sign_in" in found:
+        values.pop("token", None)
+        values["token_file"] = path
+    return values
 
 
 def _with_credentials(values: dict[str, Any], credentials: dict[str, Any]) -> dict[str, Any]:
     """`values`, completed by the credentials: the token only with the credentials' URL, the namespace only with that
     token."""
     merged = credentials | values
-    if "token" not in values and _origin(merged.get("url", "")) != _origin(credentials.get("url", "")):
-        merged.pop("token", None)
-    if "namespace" not in values and merged.get("token", "") != credentials.get("token", ""):
+    if values.keys() & _TOKENS or not same_gateway(merged.get("url", ""), credentials.get("url", "")):
+        for name in _TOKENS - values.keys():
+            merged.pop(name, None)
+    same_token = all(merged.get(name) == credentials.get(name) for name in _TOKENS)
+    if "namespace" not in values and not same_token:
         merged.pop("namespace", None)
     return merged
+
+
+def same_gateway(url: str, other: str) -> bool:
+    """Whether both URLs have the same scheme, host and port."""
+    return _origin(url) == _origin(other)
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:

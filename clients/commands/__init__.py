@@ -45,6 +45,7 @@ def application() -> typer.Typer:
     app.command("explain")(explain.explain)
     app.command("export")(export.export)
     app.command("login")(login.login)
+    app.command("logout")(login.logout)
     app.command("audit")(audit.audit)
     app.add_typer(cache.app, name="cache")
     app.add_typer(keys.app, name="keys")

@@ -1,4 +1,5 @@
-"""`torchrelay login URL`: a token from standard input, checked with the gateway, into the credentials file."""
+"""`torchrelay login URL`: a token, by signing in or from standard input, checked with the gateway, into the credentials
+file; `torchrelay logout` removes it."""
 
 from __future__ import annotations
 
@@ -8,12 +9,15 @@ from typing import Annotated
 
 import typer
 
-from ...compiler.errors import SettingsError
+from ...compiler.api.sign_in import SignInProvider
+from ...compiler.errors import NotFound, RelayError, SettingsError
 from ..gateway.compile_client import GatewayClient
-from ..gateway.credentials import write_credentials
-from ..settings import credentials_path, load_settings
+from ..gateway.credentials import SignedIn, SignIn, read_token_file, write_credentials
+from ..gateway.sign_in import device_flow
+from ..gateway.sign_in.provider_client import ProviderClient
+from ..settings import ClientSettings, credentials_path, load_settings
 
-_LONGEST = 4096
+_LONGEST = 64 << 10
 
 
 def login(
@@ -21,10 +25,22 @@ def login(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Send the token over plain http:// to another machine.")
     ] = False,
+    device: Annotated[
+        bool | None,
+        typer.Option(
+            "--device/--token",
+            help="Sign in with a browser, on any device; or give a token. Default: sign in, if the gateway offers it "
+            "and this is a terminal.",
+        ),
+    ] = None,
+    issuer: Annotated[
+        str, typer.Option("--issuer", help="Where to sign in, if the gateway accepts several providers.")
+    ] = "",
 ) -> None:
     """Store URL, token and the gateway's public keys for every script of this user.
 
-    Asks for the token, or reads one line of standard input. It is never an argument: those show in `ps`.
+    Signs in with a browser, or asks for a token, or reads one line of standard input. A token is never an argument:
+    those show in `ps`.
     """
     plain = load_settings(url=url)
     if not plain.url:
@@ -34,7 +50,16 @@ def login(
             f"{plain.url} is not encrypted: others on the network could read the token and replace the keys to trust",
             hint="Use https://, or --insecure on a network that you trust",
         )
-    settings = load_settings(url=url, token=_token())
+    sign_in: SignIn | None = None
+    asked = bool(device or issuer)
+    provider = _provider(plain, issuer) if asked or (device is None and sys.stdin.isatty()) else None
+    if provider is not None:
+        token, sign_in = device_flow.sign_in(plain, provider, lambda code: _show(plain, provider, code))
+    elif asked:
+        raise SettingsError(f"{plain.url} offers no such sign-in", hint="Ask an administrator for a token")
+    else:
+        token = _token()
+    settings = load_settings(url=url, token=token)
     if not settings.token:
         raise SettingsError("there is no token on standard input", hint="Paste the one you were given")
     with GatewayClient(settings) as gateway:
@@ -52,9 +77,62 @@ def login(
         token=checked.token,
         public_keys=checked.public_keys,
         namespace=checked.namespace,
+        sign_in=sign_in,
     )
     print(f"logged in to {checked.url}; credentials are in {path}")
+    if sign_in is not None and not sign_in.refresh_token:
+        print("the provider gives nothing to renew the token with: sign in again when it has expired")
     print(f"signing keys now trusted: {', '.join(map(str, info.get('key_ids', [])))}")
+
+
+def logout() -> None:
+    """Remove the stored credentials. A sign-in also ends at its provider, if that offers it."""
+    path = credentials_path()
+    if not path.exists():
+        print("nobody is logged in here")
+        return
+    try:
+        held = read_token_file(path)
+    except (OSError, SettingsError):  # it has a token that an administrator gave, or nothing
+        held = ""
+    path.unlink(missing_ok=True)
+    print(f"removed {path}")
+    if isinstance(held, SignedIn) and held.sign_in.refresh_token:
+        print(_end(held.sign_in))
+
+
+def _end(sign_in: SignIn) -> str:
+    """Has the provider end it; says whether it has."""
+    try:
+        with ProviderClient(load_settings(), sign_in.issuer, sign_in.client_id) as provider:
+            if provider.revoke(sign_in.refresh_token):
+                return f"the sign-in has ended at {sign_in.issuer} too"
+    except RelayError as error:
+        return f"the sign-in did not end at its provider: {error.message}"
+    return (
+        f"{sign_in.issuer} does not end sign-ins on request: a copy of the file would go on until it expires"
+    )
+
+
+def _provider(settings: ClientSettings, issuer: str) -> SignInProvider | None:
+    """The first that the gateway accepts, or the one of this issuer."""
+    with GatewayClient(
+        ClientSettings(url=settings.url, ca_file=settings.ca_file, cache_dir=settings.cache_dir)
+    ) as gateway:
+        try:
+            found = gateway.sign_in().providers
+        except NotFound:  # an older gateway
+            return None
+    return next((each for each in found if issuer in ("", each.issuer)), None)
+
+
+def _show(settings: ClientSettings, provider: SignInProvider, code: device_flow.DeviceCode) -> None:
+    for line in (
+        f"to sign in to {settings.url} with {provider.issuer},",
+        f"open   {code.verification_uri_complete or code.verification_uri}",
+        f"code   {code.user_code}",
+    ):
+        print("".join(filter(str.isprintable, line)), flush=True)  # nothing that would steer the terminal
 
 
 def _token() -> str:

@@ -16,6 +16,7 @@ from msgspec import Struct
 from ...compiler import decoding
 from ...compiler.api import compiles
 from ...compiler.api.compiles import MissExplanation
+from ...compiler.api.sign_in import SignInReply
 from ...compiler.api.tuning.autotunes import BODY_LIMIT, AutotunedLibrary, AutotuneEntry
 from ...compiler.artifact.programs.shared import PROGRAM_MEDIA_TYPE, ProgramReply
 from ...compiler.artifact.trust_document import SignedDocument
@@ -187,6 +188,10 @@ class GatewayClient(HttpApi):
     def info(self) -> dict[str, Any]:
         """{version, schema, pipeline, namespace, key_ids, public_keys}."""
         return self._call("GET", "/v1/info", dict[str, Any])
+
+    def sign_in(self) -> SignInReply:
+        """Where people get tokens for this gateway. Needs none. Raises NotFound at an older gateway."""
+        return self._call("GET", "/v1/sign-in", SignInReply)
 
     @property
     def trust_serial(self) -> int:

@@ -39,6 +39,7 @@ from ...compiler.errors import (
 from ...compiler.forking.fork_safe_lock import ForkSafeLock
 from ..settings import ClientSettings, CredentialsWarning
 from .deadline import Deadline
+from .sign_in.bearer import Bearer
 
 JSON_BYTES = 16 << 20
 """Limit of a response that is no artifact."""
@@ -81,13 +82,14 @@ class Connection:
     def __init__(self, settings: ClientSettings, transport: httpx2.BaseTransport | None = None) -> None:
         self._settings = settings
         self._transport = transport
+        self._bearer = Bearer(settings)
         self._lock = ForkSafeLock()
         self._client: httpx2.Client | None = None
         self._owner = 0
         self._dead_until = 0.0
         self.trust_serial = 0
         """Serial of the gateway's trust document, from the latest response; 0 if there was none."""
-        if settings.token and settings.url.startswith("http://") and not settings.loopback:
+        if self._bearer.sends_any and settings.url.startswith("http://") and not settings.loopback:
             warnings.warn(
                 f"torchrelay: the token travels unencrypted to {settings.url}. "
                 "Use https:// outside a private network",
@@ -161,14 +163,15 @@ class Connection:
         idle: float | None = None,
     ) -> Iterator[httpx2.Response]:
         """A response whose body is still to be read. idle: seconds without a byte before a ReadTimeout (default and
-        maximum: the settings'). Raises httpx2.TransportError."""
+        maximum: the settings'). Raises httpx2.TransportError; Unauthenticated where a sign-in has ended."""
+        client = self._connected()
+        token = self._bearer.token()
+        sent = {**headers, "Authorization": f"Bearer {token}"} if token else dict(headers)
         left = clock.remaining()
         idle = min(idle or self._settings.idle_timeout, self._settings.idle_timeout, left)
         timeout = httpx2.Timeout(idle, connect=min(self._settings.connect_timeout, left), pool=left)
         url = self._settings.url + path
-        with self._connected().stream(
-            method, url, content=content, headers=dict(headers), timeout=timeout
-        ) as response:
+        with client.stream(method, url, content=content, headers=sent, timeout=timeout) as response:
             if response.is_redirect:
                 raise GatewayUnreachable(
                     f"{self._settings.url} redirects elsewhere; redirects are not followed, so that the "
@@ -201,8 +204,6 @@ class Connection:
     def _new_client(self) -> httpx2.Client:
         _quiet()
         headers = {"User-Agent": f"torchrelay/{VERSION}", "Accept-Encoding": "identity"}
-        if self._settings.token:
-            headers["Authorization"] = f"Bearer {self._settings.token}"
         return httpx2.Client(
             headers=headers,
             follow_redirects=False,

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 import torchrelay
-from service_parts import TOKEN, Running, compiled, graph, wait_until
+from service_parts import TOKEN, Running, compiled, free_port, graph, wait_until
 from torchrelay.clients.backend import process_backend
+from torchrelay.clients.gateway.credentials import SignIn, write_credentials
 from torchrelay.clients.reports.run_report import process_report
 from torchrelay.compiler import errors
 
@@ -73,6 +75,29 @@ def test_training_goes_on_with_one_warning(
     told = [str(w.message) for w in caught if w.category is torchrelay.FallbackWarning]
     assert len(told) == 1 and told[0].startswith("torchrelay: compiled locally: ")
     assert torchrelay.report().fallbacks == {kind.code: 2}
+
+
+def test_training_goes_on_when_a_sign_in_has_ended(
+    client: Callable[[str], None], gateway: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client("remote")
+    monkeypatch.delenv("TORCHRELAY_TOKEN")
+    monkeypatch.setenv("TORCHRELAY_TOKEN_FILE", str(tmp_path / "credentials.json"))
+    away = f"http://127.0.0.1:{free_port()}"
+    ended = SignIn(
+        issuer=away, client_id="x", bearer="id_token", refresh_token="x", renew=1.0, expires=time.time() - 1
+    )
+    write_credentials(
+        tmp_path / "credentials.json", url=gateway.url, token="old", public_keys=[], sign_in=ended
+    )
+    x = torch.linspace(-1, 1, 8).requires_grad_()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.compile(loss, backend="torchrelay")(x).backward()
+    torch.testing.assert_close(x.grad, torch.sin(2 * x.detach()))
+    (told,) = [str(w.message) for w in caught if w.category is torchrelay.FallbackWarning]
+    assert "the sign-in has expired and cannot be renewed" in told
+    assert torchrelay.report().fallbacks == {"unauthenticated": 2}
 
 
 def test_w_error_makes_no_fallback_an_error(

@@ -79,6 +79,7 @@ def test_argument_beats_environment_beats_config_beats_credentials(
     [
         ("TORCHRELAY_URL", "https://relay.example/", "url", "https://relay.example"),
         ("TORCHRELAY_TOKEN", " secret ", "token", "secret"),
+        ("TORCHRELAY_TOKEN_FILE", "/var/run/token", "token_file", Path("/var/run/token")),
         ("TORCHRELAY_PUBLIC_KEYS", f"{KEY}, {KEY}", "public_keys", (KEY, KEY)),
         ("TORCHRELAY_MODE", "require", "mode", "require"),
         ("TORCHRELAY_CACHE_DIR", "/x/y", "cache_dir", Path("/x/y")),
@@ -170,6 +171,44 @@ def test_the_credentials_token_goes_to_the_credentials_gateway_alone(empty_home:
     assert load_settings(url="https://elsewhere.example").token == ""
     assert load_settings(url="https://elsewhere.example", token="own").token == "own"
     assert load_settings(url="https://elsewhere.example").public_keys == (KEY,)
+
+
+def test_one_token_is_used_that_of_the_first_source_that_has_one(
+    empty_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "http://127.0.0.1:1"
+    write(empty_home, "credentials.json", {"url": url, "token": "t", "public_keys": [KEY], "namespace": "n"})
+
+    def used(**arguments: object) -> tuple[str, Path | None, str]:
+        found = load_settings(**arguments)
+        return found.token, found.token_file, found.namespace
+
+    assert used() == ("t", None, "n")
+    write(empty_home, "config.json", {"token_file": "/config"})
+    assert used() == ("", Path("/config"), "")
+    monkeypatch.setenv("TORCHRELAY_TOKEN_FILE", "/variable")
+    assert used() == ("", Path("/variable"), "")
+    assert used(token="argument") == ("argument", None, "")
+    monkeypatch.setenv("TORCHRELAY_TOKEN", "variable")
+    assert used() == ("variable", None, "")
+    assert used(token_file="/argument") == ("", Path("/argument"), "")
+
+
+def test_a_sign_ins_token_is_read_from_its_file_and_goes_to_its_gateway_alone(empty_home: Path) -> None:
+    fields = {
+        "url": "http://127.0.0.1:1",
+        "token": "t",
+        "public_keys": [KEY],
+        "namespace": "n",
+        "sign_in": {},
+    }
+    path = write(empty_home, "credentials.json", fields)
+    found = load_settings()
+    assert (found.token, found.token_file, found.namespace) == ("", path, "n")
+    other = load_settings(url="http://127.0.0.1:2")
+    assert (other.token, other.token_file, other.namespace) == ("", None, "")
+    given = load_settings(token="mine")
+    assert (given.token, given.token_file, given.namespace) == ("mine", None, "")
 
 
 def test_fields_of_a_later_version_in_the_credentials_are_left_alone(empty_home: Path) -> None:
