@@ -23,6 +23,11 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/python -m pip install -q -e ".[server,cli,examples,dev]"
 	@touch $@
 
+# An OpenID provider for the tests of signing in; they skip where there is no npm, or nothing to install from.
+$(VENV)/.openid: $(VENV)/.ready
+	@if command -v npm >/dev/null && \
+	  npm install --silent --no-audit --no-fund --prefix $(VENV)/openid oidc-provider@9.13.3; then touch $@; fi
+
 demo: $(VENV)/.ready  ## local, through the service, and as a second teammate without a compiler
 	$(BIN)/torchrelay demo
 
@@ -34,7 +39,7 @@ PYTEST := $(BIN)/python -m pytest tests --ignore=tests/gpu -n 3
 test: $(VENV)/.ready  ## under five minutes: each part of the system once, and all that is quick
 	$(PYTEST) -m "quick and not slow"
 
-test-all: $(VENV)/.ready  ## everything that needs no GPU, but for what is marked slow
+test-all: $(VENV)/.ready $(VENV)/.openid  ## everything that needs no GPU, but for what is marked slow
 	$(PYTEST) -m "$(ONLY)" --share $(SHARE)
 
 test-slow: $(VENV)/.ready  ## what takes over 20 s each: faults at length, whose processes fill a processor each

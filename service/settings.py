@@ -99,6 +99,9 @@ class ServiceSettings(BaseSettings):
     whose compiles then run as the user who has the token."""
     token_allow_programs: bool | None = None
     """Whether that token may give programs (bytecode) to the clients that accept them. Default: as for source."""
+    sign_in_file: Path | None = None
+    """Whose JWTs are accepted beside tokens, and what each holder may do: OpenID Connect providers and Kubernetes
+    clusters, TOML (service/access/oidc/sign_in_file.py). Read at the start."""
 
     trusted_public_keys: str = ""
     """Other sites' signing keys, base64, separated by commas: their artifacts may be imported here. With a signer, it

@@ -21,12 +21,14 @@ from redis.asyncio.client import Pipeline
 
 from ...compiler import decoding
 from ...compiler.api.admin import Role, TokenRecord
+from ...compiler.api.sign_in import SignInReply
 from ...compiler.errors import Forbidden, RateLimited, Unauthenticated
 from ..settings import ServiceSettings
 from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
 from ..storage.redis.scripts import Scripts
 from .audit import AuditEvent, AuditLog
 from .namespaces import EVERY, Namespaces
+from .oidc.jwt_tokens import JwtTokens
 from .unknown_tokens import UnknownTokens
 
 OWNER_ID = "owner"
@@ -92,6 +94,7 @@ class Tokens:
         self._audit = audit
         self._namespaces = Namespaces(redis, keys)
         self._unknown = UnknownTokens()
+        self._jwts = JwtTokens(settings)
         self._owner = digest(settings.token.get_secret_value()) if settings.token else None
         self._owner_grant = Grant(
             "owner",
@@ -107,21 +110,33 @@ class Tokens:
         return self._owner is not None and hmac.compare_digest(digest(token), self._owner)
 
     async def check(self, token: str, address: str) -> Grant:
-        """address: the client's. Raises Unauthenticated, RateLimited, or RedisError for a token that only Redis
-        knows."""
+        """address: the client's. Raises Unauthenticated, RateLimited, RedisError for all tokens but the owner's; for
+        one that another issuer signed also Forbidden, Unavailable."""
         if self.is_owner(token):
             return self._owner_grant
-        if not _ISSUED.fullmatch(token):
-            raise Unauthenticated("the token is not known")
         found = digest(token)
-        with self._unknown.look_up(address, found):
-            return await self._look_up(found)
+        if _ISSUED.fullmatch(token):
+            with self._unknown.look_up(address, found):
+                return await self._admit(found)
+        if self._jwts.looks_like_one(token):
+            with self._unknown.look_up(address, found):
+                record = await self._jwts.check(token)
+                return await self._admit(record.id, msgspec.json.encode(record))
+        raise Unauthenticated("the token is not known")
 
-    async def _look_up(self, found: str) -> Grant:
-        """found: the token's digest. Raises as `check`."""
+    def sign_in(self) -> SignInReply:
+        """Where people get tokens that are accepted here, other than from an administrator."""
+        return self._jwts.sign_in()
+
+    async def _admit(self, found: str, record_json: bytes = b"") -> Grant:
+        """Counts one request. found: an issued token's digest; or the id of a record that Redis does not have, with
+        that record. Raises as `check`."""
         admitted = await self._scripts.authenticate(
-            keys=[self._keys.tokens, self._keys.bucket(found)],
-            args=[found, self._rate, self._burst_seconds, self._keys.installation, DEFAULT_NAMESPACE],
+            keys=[self._keys.tokens, self._keys.bucket(found), self._keys.namespaces],
+            args=[
+                *(found, self._rate, self._burst_seconds, self._keys.installation, DEFAULT_NAMESPACE),
+                record_json,
+            ],
         )
         if admitted is None:
             raise Unauthenticated("the token is not known")

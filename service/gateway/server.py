@@ -9,6 +9,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from ...workers.pool import WorkerPool
+from ..access.oidc.sign_in_file import read_issuers
 from ..settings import ServiceSettings
 from .app import create_app
 from .http import tls
@@ -43,8 +44,11 @@ class GatewayServer(uvicorn.Server):
 
 
 def create_server(settings: ServiceSettings, pool: WorkerPool | None = None) -> GatewayServer:
-    """The app under uvicorn; `serve()` it, or `run()`. Raises SettingsError for a certificate that cannot be used."""
+    """The app under uvicorn; `serve()` it, or `run()`. Raises SettingsError for a certificate or a sign-in
+    file that cannot be used."""
     tls.check(settings)
+    if settings.sign_in_file is not None:
+        read_issuers(settings.sign_in_file)
     app = create_app(settings, pool)
     config = uvicorn.Config(
         app,

@@ -16,7 +16,7 @@ from torchrelay.service.access import tokens
 from watched import WatchedGateway
 
 KEY = "0" * 64
-PUBLIC = {"/livez", "/readyz", "/metrics"}
+PUBLIC = {"/livez", "/readyz", "/metrics", "/v1/sign-in"}
 ADMIN_ONLY = [("GET", "/v1/tokens"), ("POST", "/v1/tokens"), ("DELETE", "/v1/tokens/000000000000")]
 EVERYBODY = {("POST", "/v1/report")}
 """What changes something and is open to every token."""

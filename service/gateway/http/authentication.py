@@ -18,7 +18,9 @@ from ...access.tokens import Grant, Tokens
 _OWNER = "Ask the service's owner, and name no namespace"
 
 
-_bearer = HTTPBearer(auto_error=False, description="A token of `torchrelay up`, or one that an admin issued")
+_bearer = HTTPBearer(
+    auto_error=False, description="A token of `torchrelay up`, one that an admin issued, or one of a sign-in"
+)
 
 
 def address_of(request: Request) -> str:

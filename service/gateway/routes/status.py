@@ -1,4 +1,5 @@
-"""GET /v1/stats, /v1/workers, /v1/info and POST /v1/report: counters, workers, version and keys."""
+"""GET /v1/stats, /v1/workers, /v1/info, /v1/sign-in and POST /v1/report: counters, workers, version, keys, and where
+tokens come from."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from msgspec import Meta, Struct
 
 from ....compiler import VERSION
 from ....compiler.api.compiles import WorkerInfo
+from ....compiler.api.sign_in import SignInReply
 from ....compiler.artifact.signing import key_id, key_text
 from ....compiler.errors import BY_CODE, MalformedRequest
 from ....compiler.request import schema as request_schema
@@ -73,6 +75,11 @@ async def info(gateway: Gateway, grant: Reader) -> InfoReply:
         key_ids=[key_id(key) for key in gateway.keyring.public],
         public_keys=[key_text(key) for key in gateway.keyring.public],
     )
+
+
+@router.json("GET", "/v1/sign-in", "Where `torchrelay login` gets a token; needs none")
+async def sign_in(gateway: Gateway) -> SignInReply:
+    return gateway.tokens.sign_in()
 
 
 @router.json("POST", "/v1/report", "Report local compiles")

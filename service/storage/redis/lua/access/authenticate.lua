@@ -1,15 +1,19 @@
 -- A token's record, and whether it may ask once more now: a bucket that fills evenly (GCRA), in the round trip
 -- that reads the record.
 -- ARGV: requests a second of a token without a rate of its own (0: no limit); how many seconds' worth of requests may
---       come at once.
+--       come at once; the record, where it is not among the tokens but made of claims that another issuer signed: its
+--       namespace exists from now on.
 -- Returns nil, or {record, milliseconds to wait}: 0 lets it pass.
-local tokens, bucket = unpack(KEYS)
-local digest, rate, burst_seconds, prefix, default = unpack(ARGV)
-local data = redis.call('HGET', tokens, digest)
+local tokens, bucket, namespaces = unpack(KEYS)
+local digest, rate, burst_seconds, prefix, default, made = unpack(ARGV)
+local data = made ~= '' and made or redis.call('HGET', tokens, digest)
 if not data then
   return false
 end
 local record = cjson.decode(data)
+if made ~= '' and record.namespace and record.namespace ~= '*' and record.namespace ~= default then
+  redis.call('HSETNX', namespaces, record.namespace, '{}')
+end
 rate = tonumber(rate)
 if type(record.rate) == 'number' then
   rate = record.rate
