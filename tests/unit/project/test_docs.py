@@ -18,11 +18,13 @@ from typing import Any
 
 import pytest
 import torchrelay
+from certificates import Authority
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from torchrelay.clients.jobfiles import train_file, tune_file, tuning_lock
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.api.training import rank_environment
+from torchrelay.service.access.oidc.sign_in_file import read_issuers
 
 ROOT = Path(torchrelay.__file__).parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -204,10 +206,16 @@ def test_job_files_can_be_read(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=called)
-def test_lock_files_can_be_read(page: Path) -> None:
+def test_lock_and_sign_in_files_can_be_read(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for text in blocks(page, "toml"):
-        assert tomllib.loads(text)
-        tuning_lock.read(text.encode(), called(page))
+        if "issuers" in tomllib.loads(text):
+            text = re.sub('ca_file = ".*"', f'ca_file = "{Authority(tmp_path).file}"', text)
+            (tmp_path / "sign-in.toml").write_text(text)
+            assert read_issuers(tmp_path / "sign-in.toml")
+        else:
+            tuning_lock.read(text.encode(), called(page))
 
 
 PYTHON = [(page, text) for page in PAGES for text in blocks(page, "python")]
