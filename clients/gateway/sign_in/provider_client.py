@@ -5,6 +5,7 @@ Redirects are never followed. Its certificate is checked against the system's au
 
 from __future__ import annotations
 
+import base64
 import ssl
 import time
 from collections.abc import Mapping
@@ -50,6 +51,11 @@ class TokenAnswer(Struct, frozen=True):
 class _Refusal(Struct, frozen=True):
     error: str
     error_description: str = ""
+
+
+class _Claims(Struct):
+    iat: float
+    exp: float
 
 
 class RefusedByProvider(Unauthenticated):
@@ -148,14 +154,25 @@ def signed_in(
             f"the sign-in provider gave no {bearer}", hint="An administrator must set `scopes` or `bearer`"
         )
     now = time.time()
+    seconds = _id_token_seconds(token, answer.expires_in) if bearer == "id_token" else answer.expires_in
     return token, SignIn(
         issuer=issuer,
         client_id=client_id,
         bearer=bearer,
         refresh_token=answer.refresh_token or refresh_token,
-        renew=now + _RENEW_AFTER * answer.expires_in,
-        expires=now + answer.expires_in,
+        renew=now + _RENEW_AFTER * seconds,
+        expires=now + seconds,
     )
+
+
+def _id_token_seconds(token: str, otherwise: float) -> float:
+    """How long a new ID token holds: `expires_in` of an answer is the access token's."""
+    try:
+        claims = base64.urlsafe_b64decode(f"{token.split('.')[1]}==")
+        found = decoding.from_json(claims, type=_Claims)
+    except (IndexError, ValueError, msgspec.MsgspecError):
+        return otherwise
+    return found.exp - found.iat
 
 
 def _encrypted(url: str) -> str:

@@ -44,18 +44,20 @@ def gateway(
     start_process: Callable[[float], GatewayProcess],
     tmp_path: Path,
 ) -> GatewayProcess:
-    rule = {"claim": "groups", "equals": "vision", "namespace": "vision", "roles": ["compile"]}
-    settings["sign_in_file"] = sign_in_file(
-        tmp_path / "sign-in.toml",
-        {
-            "issuer": provider.issuer,
-            "audience": "torchrelay",
-            "client_id": provider.client_id,
-            "scopes": ["openid", "offline_access", "groups"],
-            "rules": [rule],
-        },
-    )
+    settings["sign_in_file"] = sign_in_file(tmp_path / "sign-in.toml", _issuer(provider))
     return start_process(0.1)
+
+
+def _issuer(provider: OpenIdProvider, **changes: str) -> dict[str, Any]:
+    rule = {"claim": "groups", "equals": "vision", "namespace": "vision", "roles": ["compile"]}
+    entry = {
+        "issuer": provider.issuer,
+        "audience": "torchrelay",
+        "client_id": provider.client_id,
+        "scopes": ["openid", "offline_access", "groups"],
+        "rules": [rule],
+    }
+    return entry | changes
 
 
 @pytest.fixture
@@ -152,6 +154,32 @@ def test_who_signs_in_compiles_in_the_teams_namespace_until_logging_out(
     assert (command.returncode, path.exists()) == (0, False), err
     assert "has ended" in out
     assert load_settings().url == ""
+
+
+def test_an_id_token_serves_too_and_is_renewed_by_its_own_lifetime(
+    provider: OpenIdProvider,
+    settings: dict[str, Any],
+    start_process: Callable[[float], GatewayProcess],
+    environment: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    """This provider's ID tokens hold longer than its access tokens."""
+    changes = {"bearer": "id_token", "audience": provider.client_id}
+    settings["sign_in_file"] = sign_in_file(tmp_path / "sign-in.toml", _issuer(provider, **changes))
+    gateway = start_process(0.1)
+    status, _, err = _login(environment, gateway.url, provider, "ada")
+    assert status == 0, err
+    path = tmp_path / "config" / "torchrelay" / "credentials.json"
+    held = json.loads(path.read_bytes())
+    assert abs(held["sign_in"]["expires"] - time.time() - 5 * SHORT) < SHORT
+    held["sign_in"]["renew"] = time.time()
+    path.write_bytes(json.dumps(held).encode())
+    _compile(8)
+    renewed = json.loads(
+        path.read_bytes()
+    )  # its token may be the same: made within one second, of the same claims
+    assert renewed["sign_in"]["refresh_token"] != held["sign_in"]["refresh_token"]
+    assert renewed["sign_in"]["renew"] > held["sign_in"]["renew"] + 2 * SHORT
 
 
 def test_clients_that_share_the_credentials_renew_one_after_the_other(

@@ -26,6 +26,7 @@ const provider = new Provider(`http://127.0.0.1:${port}`, {
   findAccount: (ctx, id) => ({ accountId: id, claims: () => ({ sub: id, ...about(id) }) }),
   extraTokenClaims: (ctx, token) => about(token.accountId),
   rotateRefreshToken: true,
+  ttl: { IdToken: 5 * seconds },
   features: {
     deviceFlow: { enabled: true },
     revocation: { enabled: true },
