@@ -14,16 +14,17 @@ from typing import Any
 
 import httpx2
 import pytest
+from certificates import Authority
 from conftest import StartGateway
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from openid_parts import SigningIssuer, sign_in_file
-from service_parts import Running, compiled, graph, post
+from service_parts import Running, compiled, graph, post, wait_until
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.errors import SettingsError, Unauthenticated
 from torchrelay.service.access import unknown_tokens
-from torchrelay.service.access.oidc import issuer_keys
+from torchrelay.service.access.oidc import issuer_keys, jwt_tokens
 from torchrelay.service.access.oidc.sign_in_file import read_issuers
 
 RULES = [
@@ -144,11 +145,25 @@ def test_every_accepted_algorithm_works_and_a_new_key_counts_from_its_first_toke
     issuer: SigningIssuer, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(issuer_keys, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(jwt_tokens, "_REMEMBERED_SECONDS", 0.0)
     for algorithm in ("RS256", "PS256", "ES256", "EdDSA"):
         old = issuer.token(groups=["vision"])
         issuer.rotate(algorithm)
         assert ask(issuer.token(groups=["vision"])).status_code == 200
         assert _error(ask(old)) == (401, "unauthenticated", "the token is not known")
+
+
+def test_a_key_that_the_issuer_withdraws_signs_nothing_soon_after(
+    issuer: SigningIssuer, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_PAUSE_SECONDS", "_REFRESH_SECONDS"):
+        monkeypatch.setattr(issuer_keys, name, 0.0)
+    monkeypatch.setattr(jwt_tokens, "_REMEMBERED_SECONDS", 1.0)
+    old = issuer.token(groups=["vision"])
+    assert ask(old).status_code == 200
+    issuer.rotate("ES256")
+    assert ask(old).status_code == 200  # remembered
+    wait_until(lambda: ask(old).status_code == 401, seconds=10)
 
 
 def test_who_has_no_valid_signature_learns_nothing(issuer: SigningIssuer, ask: Ask) -> None:
@@ -258,6 +273,7 @@ def test_while_the_issuer_is_away_known_keys_count_but_not_for_ever(
 ) -> None:
     monkeypatch.setattr(issuer_keys, "_REFRESH_SECONDS", 0.0)
     monkeypatch.setattr(issuer_keys, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(jwt_tokens, "_REMEMBERED_SECONDS", 0.0)
     known = issuer.token(groups=["vision"])
     assert ask(known).status_code == 200
     issuer.stop()
@@ -298,6 +314,26 @@ def test_a_document_that_cannot_be_the_issuers_brings_no_keys(
         issuer.issuer += "/other"
     assert ask(token).status_code == 503
     assert issuer.asked == ["/.well-known/openid-configuration"]
+
+
+def test_an_issuers_certificate_is_checked_against_the_authorities_that_the_file_names(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path / "certificates")
+    encrypted = SigningIssuer(certificate=authority.issue("127.0.0.1"))
+    token = encrypted.token(groups=["vision"])
+    try:
+        for named, status in (({}, 503), ({"ca_file": str(authority.file)}, 200)):
+            with start(issuer=encrypted.issuer, **named).http(token) as http:
+                assert http.get("/v1/info").status_code == status
+    finally:
+        encrypted.stop()
+
+
+def test_keys_may_be_where_the_file_says(start: Callable[..., Running], issuer: SigningIssuer) -> None:
+    with start(jwks_uri=f"{issuer.issuer}/keys").http(issuer.token(groups=["vision"])) as http:
+        assert http.get("/v1/info").status_code == 200
+    assert issuer.asked == ["/keys"]
 
 
 def test_a_pod_of_kubernetes_compiles_with_the_token_that_its_node_rotates(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import ssl
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from urllib.parse import urljoin
 import httpx2
 import jwt
 import pytest
+from certificates import Certificate
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from service_parts import free_port
 
@@ -93,7 +95,7 @@ class SigningIssuer:
     asked: paths, in the order of requests. wanted: a bearer token without which it shows nothing.
     """
 
-    def __init__(self, *, wanted: str = "") -> None:
+    def __init__(self, *, wanted: str = "", certificate: Certificate | None = None) -> None:
         self.asked: list[str] = []
         self.wanted = wanted
         self.padding = ""
@@ -116,12 +118,17 @@ class SigningIssuer:
                 return
 
         self._port = free_port()
-        self.issuer = f"http://127.0.0.1:{self._port}"
+        self._certificate = certificate
+        self.issuer = f"http{'s' if certificate else ''}://127.0.0.1:{self._port}"
         self._handler = Handler
         self.start()
 
     def start(self) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", self._port), self._handler)
+        if self._certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*self._certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         self._thread.start()
 
