@@ -1,7 +1,7 @@
 """One gateway at twice its capacity: what each namespace gets, what is turned away and how, and what stays flat.
 
 A real uvicorn in its own process and a real Redis on this machine. Compiling takes a fixed time on a fixed number of
-slots (the pool's own queue, workers/scheduling/slot_queue.py, hands them out), so that the capacity is known. Three
+slots (the pool's own, workers/scheduling/slot_queue.py, hands them out), so that the capacity is known. Three
 namespaces ask for graphs that nobody has compiled, at 1.2, 0.5 and 0.3 times that capacity, and for one that is
 cached; every fourth compile is followed to its end and fetched. Shares are compared with the max-min fair ones:
 nobody gets less than an equal part unless it asks for less.
@@ -37,8 +37,8 @@ from support import verdicts
 from support.local_redis import redis_server
 from torchrelay.compiler.api import compiles
 from torchrelay.compiler.request import codec, schema
+from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.gateway.server import create_server
-from torchrelay.service.settings import ServiceSettings
 from torchrelay.workers.messages import ForkServerReady
 from torchrelay.workers.scheduling.slot_queue import Slot, SlotQueue
 
@@ -75,6 +75,12 @@ class SlottedPool(gateway.RandomPool):
             )
             slot.state = "idle"
             self._slots.all["benchmark", "cpu", index] = slot
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        self._slots.on_change = call
+
+    def room(self, toolchain: schema.Toolchain, target: schema.Target) -> int | None:
+        return self._slots.room(toolchain, target)
 
     async def compile(
         self,

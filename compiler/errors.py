@@ -165,7 +165,7 @@ class ServiceError(RelayError):
 class NoWorker(ServiceError):
     code, status = "no_worker", 503
     hint = (
-        "Start a worker with this Python, torch and device: `torchrelay up --worker-only`; or let the nodes use this "
+        "Start a worker with this Python, torch and device: `torchrelay worker`; or let the nodes use this "
         "environment too: TORCHRELAY_SERVICE_TOOLCHAINS"
     )
 

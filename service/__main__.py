@@ -1,4 +1,4 @@
-"""`python -m torchrelay.service up`: the whole service, its gateway alone, or one worker node; `signer`: the signer.
+"""`python -m torchrelay.service`: the whole service on one machine, or one of its roles.
 
 Exit status: 0 stopped when told to, 1 it could not run, 2 wrong use.
 """
@@ -10,11 +10,17 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ..compiler.errors import RelayError, SettingsError
+
+if TYPE_CHECKING:
+    from .base.settings import ServiceSettings
+
+_DISPATCHER_PORT = 8644
 
 
 def main() -> None:
@@ -22,23 +28,18 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
     arguments = _parse()
-    if arguments.command == "signer":  # starts no processes, and imports nothing of Ray
-        _report_errors(lambda: _sign(arguments))
+    if arguments.role is _signer:  # starts no processes, and imports nothing of Ray
+        _run(arguments)
         return
     from .local.supervisor import run_supervised
 
-    sys.exit(run_supervised(lambda: _report_errors(lambda: _up(arguments))))
+    sys.exit(run_supervised(lambda: _run(arguments)))
 
 
-def _up(arguments: argparse.Namespace) -> None:
-    if arguments.worker_only:
-        _become_worker(arguments)
-    _serve(arguments)
-
-
-def _report_errors(run: Callable[[], None]) -> None:
+def _run(arguments: argparse.Namespace) -> None:
+    role: Callable[[argparse.Namespace], None] = arguments.role
     try:
-        run()
+        role(arguments)
     except RelayError as error:
         print(f"torchrelay: {error}", file=sys.stderr, flush=True)
         sys.exit(2 if isinstance(error, SettingsError) else 1)
@@ -50,131 +51,191 @@ def _parse() -> argparse.Namespace:
         description="The torchrelay service. Settings not given here: TORCHRELAY_SERVICE_*.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
+
     up = commands.add_parser(
         "up",
-        help="start the service and stay with it until Ctrl-C",
-        description="Start redis-server, Ray with workers, and the gateway; or one of the parts.",
+        help="start the whole service on this machine and stay with it until Ctrl-C",
+        description="Start redis-server, Ray with workers, and a gateway with a dispatcher.",
     )
-    up.add_argument("--host", help="address to listen on (default 127.0.0.1)")
-    up.add_argument(
-        "--port", type=int, help="port to listen on; 0 finds a free one (default 8642 or a free one)"
-    )
-    up.add_argument(
-        "--state", type=Path, metavar="DIR", help="keys, token and cache ($XDG_STATE_HOME/torchrelay)"
-    )
-    up.add_argument(
-        "--credentials",
-        type=Path,
-        metavar="FILE",
-        help="where to write URL, token and public key ($XDG_CONFIG_HOME/torchrelay/credentials.json)",
-    )
-    up.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM: serve https://")
-    up.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's private key, PEM")
-    up.add_argument("--public-url", metavar="URL", help="how clients reach it, for the credentials file")
-    up.add_argument("--cpu-slots", type=int, metavar="N", help="compiles at once for CPUs (half the cores)")
-    up.add_argument("--no-gpu", action="store_true", help="leave this machine's GPUs alone")
-    part = up.add_mutually_exclusive_group()
-    part.add_argument("--gateway-only", action="store_true", help="needs --redis and --ray")
-    part.add_argument(
-        "--worker-only", action="store_true", help="offer this machine to a Ray cluster; needs --ray"
-    )
-    up.add_argument("--redis", metavar="URL", help="redis://, rediss:// or unix://")
-    up.add_argument("--ray", metavar="ADDRESS", help="host:port of the cluster's head")
-    _add_signer(commands)
-    arguments = parser.parse_args()
-    if arguments.command == "signer":
-        return arguments
-    apart = arguments.gateway_only or arguments.worker_only
-    if (arguments.redis and not arguments.gateway_only) or (arguments.ray and not apart):
-        up.error("--redis and --ray go with --gateway-only or --worker-only")
-    return arguments
+    up.set_defaults(role=_up)
+    _listens(up, "default 8642 or a free one")
+    _has_clients(up)
+    _has_slots(up)
 
+    gateway = commands.add_parser(
+        "gateway",
+        help="answer clients; dispatchers compile what is missing",
+        description="Answer clients. Any number of gateways share one Redis; dispatchers compile what is missing.",
+    )
+    gateway.set_defaults(role=_gateway)
+    _listens(gateway, "default 8642 or a free one")
+    _has_clients(gateway)
+    _has_redis(gateway)
+    gateway.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default 1)")
 
-def _add_signer(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    dispatcher = commands.add_parser(
+        "dispatcher",
+        help="give queued compiles and jobs to the workers of a Ray cluster",
+        description="Give queued compiles, searches and jobs to the workers of a Ray cluster. Any number of "
+        "dispatchers share one Redis.",
+    )
+    dispatcher.set_defaults(role=_dispatcher)
+    _listens(dispatcher, f"for /livez, /readyz and /metrics; default {_DISPATCHER_PORT}")
+    _has_redis(dispatcher)
+    _has_ray(dispatcher)
+
     signer = commands.add_parser(
         "signer",
-        help="hold the signing keys, and sign for gateways elsewhere",
+        help="hold the signing keys, and sign for gateways and dispatchers",
         description="Hold the signing keys (TORCHRELAY_SERVICE_KEYS_DIR) in a process of their own, and sign for those "
         "who have TORCHRELAY_SERVICE_SIGNER_TOKEN.",
     )
+    signer.set_defaults(role=_signer)
     signer.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     signer.add_argument("--port", type=int, default=8643, help="port to listen on (default 8643)")
     signer.add_argument(
         "--uds", type=Path, metavar="PATH", help="listen on a Unix socket, mode 0660, instead"
     )
 
+    worker = commands.add_parser(
+        "worker",
+        help="offer this machine to a Ray cluster",
+        description="Offer this machine's cores and GPUs to the dispatchers of a Ray cluster.",
+    )
+    worker.set_defaults(role=_worker)
+    _has_ray(worker)
+    _has_slots(worker)
+    return parser.parse_args()
 
-def _sign(arguments: argparse.Namespace) -> None:
+
+def _listens(parser: argparse.ArgumentParser, port: str) -> None:
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, help=f"port to listen on; 0 finds a free one ({port})")
+    parser.add_argument(
+        "--state", type=Path, metavar="DIR", help="keys, token and cache ($XDG_STATE_HOME/torchrelay)"
+    )
+
+
+def _has_clients(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--credentials",
+        type=Path,
+        metavar="FILE",
+        help="where to write URL, token and public key ($XDG_CONFIG_HOME/torchrelay/credentials.json)",
+    )
+    parser.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM: serve https://"
+    )
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's private key, PEM")
+    parser.add_argument("--public-url", metavar="URL", help="how clients reach it, for the credentials file")
+
+
+def _has_slots(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cpu-slots", type=int, metavar="N", help="compiles at once for CPUs (half the cores)"
+    )
+    parser.add_argument("--no-gpu", action="store_true", help="leave this machine's GPUs alone")
+
+
+def _has_redis(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--redis", metavar="URL", help="redis://, rediss:// or unix://")
+
+
+def _has_ray(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ray", metavar="ADDRESS", help="host:port of the cluster's head")
+
+
+def _settings(arguments: argparse.Namespace) -> ServiceSettings:
+    """The settings of the environment, changed by arguments. Raises SettingsError."""
     from pydantic import ValidationError
 
-    from .local import signer
-    from .settings import ServiceSettings
+    from .base.settings import ServiceSettings
 
+    options = vars(arguments)
+    state = options.get("state")
+    given = {
+        "host": options.get("host"),
+        "port": options.get("port"),
+        "state_dir": state.absolute() if state else None,
+        "cpu_slots": options.get("cpu_slots"),
+        "gpu_slots_per_gpu": 0 if options.get("no_gpu") else None,
+        "tls_cert_file": options.get("tls_cert"),
+        "tls_key_file": options.get("tls_key"),
+        "public_url": options.get("public_url"),
+        "redis_url": options.get("redis"),
+        "ray_address": options.get("ray"),
+    }
     try:
-        settings = ServiceSettings()
+        return ServiceSettings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        raise SettingsError(_explain(error)) from None
+        first = error.errors(include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(f"setting {where}: {first['msg']}") from None
+
+
+def _need(settings: ServiceSettings, role: str, **needed: str) -> None:
+    """Raises SettingsError for a setting that is not given. needed: what to give, by setting."""
+    for name, hint in needed.items():
+        if name not in settings.model_fields_set:
+            raise SettingsError(
+                f"`torchrelay {role}` needs {hint}", hint=f"Set TORCHRELAY_SERVICE_{name.upper()}"
+            )
+
+
+def _up(arguments: argparse.Namespace) -> None:
+    from .local import up
+
+    settings = _settings(arguments)
+    if "cpu_slots" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"cpu_slots": up.default_cpu_slots()})
+    settings = settings.model_copy(update={"ray_address": None, "ray_token": None})
+    up.serve_all(settings, credentials=_credentials(arguments))
+
+
+def _gateway(arguments: argparse.Namespace) -> None:
+    settings = _settings(arguments)
+    _need(settings, "gateway", redis_url="a Redis: give --redis")
+    with tempfile.TemporaryDirectory(prefix="torchrelay-metrics-") as folder:
+        if arguments.workers > 1:  # prometheus_client reads it when it is imported
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+        from .local import gateway
+
+        gateway.serve(settings, credentials=_credentials(arguments), processes=arguments.workers)
+
+
+def _dispatcher(arguments: argparse.Namespace) -> None:
+    from .local import dispatcher
+
+    settings = _settings(arguments)
+    _need(
+        settings, "dispatcher", redis_url="a Redis: give --redis", ray_address="a Ray: give --ray host:port"
+    )
+    if "port" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"port": _DISPATCHER_PORT})
+    dispatcher.serve(settings)
+
+
+def _signer(arguments: argparse.Namespace) -> None:
+    from .local import signer
+
+    settings = _settings(argparse.Namespace())
     signer.run(settings, host=arguments.host, port=arguments.port, uds=arguments.uds)
 
 
-def _serve(arguments: argparse.Namespace) -> None:
-    import asyncio
+def _credentials(arguments: argparse.Namespace) -> Path:
+    from .base.settings import default_credentials_file
 
-    from pydantic import ValidationError
-
-    from .gateway.http import tls
-    from .local import up as local_up
-    from .settings import ServiceSettings, default_credentials_file
-
-    given = {
-        "host": arguments.host,
-        "port": arguments.port,
-        "state_dir": arguments.state.absolute() if arguments.state else None,
-        "cpu_slots": arguments.cpu_slots,
-        "gpu_slots_per_gpu": 0 if arguments.no_gpu else None,
-        "tls_cert_file": arguments.tls_cert,
-        "tls_key_file": arguments.tls_key,
-        "public_url": arguments.public_url,
-        "redis_url": arguments.redis,
-        "ray_address": arguments.ray,
-    }
-    try:
-        settings = ServiceSettings(**{name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        raise SettingsError(_explain(error)) from None
-    if "cpu_slots" not in settings.model_fields_set:
-        settings = settings.model_copy(update={"cpu_slots": local_up.default_cpu_slots()})
-    if arguments.gateway_only:
-        missing = {"redis_url", "ray_address"} - settings.model_fields_set
-        if missing:
-            raise SettingsError("--gateway-only needs a Redis and a Ray", hint="Give --redis and --ray")
-    else:
-        settings = settings.model_copy(update={"ray_address": None, "ray_token": None})
-    tls.check(settings)
-    listener = local_up.listen(
-        settings.host, settings.port, any_port_will_do="port" not in settings.model_fields_set
-    )
-    with listener:
-        asyncio.run(
-            local_up.run(
-                settings,
-                listener=listener,
-                credentials=arguments.credentials or default_credentials_file(),
-                embedded=not arguments.gateway_only,
-            )
-        )
+    return arguments.credentials or default_credentials_file()
 
 
-def _become_worker(arguments: argparse.Namespace) -> NoReturn:
-    """Become `ray start --block` for a node that offers slots; the gateways' pools find it and fill them."""
+def _worker(arguments: argparse.Namespace) -> NoReturn:
+    """Become `ray start --block` for a node that offers slots; dispatchers' pools find it and fill them."""
     from ..workers.pool import node_directory, node_resources, ray_environment
-    from .local import up as local_up
-    from .settings import ServiceSettings
+    from .local.up import default_cpu_slots
 
-    settings = ServiceSettings(**({"ray_address": arguments.ray} if arguments.ray else {}))
-    if settings.ray_address is None:
-        raise SettingsError("--worker-only needs a Ray", hint="Give --ray host:port")
-    slots = arguments.cpu_slots if arguments.cpu_slots is not None else local_up.default_cpu_slots()
+    settings = _settings(arguments)
+    _need(settings, "worker", ray_address="a Ray: give --ray host:port")
+    slots = arguments.cpu_slots if arguments.cpu_slots is not None else default_cpu_slots()
     token = settings.ray_token.get_secret_value() if settings.ray_token else None
     folder, lock = node_directory()
     os.set_inheritable(lock, True)  # held by the program that this process becomes
@@ -188,14 +249,6 @@ def _become_worker(arguments: argparse.Namespace) -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     os.execv(sys.executable, command)
-
-
-def _explain(error: Exception) -> str:
-    from pydantic import ValidationError
-
-    assert isinstance(error, ValidationError)
-    first = error.errors(include_input=False)[0]
-    return f"setting {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
 if __name__ == "__main__":

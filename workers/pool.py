@@ -11,14 +11,13 @@ import itertools
 import logging
 import secrets
 import uuid
-from collections.abc import AsyncIterable, Awaitable, Callable, Collection
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
 
 from ..compiler.api import compiles
 from ..compiler.api.training.events import NumberedEvent
-from ..compiler.api.training.jobs import TrainSpec
 from ..compiler.api.training.node_messages import CapturedGraphs, TrainOrder
 from ..compiler.errors import CompileKilled, CompileTimeout, Overloaded, RelayError, Unavailable
 from ..compiler.request import schema
@@ -44,6 +43,7 @@ from .training.drivers import JobDrivers, why_no_room
 from .training.messages import RankDevice
 
 __all__ = [  # all that service/ may use of workers/
+    "Claims",
     "DevicesHeld",
     "PoolSettings",
     "SearchDevice",
@@ -59,6 +59,7 @@ __all__ = [  # all that service/ may use of workers/
     "ray_environment",
     "reap",
     "short_directory",
+    "why_no_room",
 ]
 
 log = logging.getLogger(__name__)
@@ -94,9 +95,12 @@ class WorkerPool:
         self._claims = claims
         self._own_slots: OwnSlots | None = None
         self._slots = SlotQueue()
+        self.queued = 0
+        """Compiles that the caller holds back until there is room."""
         self._leaving: dict[SlotPlace, Slot] = {}
         """Slots that another pool is to get, once their job has ended."""
         self._trains: JobDrivers | None = None
+        self._nodes: list[RayNode] = []
         self._nodes_task: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
 
@@ -148,6 +152,19 @@ class WorkerPool:
         comes; a compile raises SlotsElsewhere meanwhile."""
         return not self._slots.all and self._slots.elsewhere > 0
 
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Calls `call` whenever a slot may have become idle, or has gone."""
+        self._slots.on_change = call
+
+    @property
+    def elsewhere(self) -> int:
+        """How many slots of the cluster other pools have."""
+        return self._slots.elsewhere
+
+    def room(self, toolchain: schema.Toolchain, target: schema.Target) -> int | None:
+        """How many compiles could begin at once; None: there is no such worker, and none to come."""
+        return 0 if self._trains is None else self._slots.room(toolchain, target)
+
     def workers(self) -> list[compiles.WorkerInfo]:
         """Every slot as it is now; those of other pools are not among them."""
         return [slot.info() for slot in [*self._slots.all.values(), *self._leaving.values()]]
@@ -187,8 +204,8 @@ class WorkerPool:
         return self._slots.search_devices(toolchain, target)
 
     def waiting(self) -> int:
-        """Compiles that wait for a worker."""
-        return self._slots.waiting()
+        """Compiles that wait for a worker, here or at the caller."""
+        return self._slots.waiting() + self.queued
 
     async def search(
         self,
@@ -264,11 +281,9 @@ class WorkerPool:
         """
         return await self._training().capture(order, world or order.spec.workers, seconds, placed)
 
-    async def train_room(self, spec: TrainSpec) -> str:
-        """Why the present nodes could never hold the job's ranks, even if all were idle; '' if they could."""
-        if self._cluster is None:
-            raise Unavailable("the workers are not there yet")
-        return why_no_room(spec, [node.resources for node in await self._cluster.nodes()])
+    def node_resources(self) -> list[Mapping[str, float]]:
+        """The resources of each node that offers slots, in Ray's names, as they were a moment ago."""
+        return [node.resources for node in self._nodes]
 
     def _training(self) -> JobDrivers:
         if self._trains is None:
@@ -450,6 +465,7 @@ class WorkerPool:
     async def _settle(self, cluster: RayCluster, nodes: list[RayNode]) -> None:
         """Add the slots that `nodes` offer, that are this pool's and are missing; give up those that are another's;
         remove those of nodes that have gone."""
+        self._nodes = nodes
         offered = self._offered(nodes)
         own: Collection[SlotPlace] | None = offered.keys()
         if self._own_slots is not None:

@@ -34,6 +34,9 @@ def application() -> typer.Typer:
     # Their options are the started program's own, `--help` included.
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     app.command("up", context_settings=passed_on)(start_service.up)
+    app.command("gateway", context_settings=passed_on)(start_service.gateway)
+    app.command("dispatcher", context_settings=passed_on)(start_service.dispatcher)
+    app.command("worker", context_settings=passed_on)(start_service.worker)
     app.command("signer", context_settings=passed_on)(start_service.signer)
     app.command("demo", context_settings=passed_on)(start_service.demo)
     # Options after the program are the program's own.

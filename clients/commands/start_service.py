@@ -1,5 +1,4 @@
-"""`torchrelay up`, `torchrelay signer` and `torchrelay demo`: replace this process by that program, with the same
-arguments.
+"""`torchrelay up`, the roles of the service, and `torchrelay demo`: replace this process, with the same arguments.
 
 There is only one process: Ctrl-C and SIGTERM reach it directly, and its exit status is the command's.
 """
@@ -22,6 +21,21 @@ _EXAMPLES = ("numpy", "sklearn", "matplotlib")
 def up(context: typer.Context) -> None:
     """Start the service on this machine. `torchrelay up --help` lists its options."""
     _replace_process("torchrelay.service", "up", *context.args, needs=_SERVER, extra="server")
+
+
+def gateway(context: typer.Context) -> None:
+    """Answer clients, as one of several gateways. `torchrelay gateway --help` lists its options."""
+    _replace_process("torchrelay.service", "gateway", *context.args, needs=_SERVER, extra="server")
+
+
+def dispatcher(context: typer.Context) -> None:
+    """Give compiles and jobs to the workers of a Ray cluster. `torchrelay dispatcher --help` lists its options."""
+    _replace_process("torchrelay.service", "dispatcher", *context.args, needs=_SERVER, extra="server")
+
+
+def worker(context: typer.Context) -> None:
+    """Offer this machine to a Ray cluster. `torchrelay worker --help` lists its options."""
+    _replace_process("torchrelay.service", "worker", *context.args, needs=_SERVER, extra="server")
 
 
 def signer(context: typer.Context) -> None:

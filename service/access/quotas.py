@@ -13,7 +13,7 @@ from redis.asyncio.client import Pipeline
 
 from ...compiler import decoding
 from ...compiler.api.admin import NamespaceReply, Quota, QuotaChange
-from ..settings import ServiceSettings
+from ..base.settings import ServiceSettings
 from ..storage.redis.keys import Keys
 from .audit import AuditEvent, AuditLog
 from .tokens import Grant

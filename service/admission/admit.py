@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import OrderedDict
-from weakref import WeakValueDictionary
 
 import msgspec
 from fastapi import Request
@@ -23,6 +22,8 @@ from .compile_request import CompileRequest, ParseInput, decode_result, parse
 _INLINE_BYTES = 32 << 10
 _THREAD_BYTES = 1 << 20
 _REMEMBERED = 4096
+_PARSED_BYTES = 64 << 20
+"""Parsed requests that are held in memory, by their canonical bytes together."""
 _CHILDREN = 2
 _CHILD_SECONDS = 60.0
 
@@ -39,8 +40,9 @@ class Admission:
         self._body_timeout_seconds = body_timeout_seconds
         self._known: OrderedDict[str, str] = OrderedDict()
         self._parsing: dict[str, asyncio.Task[CompileRequest]] = {}
-        self._parsed: WeakValueDictionary[str, CompileRequest] = WeakValueDictionary()
-        """As long as a sender or a compile on this gateway uses them. Keys of all three: see `_name`."""
+        self._parsed: OrderedDict[str, CompileRequest] = OrderedDict()
+        """The latest. Keys of all three: see `_name`."""
+        self._parsed_bytes = 0
         self._children = asyncio.Semaphore(_CHILDREN)
 
     async def read(self, request: Request, limit_bytes: int | None = None) -> bytes:
@@ -73,6 +75,7 @@ class Admission:
 
     async def _parse_once(self, name: str, body: bytes) -> CompileRequest:
         if (parsed := self._parsed.get(name)) is not None:
+            self._parsed.move_to_end(name)
             return parsed
         if (task := self._parsing.get(name)) is None:
             task = self._parsing[name] = asyncio.create_task(self._parse_for_all(name, body))
@@ -80,10 +83,18 @@ class Admission:
 
     async def _parse_for_all(self, name: str, body: bytes) -> CompileRequest:
         try:
-            request = self._parsed[name] = await self.parse(body)
+            request = await self.parse(body)
+            self._hold(name, request)
             return request
         finally:
             del self._parsing[name]
+
+    def _hold(self, name: str, request: CompileRequest) -> None:
+        self._parsed[name] = request
+        self._parsed_bytes += len(request.canonical)
+        while self._parsed_bytes > _PARSED_BYTES:
+            _, oldest = self._parsed.popitem(last=False)
+            self._parsed_bytes -= len(oldest.canonical)
 
     async def parse(self, body: bytes) -> CompileRequest:
         """`parse`, off the event loop for large bodies. Raises subclasses of RequestError, Unavailable."""

@@ -12,7 +12,7 @@ from ...compiler.errors import RelayError, from_code
 from ...compiler.request import codec, key, schema, tuning_pins, validate
 
 
-class CompileRequest(Struct, frozen=True, weakref=True):
+class CompileRequest(Struct, frozen=True):
     """A request that may be compiled. `canonical`: codec.encode_request's bytes; `key`: their digest."""
 
     key: str

@@ -10,7 +10,7 @@ from typing import TextIO
 
 import structlog
 
-from ..settings import ServiceSettings
+from .settings import ServiceSettings
 
 
 def configure(settings: ServiceSettings) -> None:

@@ -1,12 +1,18 @@
-"""What Prometheus reads: this gateway's own measurements, and the installation's counters from Redis."""
+"""What Prometheus reads: this process' own measurements, and the installation's counters from Redis.
+
+Several gateway processes on one port are measured together: prometheus_client does that where the environment has
+PROMETHEUS_MULTIPROC_DIR when it is imported (service/local/gateway.py sets it).
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from .counters import GAUGES, Counters
@@ -41,7 +47,7 @@ class GatewayMetrics:
         )
         self.compiles_here = Gauge(
             "torchrelay_compiles_in_progress",
-            "Compiles whose lease this gateway holds",
+            "Compiles whose lease this dispatcher holds",
             registry=self.registry,
         )
         self.compile_errors = Counter(
@@ -67,7 +73,7 @@ class GatewayMetrics:
             ["outcome"],
             registry=self.registry,
         )
-        self.searchers = Gauge("torchrelay_searchers", "Searchers of this gateway", registry=self.registry)
+        self.searchers = Gauge("torchrelay_searchers", "Searchers of this dispatcher", registry=self.registry)
         self.searches_queued = Gauge(
             "torchrelay_searches_queued",
             "Problems that wait for a searcher, by who wants them",
@@ -76,18 +82,27 @@ class GatewayMetrics:
         )
         self.trains = Gauge(
             "torchrelay_trains",
-            "Training jobs that have not ended, of all namespaces, by state; every gateway reports the same",
+            "Training jobs that have not ended, of all namespaces, by state; every dispatcher reports the same",
             ["state"],
             registry=self.registry,
         )
         self.trains_here = Gauge(
-            "torchrelay_trains_driven", "Training jobs that this gateway runs", registry=self.registry
+            "torchrelay_trains_driven", "Training jobs that this dispatcher runs", registry=self.registry
         )
-        self.streams = Gauge("torchrelay_event_streams", "Open event streams", registry=self.registry)
+        self.streams = Gauge(
+            "torchrelay_event_streams",
+            "Open event streams",
+            multiprocess_mode="livesum",
+            registry=self.registry,
+        )
 
     def render(self, shared: Mapping[str, Counters] | None) -> bytes:
         """The text format. `shared`: counters by namespace; None while Redis cannot be asked."""
-        return generate_latest(self.registry) + (_shared_text(shared) if shared is not None else b"")
+        own = self.registry
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            own = CollectorRegistry()
+            MultiProcessCollector(own)  # type: ignore[no-untyped-call]
+        return generate_latest(own) + (_shared_text(shared) if shared is not None else b"")
 
 
 def _shared_text(shared: Mapping[str, Counters]) -> bytes:

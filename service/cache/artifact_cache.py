@@ -28,8 +28,8 @@ from ...compiler.errors import ArtifactError, MalformedRequest, SignatureError, 
 from ..access.audit import AuditEvent, AuditLog
 from ..access.tokens import Grant
 from ..base.metrics import GatewayMetrics
-from ..settings import ServiceSettings
-from ..signing.keyring import Keyring
+from ..base.settings import ServiceSettings
+from ..signing.trusted_keys import TrustedKeys
 from ..storage.blobs import BlobStore, StorageTier
 from ..storage.byte_cache import ByteCache
 from ..storage.digests import DamagedStream, checked, sha256
@@ -98,7 +98,7 @@ class ArtifactCache:
         memory: ByteCache,
         metrics: GatewayMetrics,
         audit: AuditLog,
-        keyring: Keyring,
+        keyring: TrustedKeys,
         settings: ServiceSettings,
     ) -> None:
         self._redis = redis

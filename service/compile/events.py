@@ -29,11 +29,13 @@ class CompileEvent(Struct, frozen=True):
 
 
 class CompileSnapshot(Struct, frozen=True):
-    """The state of a compile: events after some id, whether its lease is held, whether it is cached."""
+    """The state of a compile: events after some id, whether its lease is held, whether it is cached. pending: it is
+    queued, or was leased a while ago."""
 
     events: list[CompileEvent]
     leased: bool
     cached: bool
+    pending: bool
 
 
 class CompileEvents:
@@ -49,8 +51,10 @@ class CompileEvents:
             pipe.xrange(self._keys.events(key), min=f"({after}")
             pipe.exists(self._keys.lease(key))
             pipe.exists(self._keys.index(key))
-            entries, leased, cached = await pipe.execute()
-        return CompileSnapshot([_event(*entry) for entry in entries], bool(leased), bool(cached))
+            pipe.zscore(self._keys.pending, self._keys.lease(key))
+            entries, leased, cached, pending = await pipe.execute()
+        events = [_event(*entry) for entry in entries]
+        return CompileSnapshot(events, bool(leased), bool(cached), pending is not None)
 
     async def announce_waiter(self, key: str, waiter: str, seconds: float) -> None:
         """Announces that `waiter` waits for `key`, for `seconds` from now."""

@@ -1,6 +1,6 @@
 """Stage 9: followers of a compile in this process. One task reads its events for all of them.
 
-The task also announces that a client waits, and takes the compile over if its holder is dead.
+The task also announces that a client waits, and has the compile queued again if Redis has lost it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ import structlog
 from ...compiler.api import compiles
 from ...compiler.errors import from_code
 from ..base.async_tasks import is_set_within
-from ..settings import ServiceSettings
+from ..base.settings import ServiceSettings
 from ..storage.redis.notifications import Notifications
 from ..storage.redis.retry import redis_errors_logged
 from ..storage.redis.streams import STREAM_START, stream_order
-from .dispatcher import Dispatcher
 from .events import CompileEvent, CompileEvents
 
 log = structlog.get_logger(__name__)
 
 _LOST_LEASE_PERIODS = 3
-"""A compile without a lease for this many periods, that no gateway can take over, is given up."""
+"""A compile that Redis does not know for this many periods of a lease is given up."""
 
 
 class FollowedCompile:
@@ -57,18 +56,27 @@ class FollowedCompile:
         changed.set()
 
 
+async def _never(key: str) -> bool:
+    return False
+
+
 class Followers:
     def __init__(
         self,
         events: CompileEvents,
         notifications: Notifications,
-        dispatcher: Dispatcher,
         settings: ServiceSettings,
+        ask_again: Callable[[str], Awaitable[bool]] = _never,
     ) -> None:
+        """ask_again: queues a key's compile again, if it can. Raises RedisError."""
         self._events = events
         self._notifications = notifications
-        self._dispatcher = dispatcher
+        self._ask_again = ask_again
+        self._queued_seconds = (
+            settings.compile_deadline_seconds + settings.lease_seconds * _LOST_LEASE_PERIODS
+        )
         self._lost_seconds = settings.lease_seconds * _LOST_LEASE_PERIODS
+        self._again_seconds = settings.lease_seconds
         self._poll_seconds = min(
             settings.keepalive_seconds, settings.lease_seconds / 2, settings.abandon_seconds / 3
         )
@@ -116,9 +124,13 @@ class Followers:
         for watch in self._open.values():
             watch.wake()
 
+    async def _queued_again(self, key: str, last_alive: float) -> bool:
+        """Has a compile of which Redis knows nothing queued again, some time after it was known to be open."""
+        return time.monotonic() - last_alive > self._again_seconds and await self._ask_again(key)
+
     async def _poll(self, key: str, watch: FollowedCompile) -> None:
         waiter, after = uuid.uuid4().hex, STREAM_START
-        last_alive = time.monotonic()  # when the compile was last known to run
+        last_alive = last_leased = time.monotonic()  # when the compile was last known to be open, and to run
         last_announced = 0.0  # when a waiter was last announced
         try:
             async with self._notifications.woken(key) as wake:
@@ -130,15 +142,19 @@ class Followers:
                         if snapshot.events:
                             watch.add(snapshot.events)
                             after = snapshot.events[-1].id
-                            last_alive = time.monotonic()
+                            last_alive = last_leased = time.monotonic()
                         elif snapshot.cached:
                             watch.add([], "cached")
-                        elif snapshot.leased or await self._compiled_here(key):
+                        elif snapshot.leased:
+                            last_alive = last_leased = time.monotonic()
+                        elif snapshot.pending or await self._queued_again(key, last_alive):
                             last_alive = time.monotonic()
                         if time.monotonic() - last_announced > self._presence_seconds / 3:
                             await self._events.announce_waiter(key, waiter, self._presence_seconds)
                             last_announced = time.monotonic()
-                    if not watch.ending and time.monotonic() - last_alive > self._lost_seconds:
+                    now = time.monotonic()
+                    lost = now - last_alive > self._lost_seconds or now - last_leased > self._queued_seconds
+                    if lost and not watch.ending:
                         watch.add([], "lost")
                     if not watch.ending:
                         await is_set_within(wake, self._poll_seconds)
@@ -148,7 +164,3 @@ class Followers:
         finally:
             with redis_errors_logged("waiter_not_removed", key=key):  # it expires by itself
                 await self._events.remove_waiter(key, waiter)
-
-    async def _compiled_here(self, key: str) -> bool:
-        """Whether this gateway compiles `key`, maybe since now."""
-        return self._dispatcher.holds(key) or await self._dispatcher.take_over(key)

@@ -1,8 +1,8 @@
-"""Stage 5: single flight. A lease in Redis says who compiles a key; the same scripts write the compile's events.
+"""Stage 5: single flight. Redis has the open compiles, the lease of each, and their events.
 
-A lease is `owner:fence` under a key with an expiry. Only its holder writes events, fails or publishes. If the holder
-does not renew it in time, a gateway with a waiting client takes it over. A fence never comes twice, so writes of an old
-holder are refused. Every step is one Lua script (storage/redis/lua/lease/).
+A gateway queues a compile. A dispatcher takes its lease: `owner:fence` under a key with an expiry. Only the holder
+writes events, fails or publishes. If it does not renew the lease in time, another dispatcher takes it over. A fence
+never comes twice, so writes of an old holder are refused. Every step is one Lua script (storage/redis/lua/lease/).
 """
 
 from __future__ import annotations
@@ -16,11 +16,18 @@ from msgspec import Struct
 from ...compiler import decoding
 from ...compiler.api import compiles
 from ...compiler.errors import Overloaded, OverQuota, RelayError, from_code
-from ...compiler.request import codec
-from ..settings import ServiceSettings
+from ...compiler.request import codec, schema
+from ..base.settings import ServiceSettings
 from ..storage.redis.connections import reserved_for_leases
-from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
+from ..storage.redis.keys import COMPILES_WAIT, DEFAULT_NAMESPACE, Keys
 from ..storage.redis.scripts import Scripts
+
+
+class CompileNeeds(Struct, frozen=True):
+    """Which workers can compile a request."""
+
+    toolchain: schema.Toolchain
+    target: schema.Target
 
 
 class Lease(Struct, frozen=True):
@@ -30,6 +37,13 @@ class Lease(Struct, frozen=True):
     owner: str
     fence: str
     body: bytes
+    needs: CompileNeeds
+    taken: int = 1
+    """How often a lease of this compile was taken."""
+    waited: float = 0.0
+    """Seconds since it was queued, when the lease was taken."""
+    wanted: bool = True
+    """Whether a client waited for it then."""
 
     @property
     def token(self) -> str:
@@ -50,19 +64,47 @@ class Leases:
         self._ttl_ms = int((settings.progress_ttl_seconds + settings.compile_deadline_seconds) * 1000)
         self._abandon_ms = int(settings.abandon_seconds * 1000)
 
-    async def ask(self, key: str, body: bytes, *, finish: bool) -> Lease | Literal["hit", "wait"]:
-        """Takes the lease of `key`. "wait": another has it. "hit": the artifact is cached by now.
+    async def queue(
+        self, key: str, body: bytes, needs: CompileNeeds, *, finish: bool
+    ) -> Literal["hit", "wait", "queued"]:
+        """Queues the compile of `key` for a dispatcher. "wait": it is queued already, or runs. "hit": the artifact is
+        cached by now.
 
         Raises Overloaded, OverQuota, or the remembered error of a compile that just failed.
         """
-        namespace = self._keys.namespace
+        answer = await self._ask(key, uuid.uuid4().hex, body, needs, finish=finish, mode="queue")
+        if answer == [b"queued"]:
+            return "queued"
+        return self._hit_or_wait(answer)
+
+    async def ask(
+        self, key: str, body: bytes, needs: CompileNeeds, *, finish: bool
+    ) -> Lease | Literal["hit", "wait"]:
+        """Takes the lease of `key`. "wait": another has it. "hit", and what it raises: as `queue`."""
         owner = uuid.uuid4().hex
-        answer = await self._acquire(key, owner, b"", finish=finish, mode="ask")
+        answer = await self._ask(key, owner, body, needs, finish=finish, mode="ask")
+        if answer[0] == b"lease":
+            return Lease(key, owner, answer[1].decode(), body, needs)
+        return self._hit_or_wait(answer)
+
+    async def _ask(
+        self,
+        key: str,
+        owner: str,
+        body: bytes,
+        needs: CompileNeeds,
+        *,
+        finish: bool,
+        mode: Literal["queue", "ask"],
+    ) -> list[bytes]:
+        answer = await self._acquire(key, owner, b"", needs, finish=finish, mode=mode)
         if answer == [b"body"]:
-            answer = await self._acquire(key, owner, body, finish=finish, mode="ask")
+            answer = await self._acquire(key, owner, body, needs, finish=finish, mode=mode)
+        return answer
+
+    def _hit_or_wait(self, answer: list[bytes]) -> Literal["hit", "wait"]:
+        namespace = self._keys.namespace
         match answer:
-            case [b"lease", fence, _]:
-                return Lease(key, owner, fence.decode(), body)
             case [b"hit"]:
                 return "hit"
             case [b"failed", error]:
@@ -88,27 +130,38 @@ class Leases:
                 )
         return "wait"
 
-    async def take_over(self, key: str) -> Lease | None:
-        """Takes the lease of a compile whose holder died; None if it lives, is over, or is not known."""
+    async def take(self, key: str, needs: CompileNeeds) -> Lease | None:
+        """Takes the lease of a compile that is queued, or whose holder died; None if that lives, or if the compile is
+        over or not known."""
         owner = uuid.uuid4().hex
-        match await self._acquire(key, owner, b"", finish=False, mode="takeover"):
-            case [b"lease", fence, body]:
-                return Lease(key, owner, fence.decode(), body)
+        match await self._acquire(key, owner, b"", needs, finish=False, mode="take"):
+            case [b"lease", fence, body, taken, waited_ms, wanted]:
+                waited = int(waited_ms) / 1000
+                return Lease(
+                    key, owner, fence.decode(), body, needs, int(taken), waited, wanted=bool(int(wanted))
+                )
         return None
 
     async def _acquire(
-        self, key: str, owner: str, body: bytes, *, finish: bool, mode: Literal["ask", "takeover"]
+        self,
+        key: str,
+        owner: str,
+        body: bytes,
+        needs: CompileNeeds,
+        *,
+        finish: bool,
+        mode: Literal["queue", "ask", "take"],
     ) -> list[bytes]:
         keys, settings = self._keys, self._settings
         answer: list[bytes] = await self._scripts.acquire(
             keys=keys.compile_keys(key),
             args=[
-                *self._renewal(key, owner, body, finish=finish),
+                *self._renewal(key, owner, body, needs, finish=finish),
                 mode,
+                COMPILES_WAIT,
                 settings.max_queued,
-                keys.installation,
-                DEFAULT_NAMESPACE,
                 keys.namespace,
+                DEFAULT_NAMESPACE,
                 settings.namespace_compiles,
                 settings.namespace_compile_seconds,
             ],
@@ -134,14 +187,17 @@ class Leases:
     async def _renew(self, lease: Lease, body: bytes, *, finish: bool) -> list[bytes]:
         answer: list[bytes] = await self._scripts.renew(
             keys=self._keys.compile_keys(lease.key),
-            args=self._renewal(lease.key, lease.owner, body, finish=finish),
+            args=self._renewal(lease.key, lease.owner, body, lease.needs, finish=finish),
         )
         return answer
 
-    def _renewal(self, key: str, owner: str, body: bytes, *, finish: bool) -> list[str | bytes | int]:
+    def _renewal(
+        self, key: str, owner: str, body: bytes, needs: CompileNeeds, *, finish: bool
+    ) -> list[str | bytes | int]:
         """The arguments with which renew.lua and acquire.lua begin. body: empty until they ask for it."""
         times = self._lease_ms, self._ttl_ms
-        return [key, owner, *times, self._keys.wake, self._abandon_ms, body, int(finish)]
+        what = msgspec.msgpack.encode(needs)
+        return [key, owner, *times, self._keys.wake, self._abandon_ms, body, int(finish), what]
 
     async def progress(self, lease: Lease, stage: compiles.Stage, detail: str) -> bool:
         """Appends an event; false when the lease is not ours any more."""
@@ -177,7 +233,8 @@ class Leases:
         )
 
     async def release(self, lease: Lease) -> None:
-        """Gives the lease back unfinished, so that a waiting gateway takes over at once."""
+        """Gives the lease back unfinished, so that another dispatcher takes over at once."""
         await self._scripts.release(
-            keys=self._keys.compile_keys(lease.key), args=[lease.key, lease.token, self._keys.wake]
+            keys=self._keys.compile_keys(lease.key),
+            args=[lease.key, lease.token, self._keys.wake, self._ttl_ms, COMPILES_WAIT],
         )

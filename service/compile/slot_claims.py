@@ -10,7 +10,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from ...compiler.errors import Unavailable
-from ..settings import ServiceSettings
+from ..base.settings import ServiceSettings
 from ..storage.redis.connections import reserved_for_leases
 from ..storage.redis.keys import Keys
 from ..storage.redis.scripts import Scripts

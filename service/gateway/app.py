@@ -16,19 +16,18 @@ from fastapi.openapi.utils import get_openapi
 from ...compiler import VERSION
 from ...workers.pool import WorkerPool
 from ..base import logs
-from ..base.async_tasks import end
 from ..base.http_bodies import ErrorReply
-from ..settings import ServiceSettings
+from ..base.settings import ServiceSettings
+from ..parts.background import running
+from ..parts.shared import SharedParts
 from .http import errors
 from .http.access_log import AccessLog
 from .http.json_routes import SCHEMA_REFERENCE
+from .parts import GatewayParts
 from .routes import health, status
 from .routes.admin import audit, cache, keys, namespaces, tokens
 from .routes.graphs import artifacts, compile, prefetch, programs, progress, rank_agreement
 from .routes.jobs import autotunes, training, tuning, tuning_database
-from .wiring.background import start_background_tasks
-from .wiring.gateway import GatewayParts
-from .wiring.worker_pool import worker_pool
 
 log = structlog.get_logger(__name__)
 
@@ -58,23 +57,19 @@ ROUTERS = tuple(
 
 
 def create_app(settings: ServiceSettings, pool: WorkerPool | None = None) -> FastAPI:
-    """The gateway as an ASGI app. `pool` replaces the Ray workers that the settings describe."""
+    """The gateway as an ASGI app. With `pool` the process is a dispatcher too, with these workers; without it, the
+    dispatchers of the settings' Redis run elsewhere."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         logs.configure(settings)
-        gateway = GatewayParts(settings, pool or worker_pool(settings))
-        app.state.gateway = gateway
-        tasks = start_background_tasks(gateway)
+        shared = SharedParts(settings)
+        app.state.gateway = GatewayParts(shared)
         log.info("gateway_started", version=VERSION, state_dir=str(settings.state_dir))
         try:
-            yield
+            async with running(shared, pool) as app.state.dispatcher:
+                yield
         finally:
-            gateway.state.stopping = True
-            await gateway.tenants.close()
-            await end(*tasks)
-            await gateway.pool.close()
-            await gateway.redis.aclose()
             log.info("gateway_stopped")
 
     app = FastAPI(

@@ -10,11 +10,11 @@ from fastapi import FastAPI
 
 from ...workers.pool import WorkerPool
 from ..access.oidc.sign_in_file import read_issuers
-from ..settings import ServiceSettings
+from ..base.settings import ServiceSettings
 from .app import create_app
 from .http import tls
 from .http.slow_clients import HeadTimeoutProtocol
-from .wiring.gateway import GatewayParts
+from .parts import GatewayParts
 
 SHUTDOWN_SECONDS = 5
 """How long answers in progress may take once the gateway stops."""
@@ -37,15 +37,13 @@ class GatewayServer(uvicorn.Server):
         return gateway
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.gateway.state.stopping = True
-        self.gateway.tenants.wake_all()
-        self.gateway.notifications.wake_all()
+        self.gateway.stop()
         await super().shutdown(sockets)
 
 
 def create_server(settings: ServiceSettings, pool: WorkerPool | None = None) -> GatewayServer:
-    """The app under uvicorn; `serve()` it, or `run()`. Raises SettingsError for a certificate or a sign-in
-    file that cannot be used."""
+    """The app under uvicorn, `pool` as in create_app; `serve()` it, or `run()`. Raises SettingsError for a certificate
+    or a sign-in file that cannot be used."""
     tls.check(settings)
     if settings.sign_in_file is not None:
         read_issuers(settings.sign_in_file)

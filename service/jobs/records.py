@@ -1,6 +1,6 @@
 """Jobs of one kind, as Redis stores them: created, listed, leased, ended, cancelled and resumed.
 
-No gateway owns a job. One gateway at a time holds its lease and runs it (controller.py). Every script that writes
+No dispatcher owns a job. One at a time holds its lease and runs it (controller.py). Every script that writes
 checks the lease. All gateways answer for all jobs.
 """
 
@@ -18,7 +18,7 @@ from ...compiler.api.tuning.jobs import TuneJob
 from ...compiler.errors import NotFound, Overloaded
 from ..access.audit import AuditLog
 from ..storage.redis.connections import reserved_for_leases
-from ..storage.redis.keys import JobKeys, Keys
+from ..storage.redis.keys import JOBS_WAIT, JobKeys, Keys
 from ..storage.redis.scripts import Scripts
 
 log = structlog.get_logger(__name__)
@@ -118,8 +118,12 @@ class DurableJobs(ABC, Generic[J, R]):
         outcome, *cancelled_by = await self._lease(job, owner, "take", turn)
         return cast(LeaseOutcome, outcome.decode()), cancelled_by[0].decode() if cancelled_by else ""
 
+    async def announce(self) -> None:
+        """Tells dispatchers that a job waits for one of them."""
+        await self._redis.publish(self._channel, JOBS_WAIT)
+
     async def release(self, job: str, owner: str) -> None:
-        """Give the lease back, so that another gateway can take it at once."""
+        """Give the lease back, so that another dispatcher can take it at once."""
         await self._lease(job, owner, "release", None)
 
     def notification(self, job: str) -> str:

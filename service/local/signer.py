@@ -15,9 +15,9 @@ import uvicorn
 from ...compiler import VERSION
 from ...compiler.errors import SettingsError
 from ..base import logs
+from ..base.settings import ServiceSettings
 from ..gateway.http import tls
 from ..gateway.http.slow_clients import HeadTimeoutProtocol
-from ..settings import ServiceSettings
 from ..signing.open import open_folder
 from ..signing.server import SignerLimits, SignerTokens, create_app
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...compiler.errors import SettingsError
-from ..settings import ServiceSettings
+from ..base.settings import ServiceSettings
 from .key_files import read_trusted_keys
 from .key_store import KeyStore
 from .keyring import Keyring

@@ -1,4 +1,4 @@
 """Where state is stored: Redis, the blob store, private files on disk.
 Takes keys and bytes; returns bytes.
-May import base/ and settings.
+May import base/.
 """

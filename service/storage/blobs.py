@@ -13,7 +13,7 @@ from obstore.exceptions import BaseError as StoreError
 from obstore.store import LocalStore, ObjectStore, from_url
 from redis.asyncio import Redis
 
-from ..settings import ServiceSettings
+from ..base.settings import ServiceSettings
 from .installation import Installation
 from .outages import outages_as_unavailable, unavailable
 from .redis.keys import DEFAULT_NAMESPACE, Keys

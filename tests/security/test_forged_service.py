@@ -32,7 +32,7 @@ from torchrelay.compiler.artifact import manifest as artifact_manifest
 from torchrelay.compiler.artifact.signing import key_text
 from torchrelay.compiler.artifact.trust_document import SignedDocument, TrustDocument, sign_document
 from torchrelay.compiler.request import codec, key, schema
-from torchrelay.service.settings import ServiceSettings
+from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.signing.key_files import read_private
 from torchrelay.service.signing.keyring import Keyring
 

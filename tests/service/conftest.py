@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from service_parts import TOKEN, ArtifactPool, GatewayProcess, RedisServer, Running
-from torchrelay.service.settings import ServiceSettings
+from torchrelay.service.base.settings import ServiceSettings
 
 StartGateway = Callable[..., Running]
 
@@ -40,6 +40,7 @@ def settings(redis_server: RedisServer, tmp_path: Path) -> dict[str, Any]:
         "redis_url": redis_server.url,
         "state_dir": str(tmp_path / "state"),
         "token": TOKEN,
+        "training": True,
         "lease_seconds": 1.0,
         "keepalive_seconds": 0.5,
         "log_level": "warning",

@@ -135,6 +135,8 @@ class SlotQueue:
         """How many slots of the cluster other dispatchers use."""
         self.held: set[tuple[str, str]] = set()
         """Nodes and their GPUs ('': CPU) that ranks of training jobs hold: no search runs there."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called by `serve`."""
         self._waiting: list[_Waiter] = []
         self._served: dict[str, int] = {}
         """The value of `_given` when each namespace last got a slot."""
@@ -142,6 +144,13 @@ class SlotQueue:
 
     def waiting(self) -> int:
         return len(self._waiting)
+
+    def room(self, toolchain: schema.Toolchain, target: schema.Target) -> int | None:
+        """How many more jobs could begin at once; None: there is no such slot, and none to come."""
+        suitable = [slot for slot in self.all.values() if slot.suits(toolchain, target)]
+        if not suitable and not any(slot.may_come(target.kind) for slot in self.all.values()):
+            return None
+        return sum(slot.state == "idle" for slot in suitable)
 
     def search_devices(self, toolchain: schema.Toolchain, target: schema.Target) -> list[SearchDevice]:
         """One for each device that is up. Raises NoWorker where there is none, nor one to come; and where training jobs
@@ -214,6 +223,7 @@ class SlotQueue:
         """Give idle slots to waiting jobs; reject jobs for which no slot can come."""
         while self._give_one():
             pass
+        self.on_change()
 
     def _give_one(self) -> bool:
         """Give one idle slot to a job that fits it, of the namespace that was served longest ago."""

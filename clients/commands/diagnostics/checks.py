@@ -151,7 +151,7 @@ def _redis(gateway: GatewayClient, settings: ClientSettings) -> str:
 
 
 def _workers(gateway: GatewayClient, settings: ClientSettings) -> str:
-    _part(gateway, "workers", "Wait a moment, or start one: `torchrelay up --worker-only`")
+    _part(gateway, "workers", "Wait a moment, or start one: `torchrelay worker`")
     states = Counter(worker.state for worker in gateway.workers())
     return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
 

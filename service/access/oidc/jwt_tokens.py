@@ -17,7 +17,7 @@ import structlog
 from ....compiler.api.admin import Role, TokenRecord
 from ....compiler.api.sign_in import SignInProvider, SignInReply
 from ....compiler.errors import Forbidden, Unauthenticated
-from ...settings import ServiceSettings
+from ...base.settings import ServiceSettings
 from .issuer_keys import ALGORITHMS, IssuerKeys
 from .sign_in_file import Issuer, SignInRule, read_issuers
 

@@ -10,7 +10,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...base.metrics import GatewayMetrics
-from ...signing.keyring import Keyring
+from ...signing.trusted_keys import TrustedKeys
 
 log = structlog.get_logger(__name__)
 TRUST_HEADER = "X-Torchrelay-Trust"
@@ -26,7 +26,7 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        keyring: Keyring = scope["app"].state.gateway.keyring
+        keyring: TrustedKeys = scope["app"].state.gateway.keyring
         began, status, request_id = time.perf_counter(), 500, uuid.uuid4().hex[:16]
 
         async def watched(message: Message) -> None:

@@ -6,7 +6,7 @@ import ssl
 from typing import Any
 
 from ....compiler.errors import SettingsError
-from ...settings import ServiceSettings
+from ...base.settings import ServiceSettings
 
 
 def check(settings: ServiceSettings) -> None:

@@ -14,11 +14,12 @@ from ....compiler.errors import Forbidden, Unavailable
 from ....compiler.request import codec
 from ...access.namespaces import EVERY
 from ...base.counters import Counters, sum_counters
+from ...compile.registry import STARTING
 from ...storage.redis.counter_store import read_counters
 from ..http.authentication import address_of
 from ..http.errors import documented
 from ..http.json_routes import JsonRouter
-from ..wiring.gateway import GatewayParts
+from ..parts import GatewayParts
 from .parameters import Gateway
 
 router = JsonRouter("health")
@@ -92,7 +93,7 @@ async def metrics(request: Request, gateway: Gateway) -> Response:
 async def ready_parts(gateway: GatewayParts, *, details: bool) -> dict[str, str]:
     """Each part that a compile needs, with "ok" or its problem. details: with the errors of Redis and Ray, which name
     addresses and paths."""
-    parts = {"redis": await _redis(gateway, details), "workers": _workers(gateway, details)}
+    parts = {"redis": await _redis(gateway, details), "workers": await _workers(gateway, details)}
     with suppress(RedisError, Unavailable):
         if problem := await gateway.installation.problem():
             parts["store"] = problem
@@ -128,11 +129,19 @@ async def _redis(gateway: GatewayParts, details: bool) -> str:
     return "ok"
 
 
-def _workers(gateway: GatewayParts, details: bool) -> str:
-    if gateway.state.stopping:
+async def _workers(gateway: GatewayParts, details: bool) -> str:
+    if gateway.stopping:
         return "stopping"
-    if gateway.state.pool_error:
-        return gateway.state.pool_error if details else "cannot be started"
-    if not gateway.state.pool_started:
-        return "starting"
-    return "ok" if gateway.pool.ready() else "no worker is warm yet"
+    try:
+        async with asyncio.timeout(_READY_SECONDS):
+            dispatchers = await gateway.registry.dispatchers()
+    except (RedisError, TimeoutError):
+        return "not known while Redis cannot be reached"
+    if any(each.ready for each in dispatchers):
+        return "ok"
+    if not dispatchers:
+        return "no dispatcher runs"
+    problem = next((each.problem for each in dispatchers if each.problem), "")
+    if problem and problem != STARTING:
+        return problem if details else "cannot be started"
+    return problem or "no worker is warm yet"

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Path
 
 from ....compiler.api.admin import Role
+from ....compiler.errors import Forbidden
 from ...access.tokens import Grant
 from ..http.authentication import requires
-from ..wiring.gateway import GatewayParts, TenantParts, gateway_of
+from ..parts import GatewayParts, GatewayTenant, gateway_of
 
 Gateway = Annotated[GatewayParts, Depends(gateway_of)]
 
@@ -18,7 +19,7 @@ def _role(role: Role) -> tuple[Any, Any]:
     """Dependencies of a route that needs `role`: the caller's grant, and the parts of its namespace."""
     grant = Depends(requires(role))
 
-    async def tenant(gateway: Gateway, caller: Grant = grant) -> TenantParts:
+    async def tenant(gateway: Gateway, caller: Grant = grant) -> GatewayTenant:
         return await gateway.tenants.of(caller.namespace)
 
     return grant, Depends(tenant)
@@ -28,18 +29,29 @@ _reader, _reader_tenant = _role("read")
 _compiler, _compiler_tenant = _role("compile")
 _tuner, _tuner_tenant = _role("tune")
 _trainer, _trainer_tenant = _role("train")
+
+
+def _check_training(gateway: Gateway) -> None:
+    if not gateway.settings.training:
+        raise Forbidden(
+            "this service runs no training jobs", hint="Its owner can set TORCHRELAY_SERVICE_TRAINING=1"
+        )
+
+
 _admin, _admin_tenant = _role("admin")
 
 Reader = Annotated[Grant, _reader]
-ReaderTenant = Annotated[TenantParts, _reader_tenant]
+ReaderTenant = Annotated[GatewayTenant, _reader_tenant]
 Compiler = Annotated[Grant, _compiler]
-CompilerTenant = Annotated[TenantParts, _compiler_tenant]
+CompilerTenant = Annotated[GatewayTenant, _compiler_tenant]
 Tuner = Annotated[Grant, _tuner]
-TunerTenant = Annotated[TenantParts, _tuner_tenant]
+TunerTenant = Annotated[GatewayTenant, _tuner_tenant]
 Trainer = Annotated[Grant, _trainer]
-TrainerTenant = Annotated[TenantParts, _trainer_tenant]
+TrainerTenant = Annotated[GatewayTenant, _trainer_tenant]
+TrainingOn = Depends(_check_training)
+"""A route that starts a training job: refused where the settings do not allow them."""
 Admin = Annotated[Grant, _admin]
-AdminTenant = Annotated[TenantParts, _admin_tenant]
+AdminTenant = Annotated[GatewayTenant, _admin_tenant]
 Owner = Annotated[Grant, Depends(requires("admin", everywhere=True))]
 """An administrator of all namespaces."""
 

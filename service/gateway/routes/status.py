@@ -49,7 +49,7 @@ class FallbackReport(Struct, frozen=True, forbid_unknown_fields=True):
     "Counters of all gateways, for the token's namespace; for a token of all, together and of each",
 )
 async def stats(gateway: Gateway, grant: Reader) -> StatsReply:
-    names = [tenant.namespace for tenant in await gateway.tenants.administered(grant)]
+    names = [tenant.namespace for tenant in await gateway.administered(grant)]
     found = await read_counters(gateway.redis, gateway.keys, names)
     every = msgspec.structs.asdict(sum_counters(found.values()))
     return StatsReply(**every, namespaces=found)
@@ -61,7 +61,7 @@ async def stats(gateway: Gateway, grant: Reader) -> StatsReply:
     "The workers, and what they compile for; the names of their hosts for a token of all namespaces",
 )
 async def workers(gateway: Gateway, grant: Reader) -> list[WorkerInfo]:
-    found = gateway.pool.workers() if gateway.state.pool_started else []
+    found = await gateway.registry.workers()
     return found if grant.everywhere else [msgspec.structs.replace(each, host="") for each in found]
 
 

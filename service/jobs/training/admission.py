@@ -9,9 +9,10 @@ from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 from ....compiler.api.training.jobs import TrainJob, TrainRequest, TrainSpec
-from ....compiler.errors import BadTrainJob
-from ....workers.pool import WorkerPool
+from ....compiler.errors import BadTrainJob, Unavailable
+from ....workers.pool import why_no_room
 from ...access.tokens import Grant
+from ...compile.registry import DispatcherRegistry
 from .files import TrainingFiles
 from .progress import TrainingJobProgress
 from .records import TrainingJobRecord
@@ -35,12 +36,12 @@ _OURS_BEGIN = ("TORCHELASTIC_", "TORCHRELAY_TRAIN_")
 class TrainingJobAdmission:
     """Admits the training jobs of one namespace."""
 
-    def __init__(self, store: TrainingFiles, pool: WorkerPool) -> None:
+    def __init__(self, store: TrainingFiles, registry: DispatcherRegistry) -> None:
         self._store = store
-        self._pool = pool
+        self._registry = registry
 
     async def admit(self, request: TrainRequest, grant: Grant) -> TrainingJobRecord:
-        """Raises BadTrainJob with the line of the job's file; Unavailable while the nodes are not known."""
+        """Raises BadTrainJob with the line of the job's file; Unavailable while no node is known; RedisError."""
         check(request)
         spec = request.spec
         if spec.package and not await self._store.has_package(spec.package):
@@ -48,11 +49,11 @@ class TrainingJobAdmission:
                 f"{_at(request, 'package')}package {spec.package[:12]} is not here",
                 hint="Send the packed working directory first: POST /v1/trains/packages",
             )
-        if why := await self._pool.train_room(spec):
+        if why := await self._why_no_room(spec):
             wanted = "workers" if "worker" in why or "rank" in why else "device"
             raise BadTrainJob(
                 f"{_at(request, wanted)}{why}",
-                hint="Ask for less, or add nodes: `torchrelay up --worker-only`",
+                hint="Ask for less, or add nodes: `torchrelay worker`",
             )
         job = TrainJob(
             id=request.id or secrets.token_hex(8),
@@ -63,6 +64,14 @@ class TrainingJobAdmission:
             file=request.file,
         )
         return TrainingJobRecord(job=job, progress=TrainingJobProgress(), source=grant.source)
+
+    async def _why_no_room(self, spec: TrainSpec) -> str:
+        """Why no dispatcher's nodes could ever hold the job's ranks, even if all were idle; '' if they could."""
+        dispatchers = [each for each in await self._registry.dispatchers() if not each.problem]
+        if not dispatchers:
+            raise Unavailable("the workers are not there yet")
+        reasons = [why_no_room(spec, each.nodes) for each in dispatchers]
+        return "" if "" in reasons else reasons[0]
 
 
 def check(request: TrainRequest) -> None:

@@ -23,7 +23,7 @@ from ...admission.admit import Admission
 from ...admission.saved_requests import SavedRequests
 from ...base.async_tasks import end, run_together
 from ...cache.artifact_cache import ArtifactCache
-from ...compile.dispatcher import Dispatcher
+from ...compile.flights import Flights
 from ...compile.followers import Followers
 from ...storage.redis.retry import retry_while_down
 from .progress import TrainingJobProgress
@@ -48,7 +48,7 @@ class TrainingGraphCompiler:
     """Compiles the graphs of one namespace's training jobs."""
 
     cache: ArtifactCache
-    dispatcher: Dispatcher
+    flights: Flights
     followers: Followers
     admission: Admission
     saved_requests: SavedRequests
@@ -84,7 +84,7 @@ class TrainingGraphCompiler:
                     f"the token that started the job may not send source: the Triton kernel {request.kernels[0]!r}"
                 )
             try:
-                answer = await retry_while_down(lambda: self.dispatcher.ask(request, body, finish=False))
+                answer = await retry_while_down(lambda: self.flights.ask(request, body, finish=False))
             except (Overloaded, OverQuota) as error:
                 pause = error.retry_after or 5
                 if isinstance(error, OverQuota) and pause > _MOST_PAUSE_SECONDS:

@@ -26,8 +26,8 @@ from ....compiler.errors import NotFound, Overloaded, RelayError, Unavailable
 from ....workers.pool import WorkerLost, WorkerPool
 from ...access.tokens import Grant, IssuedToken, Tokens
 from ...base.async_tasks import end, is_set_within
-from ...settings import ServiceSettings
-from ...signing.keyring import Keyring
+from ...base.settings import ServiceSettings
+from ...signing.trusted_keys import TrustedKeys
 from ...storage.redis.retry import redis_errors_logged, retry_while_down
 from ..controller import JobLost, JobRun
 from .files import TrainingFiles
@@ -80,7 +80,7 @@ class TrainingJobParts:
     pool: WorkerPool
     compiler: TrainingGraphCompiler
     tokens: Tokens
-    keyring: Keyring
+    keyring: TrustedKeys
     settings: ServiceSettings
 
 

@@ -30,12 +30,11 @@ from ....compiler.errors import BadTuneJob, NoWorker, RequestError, SourceForbid
 from ....compiler.request import codec, schema
 from ....compiler.request.tuning_pins import tunes
 from ....compiler.tuning.records import Operand, Problem
-from ....workers.pool import WorkerPool
 from ...access.tokens import Grant
 from ...admission.admit import Admission
 from ...admission.compile_request import CompileRequest
 from ...admission.saved_requests import SavedRequests
-from ...compile.search.queue import SearchQueue
+from ...compile.registry import DispatcherRegistry
 from ...compile.search.task import SearchTarget
 from .device_ceilings import ceilings
 from .records import TuningJobRecord
@@ -53,8 +52,7 @@ class TuningJobAdmission:
     limits: codec.Limits
     admission: Admission
     saved_requests: SavedRequests
-    pool: WorkerPool
-    queue: SearchQueue
+    registry: DispatcherRegistry
 
     async def admit(self, request: TuneRequest, grant: Grant) -> TuningJobRecord:
         """Raises BadTuneJob, SourceForbidden, NoWorker, errors of a graph's admission, each with a line; RedisError."""
@@ -63,9 +61,8 @@ class TuningJobAdmission:
         for n, item in enumerate(request.items):
             if isinstance(item, GraphTuneItem):
                 bodies[n], requests[n] = await self._graph(_where(request, item), item)
-        search_target = self._search_target(request, list(requests.values()))
-        if any(isinstance(item, OperatorTuneItem) for item in request.items):
-            self.queue.check(search_target)
+        workers = await self.registry.workers()
+        search_target = _search_target(workers, request, list(requests.values()))
         items: list[TuneItem] = []
         sources: dict[str, None] = {}
         for n, item in enumerate(request.items):
@@ -83,7 +80,7 @@ class TuningJobAdmission:
                 requests[n] = kernels.request(item.kernel, search_target.toolchain, search_target.target)
                 bodies[n] = codec.pack_request(requests[n])
             graph = await self._parsed(where, bodies[n])
-            self._check_graph(where, graph, grant)
+            _check_graph(workers, where, graph, grant)
             sources |= dict.fromkeys(graph.kernels)
             if isinstance(item, GraphTuneItem):
                 item = msgspec.structs.replace(item, key=graph.key)
@@ -123,70 +120,79 @@ class TuningJobAdmission:
         except RequestError as error:
             raise type(error)(f"{where}{error.message}", hint=error.advice) from None
 
-    def _check_graph(self, where: str, request: CompileRequest, grant: Grant) -> None:
-        if request.kernels and not grant.source:
-            raise SourceForbidden(
-                f"{where}the token of {grant.name!r} may not send source: the user-written Triton kernel "
-                f"{request.kernels[0]!r}"
-            )
-        workers = self._workers()
-        if not any((w.toolchain, w.target) == (request.toolchain, request.target) for w in workers):
-            raise NoWorker(
-                f"{where}no worker has {_named(request.target)} with torch {request.toolchain.torch} and "
-                f"{request.toolchain.python}; there are {_listed(workers)}"
-            )
 
-    def _workers(self) -> list[compiles.WorkerInfo]:
-        """The workers whose devices are known. Raises Unavailable while workers start and none is known."""
-        workers = self.pool.workers()
-        known = [worker for worker in workers if worker.state in ("idle", "busy")]
-        if workers and not known and any(worker.state == "starting" for worker in workers):
-            raise Unavailable(
-                "no worker has started yet", hint="Try again in a minute", retry_after=_STARTING_SECONDS
-            )
-        return known
+def _check_graph(
+    workers: list[compiles.WorkerInfo], where: str, request: CompileRequest, grant: Grant
+) -> None:
+    if request.kernels and not grant.source:
+        raise SourceForbidden(
+            f"{where}the token of {grant.name!r} may not send source: the user-written Triton kernel "
+            f"{request.kernels[0]!r}"
+        )
+    workers = _known(workers)
+    if not any((w.toolchain, w.target) == (request.toolchain, request.target) for w in workers):
+        raise NoWorker(
+            f"{where}no worker has {_named(request.target)} with torch {request.toolchain.torch} and "
+            f"{request.toolchain.python}; there are {_listed(workers)}"
+        )
 
-    def _search_target(self, request: TuneRequest, requests: Sequence[schema.GraphRequest]) -> SearchTarget:
-        """The kind of worker that the job's kernels are for; a GPU where the request does not say."""
-        workers = self._workers()
-        where = _at(request, request.lines.get("device", request.lines.get("torch", 0)))
-        fitting = [
-            w
-            for w in workers
-            if request.device in ("", w.target.kind if w.target.kind == "cpu" else w.target.name)
-            and request.torch in ("", w.toolchain.torch)
-        ]
-        if not fitting:
-            wanted = request.device or "any device"
-            with_torch = f" with torch {request.torch}" if request.torch else ""
-            raise NoWorker(f"{where}no worker has {wanted}{with_torch}; there are {_listed(workers)}")
-        if not request.device:
-            of_graphs = [w for w in fitting if requests and w.target == requests[0].target]
-            fitting = of_graphs or self._with_gpu(fitting)
-        if len({(_named(w.target), w.toolchain.torch) for w in fitting}) > 1:
-            raise BadTuneJob(
-                f"{where}the workers are of several kinds: {_listed(fitting)}",
-                hint="Say `device:` and, if need be, `torch:`",
-            )
-        counts = Counter((msgspec.json.encode(w.toolchain), msgspec.json.encode(w.target)) for w in fitting)
-        toolchain, target = max(counts, key=lambda kind: (counts[kind], kind))
-        chosen = decoding.from_json(target, type=schema.Target)
-        threads = 0
-        if chosen.kind == "cpu":
-            threads = _threads(request, requests, [w for w in fitting if w.target == chosen], where)
-        return SearchTarget(decoding.from_json(toolchain, type=schema.Toolchain), chosen, threads)
 
-    def _with_gpu(self, fitting: list[compiles.WorkerInfo]) -> list[compiles.WorkerInfo]:
-        """The workers with a GPU, or all if no worker has one: hosts with GPUs have workers for CPUs too. Raises
-        Unavailable while workers with a GPU start."""
-        found = [w for w in fitting if w.target.kind != "cpu"]
-        if not found and any(w.target.kind != "cpu" and w.state == "starting" for w in self.pool.workers()):
-            raise Unavailable(
-                "no worker with a GPU has started yet",
-                hint="Try again in a minute, or say `device: cpu`",
-                retry_after=_STARTING_SECONDS,
-            )
-        return found or fitting
+def _known(workers: list[compiles.WorkerInfo]) -> list[compiles.WorkerInfo]:
+    """The workers whose devices are known. Raises Unavailable while workers start and none is known."""
+    known = [worker for worker in workers if worker.state in ("idle", "busy")]
+    if workers and not known and any(worker.state == "starting" for worker in workers):
+        raise Unavailable(
+            "no worker has started yet", hint="Try again in a minute", retry_after=_STARTING_SECONDS
+        )
+    return known
+
+
+def _search_target(
+    there: list[compiles.WorkerInfo], request: TuneRequest, requests: Sequence[schema.GraphRequest]
+) -> SearchTarget:
+    """The kind of worker that the job's kernels are for; a GPU where the request does not say."""
+    workers = _known(there)
+    where = _at(request, request.lines.get("device", request.lines.get("torch", 0)))
+    fitting = [
+        w
+        for w in workers
+        if request.device in ("", w.target.kind if w.target.kind == "cpu" else w.target.name)
+        and request.torch in ("", w.toolchain.torch)
+    ]
+    if not fitting:
+        wanted = request.device or "any device"
+        with_torch = f" with torch {request.torch}" if request.torch else ""
+        raise NoWorker(f"{where}no worker has {wanted}{with_torch}; there are {_listed(workers)}")
+    if not request.device:
+        of_graphs = [w for w in fitting if requests and w.target == requests[0].target]
+        fitting = of_graphs or _with_gpu(there, fitting)
+    if len({(_named(w.target), w.toolchain.torch) for w in fitting}) > 1:
+        raise BadTuneJob(
+            f"{where}the workers are of several kinds: {_listed(fitting)}",
+            hint="Say `device:` and, if need be, `torch:`",
+        )
+    counts = Counter((msgspec.json.encode(w.toolchain), msgspec.json.encode(w.target)) for w in fitting)
+    toolchain, target = max(counts, key=lambda kind: (counts[kind], kind))
+    chosen = decoding.from_json(target, type=schema.Target)
+    threads = 0
+    if chosen.kind == "cpu":
+        threads = _threads(request, requests, [w for w in fitting if w.target == chosen], where)
+    return SearchTarget(decoding.from_json(toolchain, type=schema.Toolchain), chosen, threads)
+
+
+def _with_gpu(
+    there: list[compiles.WorkerInfo], fitting: list[compiles.WorkerInfo]
+) -> list[compiles.WorkerInfo]:
+    """The workers with a GPU, or all if no worker has one: hosts with GPUs have workers for CPUs too. Raises
+    Unavailable while workers with a GPU start."""
+    found = [w for w in fitting if w.target.kind != "cpu"]
+    if not found and any(w.target.kind != "cpu" and w.state == "starting" for w in there):
+        raise Unavailable(
+            "no worker with a GPU has started yet",
+            hint="Try again in a minute, or say `device: cpu`",
+            retry_after=_STARTING_SECONDS,
+        )
+    return found or fitting
 
 
 def _threads(

@@ -36,7 +36,7 @@ from ...admission.compile_request import CompileRequest
 from ...base.async_tasks import run_together
 from ...cache.artifact_cache import ArtifactCache
 from ...cache.found_artifact import FoundArtifact
-from ...compile.dispatcher import Dispatcher
+from ...compile.flights import Flights
 from ...compile.followers import Followers
 from ...compile.search.database import TuningDatabase
 from ...compile.search.queue import SearchQueue
@@ -62,7 +62,7 @@ class TuningJobParts:
 
     jobs: TuningJobs
     queue: SearchQueue
-    dispatcher: Dispatcher
+    flights: Flights
     followers: Followers
     cache: ArtifactCache
     tunings: TuningDatabase
@@ -216,7 +216,7 @@ class TuningJobRun(JobRun):
         queries = _QueryLog(parts.queue)
         found = await retry_while_down(lambda: parts.cache.lookup(request.key, "fetch"))
         if found is None:
-            with parts.dispatcher.listening(request.key, queries):
+            with parts.flights.listening(request.key, queries):
                 found = await self._compiled(n, request, body)
         manifest = await retry_while_down(lambda: parts.cache.manifest(found))
         entries = list(queries.entries.values())
@@ -262,7 +262,7 @@ class TuningJobRun(JobRun):
         while True:
             await self._wait_for_idle_worker(request)
             try:
-                answer = await retry_while_down(lambda: parts.dispatcher.ask(request, body, finish=False))
+                answer = await retry_while_down(lambda: parts.flights.ask(request, body, finish=False))
             except (Overloaded, OverQuota) as error:
                 await self._record_quietly(self._progress_of(n, "waiting", error.message))
                 await asyncio.sleep(max(1.0, min(error.retry_after or 5, _MOST_PAUSE_SECONDS)))

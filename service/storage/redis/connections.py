@@ -13,7 +13,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from ...settings import ServiceSettings
+from ...base.settings import ServiceSettings
 from .retry import REDIS_OUTAGES
 
 _for_leases = ContextVar("_for_leases", default=False)

@@ -6,6 +6,10 @@ from typing import Literal
 
 JobKind = Literal["tune", "train"]
 
+COMPILES_WAIT = "compiles"
+JOBS_WAIT = "jobs"
+"""What the wake channel says when a dispatcher may take a compile, or a job."""
+
 DEFAULT_NAMESPACE = "default"
 """The namespace of everything that belongs to no other."""
 
@@ -68,7 +72,12 @@ class Keys:
         self.identity = f"{prefix}installation"
         """Hash: id, also in the blob store; since (ms) when Redis knows that store; sweeps."""
         self.wake = f"{prefix}wake"
-        """Channel: a cache key whose events or lease changed."""
+        """Channel: a cache key whose events or lease changed; COMPILES_WAIT, JOBS_WAIT."""
+        self.pending = f"{prefix}pending"
+        """Sorted set: open compiles of all namespaces, each by the name of its lease; since when, or from when on, a
+        dispatcher may take it, ms: since it was queued, or from the end of its lease."""
+        self.dispatchers = f"{prefix}dispatchers"
+        """Sorted set: ids of live dispatchers by when they expire, ms."""
         # of this namespace alone
         prefix = prefix if namespace == DEFAULT_NAMESPACE else f"{prefix}ns:{namespace}:"
         self.prefix = prefix
@@ -83,7 +92,7 @@ class Keys:
         self.fence = f"{prefix}fence"
         """The highest fence given out."""
         self.active = f"{prefix}active"
-        """Sorted set: keys in compile by their lease's expiry, ms."""
+        """Sorted set: keys queued or in compile by when they expire, ms: with the lease, or with what is queued."""
         self.stats = f"{prefix}stats"
         self.fallbacks = f"{prefix}fallbacks"
         """Hash: error code to the number of clients' fallbacks."""
@@ -160,6 +169,7 @@ class Keys:
             self.spent,
             self.namespaces,
             self.kills(key),
+            self.pending,
         ]
 
     def slot_keys(self, group: str) -> list[str]:
@@ -204,6 +214,20 @@ class Keys:
         """`owner:fence`, expires with the lease."""
         return f"{self.prefix}lease:{key}"
 
+    def leased(self, lease: str) -> tuple[str, str] | None:
+        """Namespace and cache key of a lease's name; None for what is none."""
+        path = lease.removeprefix(self.installation).split(":")
+        match path:
+            case ["lease", key]:
+                return DEFAULT_NAMESPACE, key
+            case ["ns", namespace, "lease", key]:
+                return namespace, key
+        return None
+
+    def dispatcher(self, dispatcher: str) -> str:
+        """What a dispatcher says of itself, MessagePack; expires."""
+        return f"{self.installation}dispatcher:{dispatcher}"
+
     def failed(self, key: str) -> str:
         """ErrorBody JSON of a failure that would happen again."""
         return f"{self.prefix}failed:{key}"
@@ -221,7 +245,7 @@ class Keys:
         return f"{self.prefix}request:{key}"
 
     def run(self, key: str) -> str:
-        """Hash: started (ms), joins, finish."""
+        """Hash: started (ms), joins, finish, leases (how often one was taken), what (CompileNeeds, MessagePack)."""
         return f"{self.prefix}run:{key}"
 
     def waiters(self, key: str) -> str:

@@ -51,11 +51,15 @@ class Notifications:
                     self.wake_all()  # for what happened before the subscription
                     async for message in channel.listen():
                         if message["type"] == "message":
-                            for wake in self._waiting.get(message["data"].decode(), ()):
-                                wake.set()
+                            self.wake(message["data"].decode())
             except (RedisError, OSError) as error:
                 log.warning("wake_channel_lost", error=str(error))
                 await asyncio.sleep(_RECONNECT_SECONDS)
+
+    def wake(self, key: str) -> None:
+        """Wake what waits for `key` in this process."""
+        for wake in self._waiting.get(key, ()):
+            wake.set()
 
     def wake_all(self) -> None:
         """Wake everything that waits in this process."""

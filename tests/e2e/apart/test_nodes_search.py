@@ -80,9 +80,7 @@ def come_and_go(apart):
     apart.start("redis", [])
     apart.start("ray-head", [], f"--temp-dir={apart.temp_dir}")
     apart.wait(lambda: _listens(apart.ray_port) and _listens(apart.redis_port), "redis and Ray listening")
-    service = ["python", "-m", "torchrelay.service", "up"]
-    apart.start("gateway", service)
-    apart.wait(lambda: apart.get("/livez")[0] == 200, "a live gateway")
+    service = apart.start_service()
     apart.start("worker-cpu", service)
     apart.wait(lambda: apart.get("/readyz")[0] == 200, "a warm worker")
 

@@ -1,4 +1,5 @@
-"""A training job whose gateway is killed while Ray runs elsewhere: its ranks go on, and all that they told is told.
+"""A training job whose gateway and dispatcher are killed while Ray runs elsewhere: its ranks go on, and all that they
+told is told.
 
 Like test_up_apart.py, whose parts it uses, this file is the test and the program in the network namespace.
 """
@@ -62,15 +63,13 @@ def goes_on(apart):
     apart.compose["redis"]["command"][-1] = apart.compose["redis"]["command"][-1].replace(
         "redis-server -", here, 1
     )
-    environment = apart.compose["gateway"]["environment"]
+    environment = apart.compose["dispatcher"]["environment"]
     environment["TORCHRELAY_SERVICE_TRAIN_DIR"] = str(apart.home / "trains")
     environment["TORCHRELAY_SERVICE_TRAIN_URL"] = "http://127.0.0.1:8642"
     apart.start("redis", [])
     apart.start("ray-head", [], f"--temp-dir={apart.temp_dir}")
     apart.wait(lambda: _listens(apart.ray_port) and _listens(apart.redis_port), "redis and Ray listening")
-    service = ["python", "-m", "torchrelay.service", "up"]
-    apart.start("gateway", service)
-    apart.wait(lambda: apart.get("/livez")[0] == 200, "a live gateway")
+    service = apart.start_service()
     apart.start("worker-cpu", service)
     apart.wait(lambda: apart.get("/readyz")[0] == 200, "a warm worker")
 
@@ -81,13 +80,15 @@ def goes_on(apart):
     options = ["--workers", "2", "--cpus", "0.5", "--no-capture", "--detach"]
     name = train(apart, "slow.py", *options, "--", str(steps)).strip()
     apart.wait(lambda: _count(steps) >= 5, "five steps", 180)
-    gateway = apart.processes.pop("gateway")
-    gateway.kill()
-    gateway.wait(20)
+    for role in ("gateway", "dispatcher"):
+        killed = apart.processes.pop(role)
+        killed.kill()
+        killed.wait(20)
     at_death = _count(steps)
-    apart.wait(lambda: _count(steps) >= at_death + 5, "five steps without a gateway", 60)
+    apart.wait(lambda: _count(steps) >= at_death + 5, "five steps without a service", 60)
     assert _count(steps) < STEPS
     apart.start("gateway", service)
+    apart.start("dispatcher", service)
     apart.wait(lambda: apart.get("/livez")[0] == 200, "a live gateway")
     apart.wait(lambda: json.loads(train(apart, "show", name, "--json"))["state"] == "done", "the end", 180)
     job = json.loads(train(apart, "show", name, "--json"))

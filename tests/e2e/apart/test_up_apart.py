@@ -1,4 +1,5 @@
-"""The parts apart, by docker-compose.yml's own command lines: redis, Ray, gateway, worker; one compile.
+"""The parts apart, by docker-compose.yml's own command lines: redis, Ray, signer, gateway, dispatcher, worker; one
+compile.
 
 Container names become loopback addresses and ports become free ones; nothing else of the lines is changed. A
 Ray node listens on every interface, so the whole scenario runs, where the kernel allows it, in a network
@@ -31,6 +32,9 @@ SECRETS = {
     "TORCHRELAY_OWNER_TOKEN": "owner-" + "o" * 40,
     "TORCHRELAY_REDIS_PASSWORD": "password-" + "p" * 40,
     "TORCHRELAY_RAY_TOKEN": "a1" * 32,
+    "TORCHRELAY_SIGNER_TOKEN": "signer-" + "s" * 40,
+    "TORCHRELAY_SIGNER_ADMIN_TOKEN": "signer-admin-" + "a" * 40,
+    "TORCHRELAY_TRAINING": "true",
     "TORCHRELAY_CPU_SLOTS": "1",
 }
 SCRIPT = """
@@ -64,6 +68,7 @@ class Apart:
         self.processes = {}
         self.family = {}
         self.redis_port, self.ray_port, self.port = free_port(), free_port(), free_port()
+        self.signer_port, self.dispatcher_port = free_port(), free_port()
         self.temp_dir = Path(tempfile.mkdtemp(prefix="trl-", dir="/tmp"))
         self.compose = yaml.safe_load(interpolate((ROOT / "docker-compose.yml").read_text()))["services"]
 
@@ -73,7 +78,11 @@ class Apart:
             .replace("redis:6379", f"127.0.0.1:{self.redis_port}")
             .replace("--port=6379", f"--port={self.ray_port}")
             .replace("0.0.0.0", "127.0.0.1")
+            .replace("signer:8643", f"127.0.0.1:{self.signer_port}")
             .replace("8642", str(self.port))
+            .replace("8643", str(self.signer_port))
+            .replace("8644", str(self.dispatcher_port))
+            .replace("file:///blobs", (self.home / "blobs").as_uri())
             .replace("--dir /data", f"--dir {self.home}")
             .replace(" /redis-users.acl", f" {ROOT / 'deploy' / 'redis-users.acl'}")
         )
@@ -144,6 +153,17 @@ class Apart:
         except OSError:
             return 0, b""
 
+    def start_service(self):
+        """All but redis, Ray's head and the workers."""
+        service = ["python", "-m", "torchrelay.service"]
+        self.compose["signer"]["environment"]["TORCHRELAY_SERVICE_KEYS_DIR"] = str(self.home / "keys")
+        self.start("signer", service)
+        self.wait(lambda: _listens(self.signer_port), "a signer")
+        self.start("gateway", service)
+        self.start("dispatcher", service)
+        self.wait(lambda: self.get("/livez")[0] == 200, "a live gateway")
+        return service
+
     def stop(self, name, seconds=40):
         self.look()
         process = self.processes.pop(name)
@@ -174,9 +194,7 @@ def follow_a_worker(apart):
     apart.start("ray-head", [], f"--temp-dir={apart.temp_dir}")
     apart.wait(lambda: _listens(apart.ray_port) and _listens(apart.redis_port), "redis and Ray listening")
 
-    service = ["python", "-m", "torchrelay.service", "up"]
-    apart.start("gateway", service)
-    apart.wait(lambda: apart.get("/livez")[0] == 200, "a live gateway")
+    service = apart.start_service()
     assert apart.get("/readyz")[0] == 503
 
     apart.start("worker-cpu", service)

@@ -6,19 +6,19 @@ import asyncio
 import hashlib
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
-from service_parts import TARGET, TOKEN, TOOLCHAIN, ArtifactPool, RedisServer
+from service_parts import NEEDS, TARGET, TOKEN, TOOLCHAIN, RedisServer
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact import manifest as artifact_manifest
 from torchrelay.compiler.request import schema
 from torchrelay.service.access.quotas import QuotaChange
 from torchrelay.service.access.tokens import OWNER_ID, Grant
+from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.cache.artifact_cache import Offer
 from torchrelay.service.compile.single_flight import Lease
-from torchrelay.service.gateway.wiring.gateway import GatewayParts, TenantParts
-from torchrelay.service.settings import ServiceSettings
+from torchrelay.service.gateway.parts import GatewayParts, GatewayTenant
+from torchrelay.service.parts.shared import SharedParts
 
 KEYS = [f"{n:x}" * 64 for n in range(1, 7)]
 NAMES = ("default", "red", "blue")
@@ -80,10 +80,9 @@ def signed(gateway: GatewayParts, namespace: str, key: str, size: int) -> bytes:
     return gateway.keyring.sign(packed, key=key, namespace=namespace)
 
 
-async def compile_one(tenant: TenantParts, key: str, data: bytes) -> bool:
+async def compile_one(tenant: GatewayTenant, key: str, data: bytes) -> bool:
     """Whether it was there to be compiled."""
-    leases: Any = tenant.dispatcher._leases
-    granted = await leases.ask(key, b"body", finish=True)
+    granted = await tenant.leases.ask(key, b"body", NEEDS, finish=True)
     if not isinstance(granted, Lease):
         return False
     offer = Offer(key, hashlib.sha256(data).hexdigest(), data, 1.0, {})
@@ -130,7 +129,7 @@ async def simulate(server: RedisServer, folder: Path, seed: int) -> int:
         blob_inline_bytes=INLINE,
         cache_limit_bytes=LIMIT,
     )
-    gateway, evicted = GatewayParts(settings, ArtifactPool()), 0
+    gateway, evicted = GatewayParts(SharedParts(settings)), 0
     for name in NAMES:
         await gateway.quotas.change(name, QuotaChange(bytes=0), by=OWNER)
     for _ in range(STEPS):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import StartGateway
 from fault_parts import RedisProxy
-from service_parts import GatewayProcess, RedisServer, follow, graph, post, wait_until
+from service_parts import GatewayProcess, RedisServer, busy_pool, follow, graph, post, wait_until
 from torchrelay.service.storage.redis.keys import Keys
 
 StartProcess = Callable[..., GatewayProcess]
@@ -41,12 +41,13 @@ def test_the_publish_of_a_holder_that_was_stopped_on_its_way_is_refused(
     proxy.holds_at = b"$5\r\nstore\r\n"  # where a blob lies: only the publication says it
     try:
         holder = start_holder(0.2, redis_url=proxy.url)
-        other = start_gateway(blob_inline_bytes=0)
+        other = start_gateway(busy_pool(), blob_inline_bytes=0)
         with other.http() as http:
             with holder.http() as first:
                 key = post(first, graph()).json()["key"]
             assert proxy.held.wait(20)
             os.kill(holder.process.pid, signal.SIGSTOP)
+            other.pool.idle = 1
             blobs = other.settings.state_dir / "blobs" / "artifacts"
             (late,) = (path for path in blobs.rglob("*") if path.is_file())
             assert _digest(redis_server, key) is None
@@ -72,18 +73,20 @@ def test_the_publish_of_a_holder_that_was_stopped_on_its_way_is_refused(
 def test_a_holder_stopped_in_the_middle_of_its_compile_changes_nothing_when_it_goes_on(
     start_holder: StartProcess, start_gateway: StartGateway, redis_server: RedisServer
 ) -> None:
-    holder, other = start_holder(1.0), start_gateway(blob_inline_bytes=0)
+    holder, other = start_holder(1.0), start_gateway(busy_pool(), blob_inline_bytes=0)
     with holder.http() as first, other.http() as http:
         key = post(first, graph()).json()["key"]
         stream = follow(http, key)
-        assert next(stream)[1] == "queued"
+        assert [next(stream)[1] for _ in range(2)] == ["queued", "aot"]
         os.kill(holder.process.pid, signal.SIGSTOP)
+        other.pool.idle = 1
         stages = [stage for _, stage, _ in stream if stage != "comment"]
         assert stages[-1] == "done"
         digest = _digest(redis_server, key)
         published = http.get(f"/v1/artifacts/{key}").content
         os.kill(holder.process.pid, signal.SIGCONT)
         assert post(first, graph()).content == published
+        other.pool.idle = 0
         assert post(first, graph(2)).status_code == 202  # it is well
         *_, (_, stage, _) = follow(first, post(first, graph(2)).headers["X-Torchrelay-Key"])
         assert stage == "done"

@@ -33,15 +33,16 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from service_parts import TARGET, TOKEN, TOOLCHAIN, ArtifactPool, RedisServer
+from service_parts import NEEDS, TARGET, TOKEN, TOOLCHAIN, RedisServer
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact import manifest as artifact_manifest
 from torchrelay.compiler.errors import CompileKilled
 from torchrelay.compiler.request import schema
+from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.cache.artifact_cache import Offer
 from torchrelay.service.compile.single_flight import Lease, Leases
-from torchrelay.service.gateway.wiring.gateway import GatewayParts
-from torchrelay.service.settings import ServiceSettings
+from torchrelay.service.gateway.parts import GatewayParts
+from torchrelay.service.parts.shared import SharedParts
 from torchrelay.service.signing import key_files, keyring
 from torchrelay.service.storage import installation
 from torchrelay.service.storage.digests import DamagedStream
@@ -160,7 +161,7 @@ class CacheMachine(RuleBasedStateMachine):
             memory_cache_bytes=0,  # every reader reads the store
         )
         self.loop = asyncio.new_event_loop()
-        self.gateway = GatewayParts(configured, ArtifactPool())
+        self.gateway = GatewayParts(SharedParts(configured))
         self.cache = self.gateway.tenants.default.cache
         self.names = Keys(configured.redis_prefix)
         self.leases = Leases(self.names, Scripts(self.gateway.redis), configured)
@@ -233,7 +234,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(target=holders, key=a_key)
     def ask(self, key: str) -> Any:
-        answer = self.do(self.leases.ask(key, b"body", finish=True))
+        answer = self.do(self.leases.ask(key, b"body", NEEDS, finish=True))
         if key in self.offered:
             assert answer == "hit"
         elif key in self.lease:
@@ -245,7 +246,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(target=holders, key=a_key)
     def take_over(self, key: str) -> Any:
-        granted = self.do(self.leases.take_over(key))
+        granted = self.do(self.leases.take(key, NEEDS))
         assert (granted is not None) is (
             key in self.asked and key not in self.lease and key not in self.offered
         )
@@ -315,7 +316,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(key=a_key, content=a_content)
     def compile(self, key: str, content: tuple[str, int]) -> None:
         """The way things go mostly, so that the cache fills."""
-        answer = self.do(self.leases.ask(key, b"body", finish=True))
+        answer = self.do(self.leases.ask(key, b"body", NEEDS, finish=True))
         assert isinstance(answer, Lease) is (key not in self.lease and key not in self.offered)
         if isinstance(answer, Lease):
             self.publish(self._granted(answer), content)

@@ -13,6 +13,7 @@ from service_parts import (
     ArtifactPool,
     RedisServer,
     Running,
+    busy_pool,
     client_of,
     compiled,
     follow,
@@ -92,7 +93,7 @@ def _compile_in(gateway: Running, namespace: str) -> bytes:
 
 def test_two_gateways_share_a_namespace(start_gateway: StartGateway) -> None:
     """One of them has never heard of it before the other one's compile is asked for there."""
-    first, second = start_gateway(ArtifactPool(seconds=1.0)), start_gateway()
+    first, second = start_gateway(ArtifactPool(seconds=1.0)), start_gateway(busy_pool())
     with first.http() as owner:
         token = owner.post("/v1/tokens", json=_token("red")).json()["token"]
     with first.http(token) as here, second.http(token) as there:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from conftest import StartGateway
-from service_parts import ArtifactPool, RedisServer, Running, compiled, follow, graph, post
+from service_parts import ArtifactPool, RedisServer, Running, busy_pool, compiled, follow, graph, post
 
 
 def _blobs(running: Running) -> list[Path]:
@@ -59,7 +59,7 @@ def test_an_artifact_that_was_harmed_is_compiled_again(
     place: str, harm: str, start_gateway: StartGateway, redis_server: RedisServer
 ) -> None:
     inline = {"blob_inline_bytes": 1 << 20 if place == "redis" else 0}
-    gateway, other = start_gateway(**inline), start_gateway(**inline)
+    gateway, other = start_gateway(**inline), start_gateway(busy_pool(), **inline)
     redis = redis_server.client()
     with gateway.http() as first, other.http() as http:
         good = compiled(first, graph())  # the first gateway has it in memory

@@ -12,7 +12,7 @@ import httpx2
 import obstore
 import pytest
 from conftest import StartGateway
-from service_parts import ArtifactPool, GatewayProcess, Running, compiled, graph, post
+from service_parts import ArtifactPool, GatewayProcess, Running, busy_pool, compiled, graph, post
 from torchrelay.compiler.artifact import container
 
 CLIENTS = 50
@@ -102,7 +102,7 @@ def test_no_client_gets_the_whole_of_a_damaged_stream_and_the_next_one_a_new_com
     harm: str, known: bool, start_gateway: StartGateway
 ) -> None:
     gateway = start_gateway(ArtifactPool(member_bytes=MIB), memory_cache_bytes=0)
-    asked = gateway if known else start_gateway(memory_cache_bytes=0)
+    asked = gateway if known else start_gateway(busy_pool(), memory_cache_bytes=0)
     with gateway.http() as http, asked.http() as other:
         good = compiled(http, graph())
         (key,) = gateway.pool.calls

@@ -15,13 +15,24 @@ import httpx2
 import pytest
 from conftest import StartGateway
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from service_parts import TOKEN, ArtifactPool, RedisServer, Running, compiled, follow, graph, post, wait_until
+from service_parts import (
+    NEEDS,
+    TOKEN,
+    ArtifactPool,
+    RedisServer,
+    Running,
+    compiled,
+    follow,
+    graph,
+    post,
+    wait_until,
+)
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact.signing import Trust, key_text, read_key
 from torchrelay.compiler.errors import SettingsError
 from torchrelay.service.cache.artifact_cache import Offer
 from torchrelay.service.compile.single_flight import Lease
-from torchrelay.service.gateway.wiring.gateway import GatewayParts
+from torchrelay.service.parts.shared import SharedParts, TenantParts
 from torchrelay.service.signing import key_files
 
 Site = Callable[..., Running]
@@ -147,13 +158,14 @@ def test_publishing_again_after_a_lost_answer_leaves_the_blob_for_good(
     gateway: Running, redis_server: RedisServer
 ) -> None:
     async def publish_twice() -> None:
-        mine = GatewayParts(gateway.settings, gateway.pool)
-        granted = await mine.tenants.default.dispatcher._leases.ask("a" * 64, b"body", finish=True)
+        shared = SharedParts(gateway.settings)
+        tenant = TenantParts(shared, "default")
+        granted = await tenant.leases.ask("a" * 64, b"body", NEEDS, finish=True)
         assert isinstance(granted, Lease)
         offer = Offer("a" * 64, hashlib.sha256(b"data").hexdigest(), b"data", 1.0, {})
-        assert await mine.tenants.default.cache.publish(granted.token, offer)
-        assert await mine.tenants.default.cache.publish(granted.token, offer)
-        await mine.redis.aclose()
+        assert await tenant.cache.publish(granted.token, offer)
+        assert await tenant.cache.publish(granted.token, offer)
+        await shared.redis.aclose()
 
     asyncio.run(publish_twice())
     redis = redis_server.client()
@@ -169,9 +181,9 @@ def test_a_blob_that_is_offered_again_is_not_deleted(start_gateway: StartGateway
         (key,) = running.pool.calls
 
         async def late_deletion() -> None:
-            mine = GatewayParts(running.settings, running.pool)
-            await mine.tenants.default.cache._blobs.discard(key, hashlib.sha256(data).hexdigest())
-            await mine.redis.aclose()
+            shared = SharedParts(running.settings)
+            await TenantParts(shared, "default").blobs.discard(key, hashlib.sha256(data).hexdigest())
+            await shared.redis.aclose()
 
         asyncio.run(late_deletion())
         assert post(http, graph()).content == data

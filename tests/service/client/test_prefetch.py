@@ -117,7 +117,7 @@ class Service:
 
 @pytest.fixture
 def service(start_gateway: Callable[..., Running], settings: dict[str, Any]) -> Iterator[Service]:
-    from torchrelay.service.settings import ServiceSettings
+    from torchrelay.service.base.settings import ServiceSettings
 
     asked, opened = threading.Event(), threading.Event()
     running = Running(ServiceSettings(**settings), LibraryPool())

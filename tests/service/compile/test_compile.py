@@ -271,7 +271,7 @@ def test_a_bug_in_the_pool_becomes_a_typed_error_without_its_text(
 def test_a_compile_that_runs_over_its_deadline_times_out(
     start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchrelay.service.compile.dispatcher._POOL_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("torchrelay.service.compile.flights._POOL_GRACE_SECONDS", 0.1)
     gateway = start_gateway(ArtifactPool(seconds=30), compile_deadline_seconds=0.2)
     with gateway.http() as http:
         *_, (_, _, data) = follow(http, post(http, graph()).json()["key"])

@@ -34,9 +34,11 @@ def test_what_one_compile_found_the_next_one_knows(gateway: Running, http: httpx
 
 
 def test_another_gateway_knows_it_too(start_gateway: StartGateway) -> None:
-    one, other = start_gateway(), start_gateway()
+    one = start_gateway()
     with one.http() as http:
         asked(one, http, graph(1), found(entry(2)))
+    one.stop()
+    other = start_gateway()
     with other.http() as http:
         assert entries(*asked(other, http, graph(2), lookup(2))) == [entry(2)]
 

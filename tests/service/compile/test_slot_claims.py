@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from service_parts import RedisServer
 from torchrelay.compiler.errors import Unavailable
+from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.compile.slot_claims import SlotClaims
-from torchrelay.service.settings import ServiceSettings
 from torchrelay.service.storage.redis.connections import connect
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts

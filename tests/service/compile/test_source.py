@@ -28,7 +28,7 @@ from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler import errors
 from torchrelay.compiler.request import codec, key, schema
-from torchrelay.service.settings import ServiceSettings
+from torchrelay.service.base.settings import ServiceSettings
 
 
 def token(http: httpx2.Client, *, source: bool, **more: Any) -> str:

@@ -18,7 +18,7 @@ BROKEN = "torchrelay:train:broken"
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchrelay.service.gateway.wiring.background._SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr("torchrelay.service.parts.background._SWEEP_SECONDS", 0.1)
 
 
 def failures(http: httpx2.Client, task: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
+from typing import Literal
 
 import httpx2
 import msgspec
@@ -16,8 +17,9 @@ from pydantic import ValidationError
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from service_parts import TOKEN, ArtifactPool, RedisServer, Running, compiled, graph, post, wait_until
+from torchrelay.compiler.api import compiles
 from torchrelay.compiler.errors import SettingsError, Unavailable
-from torchrelay.service.settings import ServiceSettings
+from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.signing import keyring as signing_keyring
 
 
@@ -33,8 +35,9 @@ class SlowPool(ArtifactPool):
         if self.broken:
             raise Unavailable("Ray cannot be reached")
 
-    def ready(self) -> bool:
-        return self.warm
+    def workers(self) -> list[compiles.WorkerInfo]:
+        state: Literal["idle", "starting"] = "idle" if self.warm else "starting"
+        return [msgspec.structs.replace(worker, state=state) for worker in super().workers()]
 
 
 def test_counters_tell_what_happened(http: httpx2.Client) -> None:
@@ -74,7 +77,7 @@ def test_clients_report_their_fallbacks(http: httpx2.Client) -> None:
 def test_readiness_names_the_part_that_is_not_ready(
     start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchrelay.service.gateway.wiring.background._POOL_RESTART_SECONDS", 0.05)
+    monkeypatch.setattr("torchrelay.service.parts.background._POOL_RESTART_SECONDS", 0.05)
     pool = SlowPool()
     gateway = start_gateway(pool)
     with gateway.http(token=None) as http, gateway.http() as owner:
@@ -83,8 +86,8 @@ def test_readiness_names_the_part_that_is_not_ready(
         pool.broken = False
         wait_until(lambda: "warm" in http.get("/readyz").json()["parts"]["workers"], seconds=30)
         pool.warm = True
-        ready = http.get("/readyz")
-        assert (ready.status_code, ready.json()["ready"]) == (200, True)
+        wait_until(lambda: http.get("/readyz").status_code == 200, seconds=30)
+        assert http.get("/readyz").json()["ready"] is True
 
 
 @pytest.mark.parametrize("token", [None, "wrong", "w" * 43])
@@ -103,6 +106,7 @@ def test_the_names_of_hosts_are_for_tokens_of_all_namespaces(
     (worker,) = gateway.pool.workers()
     known = msgspec.structs.replace(worker, host="node-7.example.org")
     monkeypatch.setattr(gateway.pool, "workers", lambda: [known])
+    wait_until(lambda: http.get("/v1/workers").json()[0].get("host"), seconds=30)
     shown = {}
     for namespace in ("default", "red", "*"):
         body = {"name": "x", "roles": ["admin"], "namespace": namespace}

@@ -18,8 +18,8 @@ from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact.signing import Trust, read_key
 from torchrelay.compiler.errors import GatewayUnreachable, SettingsError
 from torchrelay.compiler.request import codec, key
+from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.gateway.server import create_server
-from torchrelay.service.settings import ServiceSettings
 
 
 @pytest.fixture

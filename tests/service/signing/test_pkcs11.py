@@ -15,7 +15,7 @@ from signer_parts import SignerProcess, artifact
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact.signing import key_text
 from torchrelay.compiler.errors import SettingsError, Unavailable
-from torchrelay.service.settings import ServiceSettings
+from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.signing.keyring import Keyring
 from torchrelay.service.signing.open import open_folder
 

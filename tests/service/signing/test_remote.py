@@ -17,7 +17,7 @@ import structlog
 from conftest import StartGateway
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import SecretStr
-from service_parts import compiled, free_port, graph, post, wait_until
+from service_parts import busy_pool, compiled, free_port, graph, post, wait_until
 from signed import KEY
 from signer_parts import ADMIN_TOKEN, SIGN_TOKEN, SignerProcess, artifact
 from torchrelay.compiler.artifact import container
@@ -25,7 +25,7 @@ from torchrelay.compiler.artifact.signing import key_text
 from torchrelay.compiler.artifact.trust_document import sign_document
 from torchrelay.compiler.errors import SettingsError, SignatureError, Unavailable
 from torchrelay.compiler.request import codec
-from torchrelay.service.settings import ServiceSettings
+from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.signing import remote as remote_module
 from torchrelay.service.signing.key_files import read_private
 from torchrelay.service.signing.keyring import Keyring
@@ -329,15 +329,10 @@ def test_the_artifact_of_another_signer_is_not_taken_for_ones_own(
 
 
 def test_a_gateway_serves_what_a_signer_has_signed(
-    signer: SignerProcess,
-    keyring_of: StartKeyring,
-    start_gateway: StartGateway,
-    monkeypatch: pytest.MonkeyPatch,
+    signer: SignerProcess, start_gateway: StartGateway
 ) -> None:
-    monkeypatch.setattr(
-        "torchrelay.service.gateway.wiring.gateway.Keyring", lambda *_: keyring_of(signer.url)
-    )
-    gateways = [start_gateway(), start_gateway()]
+    asks = {"signer_url": signer.url, "signer_admin_token": ADMIN_TOKEN}
+    gateways = [start_gateway(**asks), start_gateway(busy_pool(), **asks)]
     with gateways[0].http() as http, gateways[1].http() as other:
         old = compiled(http, graph())
         (key,) = gateways[0].pool.calls

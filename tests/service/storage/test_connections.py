@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
-from service_parts import RedisServer
+from service_parts import NEEDS, RedisServer
+from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.compile.single_flight import Lease, Leases
-from torchrelay.service.settings import ServiceSettings
 from torchrelay.service.storage.redis.connections import FairConnectionPool, connect, reserved_for_leases
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
@@ -80,7 +80,7 @@ def test_a_lease_is_kept_although_requests_have_all_connections(
         configured = ServiceSettings(**{**settings, "redis_timeout_seconds": 0.2, "lease_seconds": 60.0})
         redis = connect(configured)
         leases = Leases(Keys(configured.redis_prefix), Scripts(redis), configured)
-        granted = await leases.ask("ab" * 32, b"body", finish=True)
+        granted = await leases.ask("ab" * 32, b"body", NEEDS, finish=True)
         assert isinstance(granted, Lease)
         held = []
         with pytest.raises(RedisConnectionError, match="No connection available"):

@@ -14,12 +14,12 @@ import msgspec
 import pytest
 from obstore.store import LocalStore
 from redis.asyncio import Redis
-from service_parts import RedisServer, Running, client_of, wait_until
+from service_parts import RedisServer, Running, client_of, registered, wait_until
 from torchrelay.compiler.errors import Unavailable
-from torchrelay.service.gateway.wiring import background
 from torchrelay.service.jobs.training import records, retention
 from torchrelay.service.jobs.training.files import TrainingFiles
 from torchrelay.service.jobs.training.records import TrainingJobs
+from torchrelay.service.parts import background
 from torchrelay.service.storage.installation import Installation
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
@@ -97,7 +97,8 @@ def test_what_cannot_be_is_refused_with_its_line(
 
 
 def test_what_no_node_can_hold_is_refused(http: httpx2.Client, pool: TrainingPool) -> None:
-    pool.room = "no node has a GPU"
+    pool.nodes = [{"torchrelay_worker": 1.0, "CPU": 4.0}]
+    registered(http, pool)
     code, message = refused(http, device="cuda", lines={"device": 3})
     assert (code, message) == ("bad_train_job", "job.yaml, line 3: no node has a GPU")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from service_parts import TOKEN, Running, wait_until
+from service_parts import TOKEN, Running, registered, wait_until
 from torchrelay.clients.gateway.training_jobs import TrainingJobsClient
 from torchrelay.clients.settings import load_settings
 from torchrelay.compiler.api.training import working_directory
@@ -229,7 +229,9 @@ def test_wrong_use_is_named_and_begins_nothing(
 def test_what_the_service_refuses_has_the_files_line(
     gateway: Running, pool: TrainingPool, work: Path
 ) -> None:
-    pool.room = "no node has a GPU"
+    pool.nodes = [{"torchrelay_worker": 1.0, "CPU": 4.0}]
+    with gateway.http() as http:
+        registered(http, pool)
     (work / "gpu.yaml").write_text("script: train.py\n\ndevice: cuda\n")
     told = train(gateway, work, "gpu.yaml", status=2).stderr
     assert "gpu.yaml, line 3" in told and "no node has a GPU" in told

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
-from service_parts import Running, compiled, graph, post, wait_until
+from service_parts import Running, compiled, graph, post, registered, wait_until
 from torchrelay.compiler.api.tuning.jobs import GraphTuneItem, OperatorTuneItem, TuneBudget
 from torchrelay.compiler.errors import CompileFailed
 from torchrelay.compiler.request import codec, schema
@@ -203,6 +203,7 @@ def test_a_ceiling_is_small_where_the_processor_has_no_instructions_for_a_dtype(
 
     assert side() == 256
     pool.target = msgspec.structs.replace(pool.target, cpu=["avx512_fp16"])
+    registered(http, pool)
     assert side() == 2048
 
 
@@ -253,6 +254,7 @@ def test_a_job_that_no_worker_can_run_is_refused(http: httpx2.Client, pool: Sear
     code, message = refused(http, operator(16), GraphTuneItem(6, kept))
     assert code == "no_worker" and message.startswith("job.yaml, line 6: no worker has X with torch")
     pool.gone = True
+    registered(http, pool)
     assert refused(http, operator(16))[1].endswith("there are no workers at all")
 
 
@@ -261,6 +263,7 @@ def test_more_threads_than_any_worker_has_processors_are_refused(
 ) -> None:
     ended(http, begun(http, operator(16), threads=64))  # of workers that do not tell
     pool.processors = 4
+    registered(http, pool)
     ended(http, begun(http, operator(16), threads=4))
     assert refused(http, operator(16), threads=5, lines={"threads": 2}) == (
         "no_worker",
@@ -272,6 +275,7 @@ def test_workers_that_have_not_started_count_for_nothing(http: httpx2.Client, po
     pool.starting = ["c"]
     ended(http, begun(http, operator(16)))
     pool.gone = True
+    registered(http, pool)
     assert refused(http, operator(16)) == ("unavailable", "no worker has started yet")
 
 

@@ -9,7 +9,7 @@ import httpx2
 import msgspec
 import pytest
 import source_parts
-from service_parts import TARGET, TOOLCHAIN, Running
+from service_parts import TARGET, TOOLCHAIN, Running, registered
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.tuning import kernels
 from torchrelay.compiler.api.tuning.jobs import KernelTuneItem
@@ -131,10 +131,12 @@ def test_a_host_with_a_gpu_and_workers_for_its_cpu_is_asked_for_its_gpu(
     http: httpx2.Client, pool: SearchingPool
 ) -> None:
     pool.others = [TARGET]
+    registered(http, pool)
     pool.questions = [msgspec.msgpack.encode(measured(kernel()))]
     name = begun(http, item())
     assert ended(http, name)["target"]["name"] == source_parts.GPU.name
     pool.others = [TARGET, msgspec.structs.replace(source_parts.GPU, name="NVIDIA A100")]
+    registered(http, pool)
     code, message = refused(http, item())
     assert code == "bad_tune_job" and message.endswith(
         f"several kinds: NVIDIA A100 with torch {TOOLCHAIN.torch}; NVIDIA H100 with torch {TOOLCHAIN.torch}"
@@ -145,11 +147,13 @@ def test_a_job_does_not_go_to_a_cpu_because_the_gpu_has_not_started_yet(
     http: httpx2.Client, pool: SearchingPool
 ) -> None:
     pool.target, pool.starting, pool.starts = TARGET, ["c"], source_parts.GPU
+    registered(http, pool)
     assert refused(http, item(), threads=2) == ("unavailable", "no worker with a GPU has started yet")
     assert int(begin(http, job(item(), threads=2)).headers["retry-after"]) == 15
     code, message = refused(http, item(), threads=2, device="cpu")
     assert (code, message[:16]) == ("bad_tune_job", "job.yaml, line 7")
     pool.starts = TARGET
+    registered(http, pool)
     assert refused(http, item(), threads=2)[0] == "bad_tune_job"
 
 
@@ -193,6 +197,7 @@ def test_a_dtype_that_the_device_lacks_is_refused_with_the_line(
     http: httpx2.Client, pool: SearchingPool
 ) -> None:
     pool.target = msgspec.structs.replace(source_parts.GPU, name="NVIDIA A100", capability="8.0")
+    registered(http, pool)
     code, message = refused(http, item(dtype="float8_e4m3fn"))
     assert code == "bad_tune_job"
     assert message == (

@@ -19,6 +19,15 @@ SCHEMA = ROOT / "tests" / "data" / "compose-spec" / "compose-spec.json"
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 
 
+SECRETS = {
+    "TORCHRELAY_OWNER_TOKEN",
+    "TORCHRELAY_REDIS_PASSWORD",
+    "TORCHRELAY_RAY_TOKEN",
+    "TORCHRELAY_SIGNER_TOKEN",
+    "TORCHRELAY_SIGNER_ADMIN_TOKEN",
+}
+
+
 @pytest.fixture(scope="module")
 def compose():
     return yaml.safe_load(COMPOSE.read_text())
@@ -34,26 +43,56 @@ def test_it_is_valid_by_the_compose_specifications_schema(compose):
 
 def test_it_has_the_parts_and_each_says_how_it_is(compose):
     services = compose["services"]
-    assert set(services) == {"redis", "ray-head", "gateway", "worker-cpu", "worker-gpu"}
+    assert set(services) == {
+        "redis",
+        "ray-head",
+        "signer",
+        "gateway",
+        "dispatcher",
+        "worker-cpu",
+        "worker-gpu",
+    }
     assert [name for name, service in services.items() if "healthcheck" not in service] == []
     assert services["worker-gpu"]["profiles"] == ["gpu"]
     device = services["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"][0]
     assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
 
 
-def test_only_the_gateway_is_published_and_ray_and_redis_stay_on_an_internal_network(compose):
+def test_only_the_gateway_is_published_and_nodes_reach_neither_redis_nor_the_signer(compose):
     services = compose["services"]
     assert [name for name, service in services.items() if "ports" in service] == ["gateway"]
     assert services["gateway"]["ports"] == ["${TORCHRELAY_BIND:-127.0.0.1:8642}:8642"]
     assert compose["networks"]["inside"]["internal"] is True
-    for name in ("redis", "ray-head", "worker-cpu", "worker-gpu"):
+    for name in ("redis", "signer"):
         assert services[name]["networks"] == ["inside"]
+    for name in ("ray-head", "worker-cpu", "worker-gpu"):
+        assert services[name]["networks"] == ["nodes"]
+
+
+def test_each_secret_is_only_where_it_is_needed(compose):
+    """What joins Ray has neither the signing keys nor the owner's token; the signer has no other secret."""
+    holders = {
+        secret: {
+            name for name, service in compose["services"].items() if secret in str(service.get("environment"))
+        }
+        for secret in SECRETS
+    }
+    assert holders == {
+        "TORCHRELAY_OWNER_TOKEN": {"gateway"},
+        "TORCHRELAY_REDIS_PASSWORD": {"redis", "gateway", "dispatcher"},
+        "TORCHRELAY_RAY_TOKEN": {"ray-head", "dispatcher", "worker-cpu", "worker-gpu"},
+        "TORCHRELAY_SIGNER_TOKEN": {"signer", "dispatcher"},
+        "TORCHRELAY_SIGNER_ADMIN_TOKEN": {"signer", "gateway"},
+    }
+    assert [
+        name for name, service in compose["services"].items() if "keys:" in str(service.get("volumes"))
+    ] == ["signer"]
 
 
 def test_every_secret_is_required_from_outside_and_listed_in_the_example():
     text = COMPOSE.read_text()
     required = set(re.findall(r"\$\{(\w+):\?", text))
-    assert required == {"TORCHRELAY_OWNER_TOKEN", "TORCHRELAY_REDIS_PASSWORD", "TORCHRELAY_RAY_TOKEN"}
+    assert required == SECRETS
     example = (ROOT / "deploy" / "example.env").read_text()
     for name in required:
         assert re.search(rf"^{name}=$", example, re.MULTILINE), f"{name} is missing, or has a value"
@@ -75,7 +114,8 @@ def test_redis_asks_for_a_password_and_keeps_its_data(compose):
     assert (ROOT / source).read_text().startswith("user default off\nuser torchrelay on >CHANGE-ME ")
     assert target in script and mode == "ro"
     assert (
-        "redis://torchrelay:" in compose["services"]["gateway"]["environment"]["TORCHRELAY_SERVICE_REDIS_URL"]
+        "redis://torchrelay:"
+        in compose["services"]["dispatcher"]["environment"]["TORCHRELAY_SERVICE_REDIS_URL"]
     )
 
 
@@ -98,11 +138,12 @@ def test_every_build_target_exists_and_the_dockerfile_copies_only_what_is_there(
         assert all((ROOT / source).exists() for source in sources.split())
 
 
-def test_workers_can_isolate_their_compiles_and_keep_files_where_the_gateway_says(compose):
+def test_workers_can_isolate_their_compiles_and_keep_files_where_the_dispatcher_says(compose):
     services = compose["services"]
-    gateway = services["gateway"]["environment"]
-    kernels, trains = gateway["TORCHRELAY_SERVICE_KERNELS_DIR"], gateway["TORCHRELAY_SERVICE_TRAIN_DIR"]
-    assert gateway["TORCHRELAY_SERVICE_TRAIN_URL"] == f"http://gateway:{services['gateway']['command'][-1]}"
+    settings = services["dispatcher"]["environment"]
+    kernels, trains = settings["TORCHRELAY_SERVICE_KERNELS_DIR"], settings["TORCHRELAY_SERVICE_TRAIN_DIR"]
+    port = services["gateway"]["command"][services["gateway"]["command"].index("--port") + 1]
+    assert settings["TORCHRELAY_SERVICE_TRAIN_URL"] == f"http://gateway:{port}"
     stages = re.split(r"^FROM ", DOCKERFILE.read_text(), flags=re.MULTILINE)
     for name in ("worker-cpu", "worker-gpu"):
         assert "seccomp=unconfined" in services[name]["security_opt"]
@@ -112,7 +153,7 @@ def test_workers_can_isolate_their_compiles_and_keep_files_where_the_gateway_say
             f"mkdir {kernels} {trains} && chown relay {kernels} {trains}" in stage
         )  # a new volume takes over owner and mode
     assert {"kernels", "trains"} <= set(compose["volumes"])
-    assert not {"security_opt"} & set(services["gateway"])
+    assert "security_opt" not in services["gateway"] and "security_opt" not in services["dispatcher"]
 
 
 def test_the_gateways_image_gets_every_requirement_but_torch():
@@ -127,12 +168,12 @@ def test_the_gateways_image_gets_every_requirement_but_torch():
     assert every - set(printed) == {line for line in every if line.startswith("torch")}
 
 
-@pytest.mark.parametrize("name", ["gateway", "worker-cpu", "worker-gpu"])
+@pytest.mark.parametrize("name", ["signer", "gateway", "dispatcher", "worker-cpu", "worker-gpu"])
 def test_its_command_lines_are_ones_the_service_understands(compose, name):
     """Without the addresses, which come by environment, each stops at that and at nothing before it."""
     command = [re.sub(r"\$\{\w+:-(.*)\}", r"\1", word) for word in compose["services"][name]["command"]]
     ran = subprocess.run(
-        [sys.executable, "-m", "torchrelay.service", "up", *command],
+        [sys.executable, "-m", "torchrelay.service", *command],
         capture_output=True,
         text=True,
         timeout=60,
@@ -143,4 +184,4 @@ def test_its_command_lines_are_ones_the_service_understands(compose, name):
         },
     )
     assert ran.returncode == 2
-    assert re.search(r"-only needs a (Redis and a )?Ray", ran.stderr), ran.stderr
+    assert re.search(r"needs a (Redis|Ray|token)", ran.stderr), ran.stderr

@@ -117,7 +117,7 @@ def passed_on() -> dict[str, set[str]]:
     found = {}
     programs = {
         "up": ["torchrelay.service", "up"],
-        "signer": ["torchrelay.service", "signer"],
+        **{role: ["torchrelay.service", role] for role in ("gateway", "dispatcher", "signer", "worker")},
         "demo": ["torchrelay.examples.demo"],
     }
     for name, module in programs.items():
@@ -128,7 +128,7 @@ def passed_on() -> dict[str, set[str]]:
 
 
 def variables() -> set[str]:
-    from torchrelay.service.settings import ServiceSettings
+    from torchrelay.service.base.settings import ServiceSettings
 
     return (
         {f"TORCHRELAY_{name.upper()}" for name in ClientSettings.__struct_fields__}

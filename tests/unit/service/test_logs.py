@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import structlog
 from torchrelay.service.base import logs
-from torchrelay.service.settings import ServiceSettings
+from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.storage.private_files import write_private
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchrelay.service.gateway.wiring.worker_pool import worker_pool
-from torchrelay.service.settings import ServiceSettings
+from torchrelay.service.base.settings import ServiceSettings
+from torchrelay.service.parts.worker_pool import worker_pool
 from torchrelay.workers.pool import PoolSettings, WorkerPool
 
 NO_SETTING = {"object_store_bytes", "engine"}
@@ -13,7 +13,7 @@ NO_SETTING = {"object_store_bytes", "engine"}
 
 def test_every_field_that_has_a_setting_reaches_the_pool(monkeypatch) -> None:
     made: list[PoolSettings] = []
-    monkeypatch.setattr(WorkerPool, "__init__", lambda self, settings: made.append(settings))
+    monkeypatch.setattr(WorkerPool, "__init__", lambda self, settings, claims: made.append(settings))
     settings = ServiceSettings(
         ray_address="head:6379",
         ray_token="t" * 32,

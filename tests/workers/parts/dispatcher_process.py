@@ -19,8 +19,8 @@ from pool_parts import RAY_TOKEN, wait_until
 from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
 from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.tuning import queries
+from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.compile.slot_claims import SlotClaims
-from torchrelay.service.settings import ServiceSettings
 from torchrelay.service.storage.redis.connections import connect
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts

@@ -18,8 +18,8 @@ from dispatcher_process import DispatcherProcess
 from pool_parts import RAY_TOKEN, wait_until
 from ray_nodes import Nodes
 from service_parts import RedisServer
+from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.compile.slot_claims import SlotClaims
-from torchrelay.service.settings import ServiceSettings
 from torchrelay.service.storage.redis.connections import connect
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts

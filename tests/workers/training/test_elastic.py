@@ -11,7 +11,7 @@ from pool_parts import RAY_TOKEN
 from service_parts import TOKEN, RedisServer, Running, free_port, wait_until
 from test_lost_nodes import Nodes, nodes  # noqa: F401
 from torchrelay.compiler.api.training import working_directory
-from torchrelay.service.settings import ServiceSettings
+from torchrelay.service.base.settings import ServiceSettings
 from training_parts import begun, ended, entries, events, sent_package, shown
 
 SCRIPT = """

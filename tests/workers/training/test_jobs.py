@@ -24,7 +24,7 @@ from torchrelay.compiler.api.training.events import (
 )
 from torchrelay.compiler.api.training.jobs import TRAIN_ENDED, TrainSpec
 from torchrelay.compiler.errors import CompileTimeout, Unavailable
-from torchrelay.workers.pool import WorkerLost
+from torchrelay.workers.pool import WorkerLost, why_no_room
 from train_engine_parts import FIRST_WAITS, HANG_SECONDS, MEET, Site, captures, drivers, gone
 
 
@@ -276,7 +276,7 @@ def test_a_job_is_cancelled_between_two_starts_of_its_ranks_and_before_the_first
 
 def test_a_job_that_no_node_can_hold_is_told_from_one_that_waits(site):
     def room(**spec):
-        return site.call(site.pool.train_room(TrainSpec(name="test", script="s.py", **spec)))
+        return why_no_room(TrainSpec(name="test", script="s.py", **spec), site.pool.node_resources())
 
     assert room(workers=1) == ""
     assert room(workers=1, device="cuda") == "no node has a GPU"

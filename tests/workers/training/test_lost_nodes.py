@@ -11,7 +11,7 @@ from pool_parts import RAY_TOKEN
 from ray_nodes import Nodes
 from torchrelay.compiler.api.training.events import LogLines, RankEnded, RankStarted
 from torchrelay.compiler.errors import Unavailable
-from torchrelay.workers.pool import PoolSettings, WorkerPool
+from torchrelay.workers.pool import PoolSettings, WorkerPool, why_no_room
 from train_engine_parts import FIRST_WAITS, HANG_SECONDS, MEET, Site, gone
 
 STAYS = """
@@ -71,7 +71,7 @@ def test_an_elastic_job_goes_on_with_fewer_ranks_and_takes_more_when_a_node_come
     try:
         site.call(site.pool.start())
         end = time.monotonic() + HANG_SECONDS
-        while site.call(site.pool.train_room(site.order("", workers=2, cpus=1.0).spec)):
+        while why_no_room(site.order("", workers=2, cpus=1.0).spec, site.pool.node_resources()):
             assert time.monotonic() < end, "the nodes do not come"
             time.sleep(0.5)
         job = site.begin(MEET + STAYS, workers=2, min_workers=1, cpus=1.0, arguments=[str(finish)])
@@ -105,7 +105,7 @@ def test_who_tells_elastic_jobs_what_is_free_outlives_the_node_of_the_first_job(
     try:
         site.call(site.pool.start())
         end = time.monotonic() + HANG_SECONDS
-        while site.call(site.pool.train_room(site.order("", workers=1).spec)):
+        while why_no_room(site.order("", workers=1).spec, site.pool.node_resources()):
             assert time.monotonic() < end, "the node does not come"
             time.sleep(0.5)
         job = site.begin("print('ran')", workers=1)

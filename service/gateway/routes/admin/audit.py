@@ -23,6 +23,6 @@ async def audit(
     ] = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditReply:
-    logs = [tenant.audit for tenant in await gateway.tenants.administered(grant)]
+    logs = [tenant.audit for tenant in await gateway.administered(grant)]
     entries = await page(logs, before=before.strip(), limit=limit)
     return AuditReply(entries, entries[-1].id if len(entries) >= limit else "")

@@ -73,9 +73,9 @@ async def import_artifact(
 @router.json("POST", "/v1/cache/gc", "Evict what is over the limit, and delete blobs that crashes left")
 async def collect(gateway: Gateway, admin: Admin) -> CollectReply:
     if admin.everywhere:
-        await gateway.recount.run(await gateway.namespaces.names())
+        await gateway.shared.recount.run(await gateway.namespaces.names())
     evicted = swept = 0
-    for tenant in await gateway.tenants.administered(admin):
+    for tenant in await gateway.administered(admin):
         evicted += await tenant.cache.trim()
         swept += await tenant.cache.sweep()
     return CollectReply(evicted, swept)
@@ -91,4 +91,4 @@ async def reindex(
         int, Query(ge=0, lt=REINDEX_PARTS, description="First byte of the keys; the last one ends it")
     ],
 ) -> ReindexReply:
-    return ReindexReply(await gateway.tenants.reindex(part, by=owner))
+    return ReindexReply(await gateway.reindex(part, by=owner))

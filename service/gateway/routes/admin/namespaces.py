@@ -18,7 +18,7 @@ Name = Annotated[str, Path(pattern=PATTERN, description="A namespace")]
 
 @router.json("GET", "/v1/namespaces", "The namespaces that the token may see")
 async def namespaces(gateway: Gateway, grant: Reader) -> list[NamespaceReply]:
-    tenants = await gateway.tenants.administered(grant)
+    tenants = await gateway.administered(grant)
     return [await gateway.quotas.read(tenant.namespace) for tenant in tenants]
 
 

@@ -31,6 +31,11 @@ async def issue(body: TokenRequest, gateway: Gateway, admin: Admin) -> TokenRepl
         raise Forbidden(
             f"the token of {admin.name!r} may give rates up to {most:g}", hint="Ask the service's owner"
         )
+    if "train" in body.roles and not (admin.everywhere or admin.allows("train")):
+        raise Forbidden(
+            f"the token of {admin.name!r} may not start training jobs, so it cannot give that role",
+            hint="Ask the service's owner",
+        )
     if body.allow_source and not (admin.everywhere or admin.source):
         raise Forbidden(
             f"the token of {admin.name!r} may not send source, so it cannot give that permission",

@@ -22,7 +22,7 @@ from ....admission.compile_request import CompileRequest
 from ....base.http_bodies import reply
 from ...http.errors import documented
 from ...http.json_routes import JsonRouter, binary_content
-from ...wiring.gateway import TenantParts
+from ...parts import GatewayTenant
 from ..parameters import CacheKey, Compiler, CompilerTenant, Gateway, ReaderTenant
 from .artifacts import artifact_response
 from .progress import status_of
@@ -91,8 +91,8 @@ async def compile_graph(
                 f"this graph is not in the cache, and the token of {grant.name!r} may not send source: "
                 f"the user-written Triton kernel {parsed.kernels[0]!r}"
             )
-        answer = await tenant.dispatcher.ask(parsed, body, finish=finish)
-        if answer == "start":
+        answer = await tenant.queue.ask(parsed, body, finish=finish)
+        if answer == "queued":
             await _log_compile(tenant, grant, parsed)
             await tenant.saved_requests.note(key, body)
         if answer != "hit":
@@ -101,7 +101,7 @@ async def compile_graph(
                 202,
                 {
                     KEY_HEADER: key,
-                    CACHE_HEADER: "miss" if answer == "start" else "coalesced",
+                    CACHE_HEADER: "miss" if answer == "queued" else "coalesced",
                     "Cache-Control": "no-store",
                 },
                 "application/json",
@@ -109,7 +109,7 @@ async def compile_graph(
     raise Unavailable("the cache offers this artifact but does not hold it", hint="Send the request again")
 
 
-async def _log_compile(tenant: TenantParts, grant: Grant, parsed: CompileRequest) -> None:
+async def _log_compile(tenant: GatewayTenant, grant: Grant, parsed: CompileRequest) -> None:
     """The compile already runs. If Redis does not store the entry, it is written to the gateway's log."""
     detail = f"source: {', '.join(parsed.kernels)}"[:_DETAIL] if parsed.kernels else ""
     event = AuditEvent(action="compile", name=grant.name, token=grant.id, key=parsed.key, detail=detail)

@@ -13,13 +13,13 @@ from .....compiler.request import codec
 from ....storage.redis.streams import STREAM_START
 from ...http.event_stream import EventBatch, ServerEvent, event_stream_responses
 from ...http.json_routes import JsonRouter
-from ...wiring.gateway import TenantParts
+from ...parts import GatewayTenant
 from ..parameters import CacheKey, Gateway, LastEventId, ReaderTenant
 
 router = JsonRouter("compile")
 
 
-async def status_of(tenant: TenantParts, key: str) -> compiles.CompileStatus:
+async def status_of(tenant: GatewayTenant, key: str) -> compiles.CompileStatus:
     """The compile's state and history. Raises NotFound for a key without a recent request."""
     snapshot = await tenant.events.snapshot(key)
     history = [event.progress for event in snapshot.events]
@@ -54,12 +54,12 @@ async def compile_events(
     key: CacheKey, gateway: Gateway, tenant: ReaderTenant, last_event_id: LastEventId = ""
 ) -> Response:
     first = await tenant.events.snapshot(key)
-    if not (first.events or first.cached or first.leased or tenant.dispatcher.holds(key)):
+    if not (first.events or first.cached or first.leased or first.pending):
         raise NotFound(f"there is no compile {key}")
     return gateway.event_streams.response(_batches(tenant, key, last_event_id or STREAM_START))
 
 
-async def _batches(tenant: TenantParts, key: str, after: str) -> AsyncGenerator[EventBatch]:
+async def _batches(tenant: GatewayTenant, key: str, after: str) -> AsyncGenerator[EventBatch]:
     """The events after `after`, until the last one, which is sent again to a client that has it already."""
     async with tenant.followers.watch(key) as watch:
         while True:

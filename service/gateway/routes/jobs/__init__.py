@@ -1,4 +1,4 @@
 """Tuning jobs, training jobs and the tuning database over HTTP.
 Take a job's description; answer with its state, results, files and events.
-May import ../../http and ../../wiring.
+May import ../../http and ../../parts.
 """

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from ....jobs.records import ENDED_STATES, DurableJobs
 from ....storage.redis.streams import STREAM_START
 from ...http.event_stream import EventBatch, ServerEvent
-from ...wiring.gateway import GatewayParts
+from ...parts import GatewayParts
 
 log = structlog.get_logger(__name__)
 

@@ -29,8 +29,8 @@ from ....jobs.training.run import token_name
 from ...http.errors import documented
 from ...http.event_stream import event_stream_responses
 from ...http.json_routes import JsonRouter, binary_content
-from ...wiring.gateway import TenantParts
-from ..parameters import Gateway, Reader, ReaderTenant, Trainer, TrainerTenant
+from ...parts import GatewayTenant
+from ..parameters import Gateway, Reader, ReaderTenant, Trainer, TrainerTenant, TrainingOn
 from .durable_jobs import job_events
 
 router = JsonRouter("training")
@@ -85,12 +85,13 @@ async def store_package(request: Request, gateway: Gateway, tenant: TrainerTenan
     "Start a training job, which runs the submitter's code on the nodes",
     body_bytes=4 << 20,
     status=202,
+    dependencies=[TrainingOn],
 )
 async def begin(body: TrainRequest, trainer: Trainer, tenant: TrainerTenant) -> TrainJob:
     record = await tenant.training_admission.admit(body, trainer)
     await _log(tenant, trainer, "train_begun", record.job)
     await tenant.training_jobs.create(record)
-    await tenant.training_controller.take_over()
+    await tenant.training_jobs.announce()
     return await tenant.training_jobs.job(record.job.id)
 
 
@@ -116,9 +117,9 @@ async def cancel(job: Job, gateway: Gateway, trainer: Trainer, tenant: TrainerTe
         return found
     await _log(tenant, trainer, "train_cancelled", found)
     await tenant.training_jobs.cancel(job, f"cancelled by {trainer.name}")
-    await tenant.training_controller.take_over()
+    await tenant.training_jobs.announce()
     until = time.monotonic() + _CANCEL_SECONDS
-    while found.state not in TRAIN_ENDED and time.monotonic() < until and not gateway.state.stopping:
+    while found.state not in TRAIN_ENDED and time.monotonic() < until and not gateway.stopping:
         await asyncio.sleep(_POLL_SECONDS)
         found = await tenant.training_jobs.job(job)
     return found
@@ -128,6 +129,7 @@ async def cancel(job: Job, gateway: Gateway, trainer: Trainer, tenant: TrainerTe
     "POST",
     "/v1/trains/{job}/resume",
     "Continue a training job that failed or was cancelled from its last checkpoint",
+    dependencies=[TrainingOn],
 )
 async def resume(job: Job, trainer: Trainer, tenant: TrainerTenant) -> TrainJob:
     found = await tenant.training_jobs.job(job)
@@ -137,7 +139,7 @@ async def resume(job: Job, trainer: Trainer, tenant: TrainerTenant) -> TrainJob:
         await _log(tenant, trainer, "train_resumed", found)
         waiting = StateChanged(state="waiting", at=time.time(), detail=f"resumed by {trainer.name}")
         await tenant.training_jobs.resume(job, waiting, source=trainer.source)
-        await tenant.training_controller.take_over()
+        await tenant.training_jobs.announce()
     return await tenant.training_jobs.job(job)
 
 
@@ -178,7 +180,7 @@ async def history(job: Job, tenant: ReaderTenant, after: After = 0, limit: Limit
 
 
 async def _entries(
-    tenant: TenantParts, job: str, series: Series, after: int, limit: int, rank: int = -1
+    tenant: GatewayTenant, job: str, series: Series, after: int, limit: int, rank: int = -1
 ) -> Response:
     """A page. It is empty only at the end, also where most entries are other ranks'."""
     found: list[NumberedEvent] = []
@@ -260,7 +262,7 @@ async def events(
     return await job_events(gateway, tenant.training_jobs, job, last_event_id)
 
 
-async def _log(tenant: TenantParts, trainer: Grant, action: AuditAction, job: TrainJob) -> None:
+async def _log(tenant: GatewayTenant, trainer: Grant, action: AuditAction, job: TrainJob) -> None:
     """Call it before the change: no job starts without an entry, whatever fails afterwards."""
     runs = job.spec.script or job.spec.function
     where = f"{job.spec.workers} x {job.spec.device}"

@@ -21,7 +21,7 @@ from ....access.audit import AuditAction, AuditEvent
 from ....access.tokens import Grant
 from ...http.event_stream import event_stream_responses
 from ...http.json_routes import JsonRouter
-from ...wiring.gateway import TenantParts
+from ...parts import GatewayTenant
 from ..parameters import Gateway, LastEventId, ReaderTenant, Tuner, TunerTenant
 from .durable_jobs import job_events
 
@@ -41,7 +41,7 @@ async def begin(body: TuneRequest, tuner: Tuner, tenant: TunerTenant) -> TuneJob
     record = await tenant.tuning_admission.admit(body, tuner)
     await _log(tenant, tuner, "tune_begun", record.job)
     await tenant.tuning_jobs.create(record)
-    await tenant.tuning_controller.take_over()
+    await tenant.tuning_jobs.announce()
     return await tenant.tuning_jobs.job(record.job.id)
 
 
@@ -107,7 +107,7 @@ async def resume(job: Job, tuner: Tuner, tenant: TunerTenant) -> TuneJob:
         )
     await _log(tenant, tuner, "tune_resumed", found)
     await tenant.tuning_jobs.change(job, "resume")
-    await tenant.tuning_controller.take_over()
+    await tenant.tuning_jobs.announce()
     return await tenant.tuning_jobs.job(job)
 
 
@@ -124,7 +124,7 @@ async def events(
     return await job_events(gateway, tenant.tuning_jobs, job, last_event_id)
 
 
-async def _log(tenant: TenantParts, tuner: Grant, action: AuditAction, job: TuneJob) -> None:
+async def _log(tenant: GatewayTenant, tuner: Grant, action: AuditAction, job: TuneJob) -> None:
     """Call it before the change: no job starts without an entry, whatever fails afterwards."""
     source = f"; source: {', '.join(job.sources)}" if job.sources else ""
     detail = f"{job.id} {job.name[:60]}, {sum(job.items.values())} items{source}"[:200]

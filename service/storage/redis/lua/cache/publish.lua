@@ -5,7 +5,7 @@
 -- audit entry's fields come last.
 -- Returns {'published', digest}, {'exists', digest}, {'refused'} or {'blobless'}.
 local index, lru, _, sizes, total, inline, stats, audit, recount = unpack(KEYS)
-local _, lease, _, active, events, request, run, waiters, _, _, _, _, kills = unpack(KEYS, 10)
+local _, lease, _, active, events, request, run, waiters, _, _, _, _, kills, pending = unpack(KEYS, 10)
 local key, most_audited, blob, token, digest, size, place, namespace = unpack(ARGV)
 local seconds, components, ttl_ms, wake, searched, recalled, unverified = unpack(ARGV, 9)
 size, seconds, searched = integer(finite(size)), finite(seconds), integer(finite(searched))
@@ -53,6 +53,7 @@ end
 redis.call('HINCRBYFLOAT', stats, 'seconds_saved', saved)
 redis.call('DEL', lease, run, request, waiters, kills)
 redis.call('ZREM', active, key)
+redis.call('ZREM', pending, lease)
 redis.call('XADD', audit, 'MAXLEN', '~', most_audited, '*', unpack(ARGV, 16))
 redis.call('PUBLISH', wake, key)
 return {'published', digest}

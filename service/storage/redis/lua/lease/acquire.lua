@@ -1,13 +1,16 @@
--- Answer a request for a key that is not cached: take the lease, join its holder, or refuse. Who asks without the body
--- is told if it is needed, and nothing has changed then.
--- KEYS: Keys.compile_keys. most_compiles, most_seconds: limits of a namespace without its own quota (0: no limit).
--- Returns {'hit'}, {'failed', error JSON}, {'wait'}, {'gone'}, {'body'}, {'lease', fence, body if taken over},
+-- Answer a request for a key that is not cached: queue its compile, take the lease, join its holder, or refuse. Who asks
+-- without the body is told if it is needed, and nothing has changed then.
+-- KEYS: Keys.compile_keys. mode: 'queue': for any dispatcher; 'ask': take the lease; 'take': take the lease of a compile
+-- that is queued, or whose holder died. what: which workers it needs, for dispatchers. most_compiles,
+-- most_seconds: limits of a namespace without its own quota (0: no limit).
+-- Returns {'hit'}, {'failed', error JSON}, {'wait'}, {'gone'}, {'body'}, {'queued'},
+--         {'lease', fence, body if mode is 'take', how often it was taken, ms since it was queued, wanted 1 or 0},
 --         {'overloaded', how many are queued, 'all' or 'share'}, {'compiles', limit} or
 --         {'seconds', limit, ms until the period ends}.
-local index, lease, fence, active, events, request, run, waiters, failed, stats, spent, namespaces = unpack(KEYS)
-local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, finish, mode = unpack(ARGV)
-local most_queued, prefix, default, namespace, most_compiles, most_seconds = unpack(ARGV, 10)
-local asking = mode == 'ask'
+local index, lease, fence, active, events, request, run, waiters, failed, stats, spent, namespaces, _, pending = unpack(KEYS)
+local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, finish, what, mode = unpack(ARGV)
+local compiles_wait, most_queued, namespace, default, most_compiles, most_seconds = unpack(ARGV, 11)
+local asking = mode ~= 'take'
 
 local function count(field)
   if asking then
@@ -37,8 +40,8 @@ end
 local held = redis.call('GET', lease)
 if held then
   local holder, held_fence = held:match('^(.*):(%d+)$')
-  if holder == owner then
-    return {'lease', held_fence, asking and '' or redis.call('GET', request) or ''} -- the same call again, after a lost answer
+  if holder == owner then -- the same call again, after a lost answer
+    return {'lease', held_fence, asking and '' or redis.call('GET', request) or '', 1, 0, 1}
   end
   if asking then
     redis.call('HINCRBY', run, 'joins', 1)
@@ -61,11 +64,19 @@ local running = stage ~= nil and stage ~= 'done' and stage ~= 'failed'
 if not asking then
   body = redis.call('GET', request)
   if not body or not running then
+    redis.call('ZREM', pending, lease)
+    redis.call('ZREM', active, key)
     return {'gone'}
   end
+elseif mode == 'queue' and running and redis.call('ZSCORE', pending, lease) and redis.call('EXISTS', request) == 1 then
+  redis.call('HINCRBY', run, 'joins', 1)
+  want()
+  count('coalesced')
+  return {'wait'}
 end
 
 redis.call('ZREMRANGEBYSCORE', active, '-inf', integer(now))
+redis.call('ZREMRANGEBYSCORE', pending, '-inf', integer(now - ttl_ms))
 
 -- At overload each namespace keeps its share: it holds at most twice as many places as are free for anybody
 -- (dynamic thresholds, Choudhury and Hahne 1998). One that floods alone gets two thirds; n that flood get two of
@@ -81,16 +92,8 @@ local function refusal()
   if seconds > 0 and tonumber(redis.call('GET', spent) or '0') >= seconds * 1000 then
     return {'seconds', tostring(seconds), redis.call('PTTL', spent)}
   end
-  local queued, others = own, 0
-  local names = redis.call('HKEYS', namespaces)
-  names[#names + 1] = redis.call('HEXISTS', namespaces, default) == 0 and default or nil
-  for _, name in ipairs(names) do
-    if name ~= namespace then
-      local theirs = (name == default and prefix or prefix .. 'ns:' .. name .. ':') .. 'active'
-      queued = queued + redis.call('ZCOUNT', theirs, '(' .. integer(now), '+inf')
-      others = others + 1
-    end
-  end
+  local queued = redis.call('ZCARD', pending)
+  local others = redis.call('HLEN', namespaces) - redis.call('HEXISTS', namespaces, default)
   local free = tonumber(most_queued) - queued
   if free <= 0 then
     return {'overloaded', queued, 'all'}
@@ -110,19 +113,39 @@ end
 if body == '' then
   return {'body'}
 end
+local wanted = 1
+if not running then
+  redis.call('DEL', events, run, waiters)
+  redis.call('HSET', run, 'started', integer(now), 'joins', 0)
+elseif not asking then
+  redis.call('ZREMRANGEBYSCORE', waiters, '-inf', integer(now))
+  wanted = (redis.call('HGET', run, 'finish') == '1' or redis.call('ZCARD', waiters) > 0) and 1 or 0
+end
+redis.call('SET', request, body, 'PX', ttl_ms)
+redis.call('HSET', run, 'what', what)
+want()
+local function report(detail)
+  add_event(events, run, ttl_ms, 'queued', detail, '')
+  redis.call('PUBLISH', wake, key)
+end
+if mode == 'queue' then
+  redis.call('PEXPIRE', run, ttl_ms)
+  redis.call('ZADD', active, integer(now + ttl_ms), key)
+  redis.call('ZADD', pending, integer(now), lease)
+  report('')
+  redis.call('PUBLISH', wake, compiles_wait)
+  count('misses')
+  return {'queued'}
+end
 local number = next_fence(fence)
 redis.call('SET', lease, owner .. ':' .. number, 'PX', lease_ms)
 redis.call('ZADD', active, integer(now + lease_ms), key)
-redis.call('SET', request, body, 'PX', ttl_ms)
-local detail = 'taken over from a holder that died'
-if not running then
-  detail = ''
-  redis.call('DEL', events, run, waiters)
-  redis.call('HSET', run, 'started', integer(now), 'joins', 0)
-end
-want()
+redis.call('ZADD', pending, integer(now + lease_ms), lease)
+local times = redis.call('HINCRBY', run, 'leases', 1)
 redis.call('PEXPIRE', run, ttl_ms)
-add_event(events, run, ttl_ms, 'queued', detail, '')
-redis.call('PUBLISH', wake, key)
+if times > 1 or asking then
+  report(times > 1 and 'taken over from a holder that died' or '')
+end
 count('misses')
-return {'lease', number, asking and '' or body}
+local waited = now - tonumber(redis.call('HGET', run, 'started') or now)
+return {'lease', number, asking and '' or body, times, waited, wanted}

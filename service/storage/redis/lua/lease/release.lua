@@ -1,11 +1,13 @@
--- Give a lease back unfinished (the gateway stops); a gateway with a waiting client takes the compile over at once.
+-- Give a lease back unfinished (the dispatcher stops); another one takes the compile over at once.
 -- KEYS: Keys.compile_keys. ARGV: token: owner:fence. Returns 1 or 0.
-local _, lease, _, active = unpack(KEYS)
-local key, token, wake = unpack(ARGV)
+local _, lease, _, active, _, _, _, _, _, _, _, _, _, pending = unpack(KEYS)
+local key, token, wake, ttl_ms, compiles_wait = unpack(ARGV)
 if redis.call('GET', lease) ~= token then
   return 0
 end
 redis.call('DEL', lease)
-redis.call('ZREM', active, key)
+redis.call('ZADD', active, integer(now + ttl_ms), key)
+redis.call('ZADD', pending, integer(now), lease)
 redis.call('PUBLISH', wake, key)
+redis.call('PUBLISH', wake, compiles_wait)
 return 1

@@ -2,14 +2,15 @@
 -- (a stall, or Redis lost its memory) is taken again under a new fence.
 -- KEYS: Keys.compile_keys. body: '' until it is asked for; Redis has it unless it lost its memory.
 -- Returns {'held' or 'retaken', fence, wanted 1 or 0}, {'lost'}, {'published'}, or {'body'}: it is needed.
-local index, lease, fence, active, events, request, run, waiters = unpack(KEYS)
-local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, finish = unpack(ARGV)
+local index, lease, fence, active, events, request, run, waiters, _, _, _, _, _, pending = unpack(KEYS)
+local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, finish, what = unpack(ARGV)
 local expiry = integer(now + lease_ms)
 local held = redis.call('GET', lease)
 local holder, held_fence = (held or ''):match('^(.*):(%d+)$')
 if holder == owner then -- maybe under a newer fence than this caller knows
   redis.call('PEXPIRE', lease, lease_ms)
   redis.call('ZADD', active, expiry, key)
+  redis.call('ZADD', pending, expiry, lease)
   redis.call('PEXPIRE', request, ttl_ms)
   redis.call('PEXPIRE', run, ttl_ms)
   redis.call('PEXPIRE', events, ttl_ms)
@@ -31,7 +32,9 @@ end
 local number = next_fence(fence)
 redis.call('SET', lease, owner .. ':' .. number, 'PX', lease_ms)
 redis.call('ZADD', active, expiry, key)
+redis.call('ZADD', pending, expiry, lease)
 redis.call('HSETNX', run, 'started', integer(now))
+redis.call('HSET', run, 'what', what)
 if finish == '1' then
   redis.call('HSET', run, 'finish', '1')
 end

@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from ..compiler.api.training.jobs import PACKAGE_BYTES
-from ..compiler.request import codec
+from ...compiler.api.training.jobs import PACKAGE_BYTES
+from ...compiler.request import codec
 
 Seconds = Annotated[float, Field(gt=0)]
 Bytes = Annotated[int, Field(gt=0)]
@@ -102,6 +102,10 @@ class ServiceSettings(BaseSettings):
     sign_in_file: Path | None = None
     """Whose JWTs are accepted beside tokens, and what each holder may do: OpenID Connect providers and Kubernetes
     clusters, TOML (service/access/oidc/sign_in_file.py). Read at the start."""
+
+    training: bool | None = None
+    """Whether training jobs run, which are their holders' code on the nodes. Default: only where `up` starts the whole
+    service, whose jobs then run as the user who started it."""
 
     trusted_public_keys: str = ""
     """Other sites' signing keys, base64, separated by commas: their artifacts may be imported here. With a signer, it

@@ -1,6 +1,6 @@
-"""Stage 6: the dispatcher has a missing graph compiled by a worker, and signs and publishes the artifact.
+"""Stage 6: a dispatcher has a missing graph compiled by a worker, signed, and published.
 
-There is one flight for each lease that this gateway holds. A flight runs two tasks: one renews the lease, the other
+There is one flight for each lease that this dispatcher holds. A flight runs two tasks: one renews the lease, the other
 compiles, signs and publishes. The first to end ends the other. Clients never wait for a flight: they wait for its
 events in Redis, which any gateway can serve.
 """
@@ -33,21 +33,21 @@ from ...compiler.errors import (
 )
 from ...compiler.tuning.queries import TuningQuery
 from ...compiler.tuning.records import TuningEntry
-from ...workers.pool import WorkerPool
+from ...workers.pool import SlotsElsewhere, WorkerPool
 from ..admission.admit import Admission
 from ..admission.compile_request import CompileRequest
 from ..base.async_tasks import end
 from ..base.metrics import GatewayMetrics
+from ..base.settings import ServiceSettings
 from ..cache.artifact_cache import ArtifactCache, Offer, make_offer
-from ..settings import ServiceSettings
-from ..signing.keyring import Keyring
+from ..signing.trusted_keys import TrustedKeys
 from ..storage.outages import BlobStoreDown
 from ..storage.redis.retry import REDIS_OUTAGES, redis_errors_logged, retry_while_down
 from .search.compile_queries import CompileQueries, OnQuery
 from .search.database import TuningDatabase
 from .search.queue import SearchQueue
 from .search.task import SearchTarget
-from .single_flight import Lease, Leases
+from .single_flight import CompileNeeds, Lease, Leases
 
 log = structlog.get_logger(__name__)
 
@@ -85,9 +85,14 @@ class Flight:
         self.made = False
         """The artifact is there and only has to be published, even if no client waits."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has no worker yet."""
+        return self.working is None and not self.over
 
-class Dispatcher:
-    """The flights of one namespace."""
+
+class Flights:
+    """The flights of one namespace, in this dispatcher."""
 
     def __init__(
         self,
@@ -99,7 +104,7 @@ class Dispatcher:
         searches: SearchQueue,
         admission: Admission,
         pool: WorkerPool,
-        keyring: Keyring,
+        keyring: TrustedKeys,
         metrics: GatewayMetrics,
     ) -> None:
         self._settings = settings
@@ -138,29 +143,29 @@ class Dispatcher:
         Raises Overloaded, OverQuota, the remembered error of a compile that just failed, RedisError.
         """
         for flight in self._flights_of(request.key):
-            # Redis may have lost our lease a moment ago: take it back before another gateway gets a new one.
+            # Redis may have lost our lease a moment ago: take it back before another dispatcher gets a new one.
             _, flight.lease = await self._leases.renew(flight.lease, finish=flight.finish)
-        answer = await self._leases.ask(request.key, body, finish=finish)
+        needs = CompileNeeds(request.toolchain, request.target)
+        answer = await self._leases.ask(request.key, body, needs, finish=finish)
         if not isinstance(answer, Lease):
             return answer
         self._launch(Flight(answer, request, finish=finish))
         return "start"
 
-    async def take_over(self, key: str) -> bool:
-        """Continues a compile whose holder died; false if that lives, or if the compile is over or not known."""
+    async def take(self, key: str, needs: CompileNeeds) -> Flight | None:
+        """Begins a compile that is queued, or continues one whose holder died. None if that lives, or if the compile is
+        over or not known. Raises RedisError."""
         if self._flights_of(key):
-            return False  # the task that renews its lease takes it again
-        lease = await self._leases.take_over(key)
+            return None  # the task that renews its lease takes it again
+        lease = await self._leases.take(key, needs)
         if lease is None:
-            return False
-        log.warning("compile_taken_over", key=key)
-        self._metrics.takeovers.inc()
-        self._launch(Flight(lease, None, finish=False))
-        return True
-
-    def holds(self, key: str) -> bool:
-        """Whether this gateway is compiling `key`."""
-        return bool(self._flights_of(key))
+            return None
+        if lease.taken > 1:
+            log.warning("compile_taken_over", key=key)
+            self._metrics.takeovers.inc()
+        flight = Flight(lease, None, finish=False)
+        self._launch(flight)
+        return flight
 
     def _flights_of(self, key: str) -> list[Flight]:
         flights = self._flights.values()
@@ -196,12 +201,14 @@ class Dispatcher:
                 log.info("compile_stopped", key=key, verdict=verdict)
                 flight.over = True
                 if verdict == "abandoned":
-                    error = CompileKilled("no client waits for this compile any more", hint="Ask again")
-                    await self._leases.fail(flight.lease, error, remember_seconds=0)
+                    await self._leases.fail(flight.lease, _abandoned(), remember_seconds=0)
                 return
             await end(renewer)
             flight.over = True
-            await self._report_failure(flight, worker)
+            if isinstance(worker.exception(), SlotsElsewhere):
+                await self._leases.release(flight.lease)  # to the dispatcher that has the slots
+            else:
+                await self._report_failure(flight, worker)
         except asyncio.CancelledError:
             await end(worker)
             await end(renewer)
@@ -209,6 +216,7 @@ class Dispatcher:
                 await self._leases.release(flight.lease)
             raise
         finally:
+            flight.over = True
             await self._charge(flight)
 
     async def _charge(self, flight: Flight) -> None:
@@ -235,6 +243,14 @@ class Dispatcher:
                     log.warning("lease_retaken", key=flight.lease.key)
 
     async def _compile(self, flight: Flight) -> None:
+        if not flight.lease.wanted:
+            raise _abandoned()
+        limit = self._settings.compile_deadline_seconds
+        if flight.lease.waited >= limit:
+            raise CompileTimeout(
+                f"no worker was free within the deadline of {limit:g} s",
+                hint="Add workers, or raise the compile deadline in the service's settings",
+            )
         request = flight.request or await self._admission.request_of(
             flight.lease.body, namespace=self._namespace
         )
@@ -265,7 +281,7 @@ class Dispatcher:
                 steps.put_nowait((stage, detail[:_MOST_DETAIL]))
 
         reporter = asyncio.create_task(self._report(flight, steps))
-        until = time.monotonic() + self._settings.compile_deadline_seconds
+        until = flight.began + self._settings.compile_deadline_seconds - flight.lease.waited
         try:
             for _ in range(ATTEMPTS - 1):
                 try:
@@ -366,6 +382,10 @@ class Dispatcher:
             ),
             seconds=self._settings.publish_retry_seconds,
         )
+
+
+def _abandoned() -> CompileKilled:
+    return CompileKilled("no client waits for this compile any more", hint="Ask again")
 
 
 def _as_relay_error(failure: BaseException) -> RelayError:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ....workers.pool import PoolSettings, WorkerPool
-from ...settings import ServiceSettings
+from ...workers.pool import Claims, PoolSettings, WorkerPool
+from ..base.settings import ServiceSettings
 
 
-def worker_pool(settings: ServiceSettings) -> WorkerPool:
+def worker_pool(settings: ServiceSettings, claims: Claims | None = None) -> WorkerPool:
+    """claims: what shares the slots of a Ray cluster with other dispatchers."""
     return WorkerPool(
         PoolSettings(
             ray_address=settings.ray_address,
@@ -21,5 +22,6 @@ def worker_pool(settings: ServiceSettings) -> WorkerPool:
             kernels_dir=settings.kernels_location,
             kernels_bytes=settings.kernels_limit_bytes,
             isolation=settings.isolation,
-        )
+        ),
+        claims,
     )

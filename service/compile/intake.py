@@ -1,0 +1,128 @@
+"""Stage 6: a dispatcher takes queued compiles for its idle workers. Namespaces take turns.
+
+Any number of dispatchers take from one queue. One that has no such worker leaves a compile to those that have; one that
+nobody has a worker for is taken too, so that it fails with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import msgspec
+import structlog
+from redis.exceptions import RedisError
+
+from ...compiler.errors import NotFound, Unavailable
+from ...compiler.request import schema
+from ..base.async_tasks import is_set_within
+from ..storage.redis.keys import COMPILES_WAIT
+from ..storage.redis.notifications import Notifications
+from .flights import Flight, Flights
+from .pending import PendingCompile, PendingCompiles
+from .registry import DispatcherRegistry
+
+log = structlog.get_logger(__name__)
+
+_HANDOVER_SECONDS = 15.0
+"""A dead dispatcher's slots are another's after this time (slot_claims.py)."""
+
+
+class IdleWorkers(Protocol):
+    queued: int
+    """Compiles that wait for a worker of these."""
+
+    @property
+    def elsewhere(self) -> int:
+        """How many slots of the cluster other dispatchers have."""
+
+    def room(self, toolchain: schema.Toolchain, target: schema.Target) -> int | None:
+        """How many compiles could begin at once; None: there is no such worker, and none to come."""
+
+
+class CompileIntake:
+    """The dispatcher with id `own`."""
+
+    def __init__(
+        self,
+        own: str,
+        pending: PendingCompiles,
+        registry: DispatcherRegistry,
+        workers: IdleWorkers,
+        flights_of: Callable[[str], Awaitable[Flights]],
+        notifications: Notifications,
+        check_store: Callable[[], Awaitable[None]],
+        *,
+        poll_seconds: float,
+    ) -> None:
+        """check_store: raises Unavailable where this dispatcher could publish nothing."""
+        self._own = own
+        self._pending = pending
+        self._registry = registry
+        self._workers = workers
+        self._flights_of = flights_of
+        self._notifications = notifications
+        self._check_store = check_store
+        self._poll_seconds = poll_seconds
+        self._served: dict[str, int] = {}
+        """When each namespace was served last, as a number that grows."""
+        self._begun: list[tuple[PendingCompile, Flight]] = []
+        """What was taken and has no worker yet."""
+
+    async def run(self) -> None:
+        """Takes compiles until cancelled. A lost notification costs `poll_seconds`."""
+        async with self._notifications.woken(COMPILES_WAIT) as wake:
+            while True:
+                wake.clear()
+                try:
+                    due = await self._pending.due()
+                    if due:
+                        await self._check_store()
+                    await self._take(due)
+                except (RedisError, Unavailable) as error:
+                    log.warning("compiles_not_taken", error=str(error))
+                await is_set_within(wake, self._poll_seconds)
+
+    async def _take(self, due: Sequence[PendingCompile]) -> None:
+        """Takes what can begin now. Raises RedisError."""
+        left = list(due)
+        waiting = 0
+        room: dict[bytes, int | None] = {}
+        self._begun = [(each, flight) for each, flight in self._begun if flight.waits]
+        while left:
+            compile = min(left, key=lambda each: self._served.get(each.namespace, 0))
+            left.remove(compile)
+            try:
+                flights = await self._flights_of(compile.namespace)
+            except NotFound:
+                continue
+            kind = msgspec.msgpack.encode(compile.needs)
+            if kind not in room:
+                room[kind] = self._room(compile)
+            free = room[kind]
+            if free is None and await self._may_get_workers(compile):
+                continue
+            if free is not None and free <= 0:
+                waiting += 1
+                continue
+            flight = await flights.take(compile.key, compile.needs)
+            if flight is not None:
+                self._served[compile.namespace] = max(self._served.values(), default=0) + 1
+                self._begun.append((compile, flight))
+                if free is not None:
+                    room[kind] = free - 1
+        self._workers.queued = waiting
+
+    def _room(self, compile: PendingCompile) -> int | None:
+        idle = self._workers.room(compile.needs.toolchain, compile.needs.target)
+        if idle is None:
+            return None
+        return idle - sum(each.needs == compile.needs for each, _ in self._begun)
+
+    async def _may_get_workers(self, compile: PendingCompile) -> bool:
+        """Whether another dispatcher may have a worker for it, or this one in a moment: slots may be on their way from
+        one to the other."""
+        if self._workers.elsewhere and compile.waited < _HANDOVER_SECONDS:
+            return True
+        dispatchers = await self._registry.dispatchers()
+        return any(each.may_compile(compile.needs) for each in dispatchers if each.id != self._own)

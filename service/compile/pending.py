@@ -1,0 +1,81 @@
+"""The open compiles of all namespaces that a dispatcher may take: they are queued, or their holder died."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import msgspec
+import structlog
+from msgspec import MsgspecError, Struct
+from redis.asyncio import Redis
+
+from ...compiler import decoding
+from ..storage.redis.keys import Keys
+from .single_flight import CompileNeeds
+
+log = structlog.get_logger(__name__)
+
+_REMEMBERED = 4096
+
+
+class PendingCompile(Struct, frozen=True):
+    """waited: seconds since any dispatcher may take it."""
+
+    namespace: str
+    key: str
+    needs: CompileNeeds
+    waited: float = 0.0
+
+
+class PendingCompiles:
+    def __init__(self, redis: Redis, keys: Keys, *, most: int) -> None:
+        """most: compiles that are read at once."""
+        self._redis = redis
+        self._keys = keys
+        self._most = most
+        self._known: OrderedDict[str, PendingCompile] = OrderedDict()
+        """By the lease's name. A cache key has always the same needs."""
+
+    async def due(self) -> list[PendingCompile]:
+        """Those that have waited longest come first. Raises RedisError."""
+        seconds, micros = await self._redis.time()
+        now = seconds * 1000 + micros // 1000
+        found = await self._redis.zrange(
+            self._keys.pending,
+            "-inf",  # type: ignore[arg-type]
+            now,
+            byscore=True,
+            offset=0,
+            num=self._most,
+            withscores=True,
+        )
+        scores = {name.decode(): score for name, score in found}
+        leases = list(scores)
+        await self._read([lease for lease in leases if lease not in self._known])
+        return [
+            msgspec.structs.replace(self._known[lease], waited=(now - scores[lease]) / 1000)
+            for lease in leases
+            if lease in self._known
+        ]
+
+    async def _read(self, leases: list[str]) -> None:
+        named = {lease: self._keys.leased(lease) for lease in leases}
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for found in filter(None, named.values()):
+                namespace, key = found
+                pipe.hget(self._keys.of(namespace).run(key), "what")
+            answers = iter(await pipe.execute())
+        for lease, found in named.items():
+            what = next(answers) if found else None
+            try:
+                needs = decoding.from_msgpack(what or b"", type=CompileNeeds)
+            except (
+                MsgspecError
+            ):  # Redis has lost a part of it, or another version wrote it; who waits asks again
+                log.error("queued_compile_not_readable", lease=lease)
+                await self._redis.zrem(self._keys.pending, lease)
+                continue
+            assert found is not None
+            self._known[lease] = PendingCompile(*found, needs)
+        while len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)

@@ -1,0 +1,113 @@
+"""The live dispatchers and their workers, as each dispatcher writes them to Redis and every gateway reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import structlog
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from ...compiler import decoding
+from ...compiler.api.compiles import WorkerInfo
+from ..base.async_tasks import Recent
+from ..storage.redis.keys import Keys
+from .single_flight import CompileNeeds
+
+log = structlog.get_logger(__name__)
+
+_FRESH_SECONDS = 0.2
+"""How old an answer may be: a thousand clients may ask at once."""
+
+
+STARTING = "starting"
+"""The problem of a dispatcher whose workers were not started yet."""
+
+
+class DispatcherInfo(Struct, frozen=True):
+    """What a dispatcher says of itself. problem: why it cannot use its workers, or ''. nodes: the resources of each
+    node, in Ray's names."""
+
+    id: str
+    problem: str
+    workers: list[WorkerInfo]
+    nodes: list[dict[str, float]]
+
+    @property
+    def ready(self) -> bool:
+        """Whether a worker of it is warm."""
+        return not self.problem and any(worker.state in ("idle", "busy") for worker in self.workers)
+
+    def may_compile(self, needs: CompileNeeds) -> bool:
+        """Whether it has a worker for this, or one that starts and may turn out to be for it."""
+        return any(_may_compile(worker, needs) for worker in self.workers)
+
+
+class DispatcherRegistry:
+    def __init__(self, redis: Redis, keys: Keys, *, expiry_seconds: float) -> None:
+        """expiry_seconds: how long an entry stays that is not written again."""
+        self._redis = redis
+        self._keys = keys
+        self._expiry_ms = int(expiry_seconds * 1000)
+        self._recent: Recent[list[DispatcherInfo]] = Recent(_FRESH_SECONDS)
+
+    async def dispatchers(self) -> list[DispatcherInfo]:
+        """Those that live. Raises RedisError."""
+        return await self._recent.get(self._read)
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Of all dispatchers. Raises RedisError."""
+        return [worker for each in await self.dispatchers() for worker in each.workers]
+
+    async def nodes(self) -> list[dict[str, float]]:
+        """The resources of each node of each Ray cluster. Raises RedisError."""
+        return _distinct(node for each in await self.dispatchers() for node in each.nodes)
+
+    async def write(self, info: DispatcherInfo) -> None:
+        """Raises RedisError."""
+        seconds, micros = await self._redis.time()
+        now = seconds * 1000 + micros // 1000
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.set(self._keys.dispatcher(info.id), msgspec.msgpack.encode(info), px=self._expiry_ms)
+            pipe.zremrangebyscore(self._keys.dispatchers, "-inf", now)
+            pipe.zadd(self._keys.dispatchers, {info.id: now + self._expiry_ms})
+            await pipe.execute()
+
+    async def remove(self, dispatcher: str) -> None:
+        """Raises RedisError."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(self._keys.dispatcher(dispatcher))
+            pipe.zrem(self._keys.dispatchers, dispatcher)
+            await pipe.execute()
+
+    async def _read(self) -> list[DispatcherInfo]:
+        names = [name.decode() for name in await self._redis.zrange(self._keys.dispatchers, 0, -1)]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.get(self._keys.dispatcher(name))
+            found = await pipe.execute()
+        return [info for data in found if data is not None and (info := _decoded(data)) is not None]
+
+
+def _decoded(data: bytes) -> DispatcherInfo | None:
+    try:
+        return decoding.from_msgpack(data, type=DispatcherInfo)
+    except msgspec.MsgspecError as error:  # a dispatcher of another version
+        log.warning("dispatcher_not_readable", error=str(error))
+        return None
+
+
+def _may_compile(worker: WorkerInfo, needs: CompileNeeds) -> bool:
+    if worker.state == "dead" or worker.target.kind != needs.target.kind:
+        return False
+    if not worker.toolchain.torch:  # it starts
+        return True
+    own, wanted = worker.target, needs.target
+    fits = wanted.kind == "cpu" or (own.name, own.capability) == (wanted.name, wanted.capability)
+    return fits and worker.toolchain == needs.toolchain
+
+
+def _distinct(nodes: Iterable[dict[str, float]]) -> list[dict[str, float]]:
+    """Dispatchers that share a Ray cluster name the same nodes: each has a resource `node:<address>` of its own."""
+    return list({msgspec.json.encode(sorted(node.items())): node for node in nodes}.values())

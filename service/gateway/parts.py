@@ -1,0 +1,112 @@
+"""The composition of a gateway: what routes may use. It has no workers: dispatchers have, and read its queue."""
+
+from __future__ import annotations
+
+import re
+
+from fastapi import Request
+
+from ...compiler.api.admin import REINDEX_PARTS
+from ..access.namespaces import PATTERN
+from ..access.quotas import Quotas
+from ..access.tokens import Grant
+from ..base.async_tasks import Recent
+from ..base.counters import Counters
+from ..cache.admin import CacheAdmin
+from ..cache.misses import Misses
+from ..cache.rank_agreement import RankVerdicts
+from ..cache.script_history import ScriptHistory
+from ..compile.compile_queue import CompileQueue, QueuedRequests
+from ..compile.followers import Followers
+from ..compile.search.autotunes import AutotuneEntries
+from ..jobs.training.admission import TrainingJobAdmission
+from ..jobs.training.files import FOLDER
+from ..jobs.tuning.admission import TuningJobAdmission
+from ..parts.shared import SharedParts, TenantParts, Tenants
+from ..storage.blobs import FOLDERS
+from ..storage.redis.keys import DEFAULT_NAMESPACE
+from .http.event_stream import EventStreams
+
+_COUNTERS_SECONDS = 1.0
+"""How old counters may be that whoever has no token gets."""
+
+
+class GatewayTenant(TenantParts):
+    """One namespace, in this gateway."""
+
+    def __init__(self, shared: SharedParts, namespace: str, queued: QueuedRequests) -> None:
+        super().__init__(shared, namespace)
+        redis, scripts, settings = shared.redis, shared.scripts, shared.settings
+        self.cache_admin = CacheAdmin(redis, self.keys, scripts, self.blobs, self.audit)
+        self.misses = Misses(redis, self.keys, scripts)
+        self.script_history = ScriptHistory(redis, self.keys, scripts)
+        self.rank_verdicts = RankVerdicts(redis, self.keys, scripts)
+        self.autotunes = AutotuneEntries(self.keys, scripts, limit=settings.tunings_limit)
+        self.queue = CompileQueue(namespace, self.leases, queued)
+        self.followers = Followers(self.events, shared.notifications, settings, self.queue.ask_again)
+        self.tuning_admission = TuningJobAdmission(
+            settings.limits, shared.admission, self.saved_requests, shared.registry
+        )
+        self.training_admission = TrainingJobAdmission(self.training_files, shared.registry)
+
+
+class GatewayParts:
+    """Everything a route may use."""
+
+    def __init__(self, shared: SharedParts) -> None:
+        self.shared = shared
+        self.settings = shared.settings
+        self.metrics = shared.metrics
+        self.supervisor = shared.supervisor
+        self.redis = shared.redis
+        self.keys = shared.keys
+        self.notifications = shared.notifications
+        self.installation = shared.installation
+        self.tokens = shared.tokens
+        self.namespaces = shared.namespaces
+        self.admission = shared.admission
+        self.keyring = shared.keyring
+        self.registry = shared.registry
+
+        self.event_streams = EventStreams(
+            self.metrics.streams, self.settings.keepalive_seconds, lambda: shared.stopping
+        )
+        queued = QueuedRequests()
+        self.tenants = Tenants(self.namespaces, lambda namespace: GatewayTenant(shared, namespace, queued))
+        self.counters_for_anyone: Recent[dict[str, Counters]] = Recent(_COUNTERS_SECONDS)
+        self.quotas = Quotas(self.redis, self.keys, self.tenants.default.audit, self.settings)
+
+    @property
+    def stopping(self) -> bool:
+        return self.shared.stopping
+
+    def stop(self) -> None:
+        """Ends event streams, so that their clients go to another gateway."""
+        self.shared.stopping = True
+        for tenant in self.tenants.opened():
+            tenant.followers.wake_all()
+        self.notifications.wake_all()
+
+    async def reindex(self, part: int, *, by: Grant) -> int:
+        """Offers again what the blob store holds of one of REINDEX_PARTS. After the last, Redis and the store belong
+        together. Returns how many artifacts came back. Raises Unavailable, RedisError."""
+        found = {*await self.installation.folders(FOLDERS), *await self.installation.folders(FOLDER)}
+        async with self.redis.pipeline(transaction=True) as pipe:
+            for name in found:
+                if re.fullmatch(PATTERN, name) and name != DEFAULT_NAMESPACE:
+                    self.namespaces.add(name, within=pipe)
+            await pipe.execute()
+        indexed = sum([await tenant.cache.reindex(part, by=by) for tenant in await self.tenants.every()])
+        if part == REINDEX_PARTS - 1:
+            await self.installation.adopt()
+        return indexed
+
+    async def administered(self, grant: Grant) -> list[GatewayTenant]:
+        """The namespaces that `grant` may see: its own, or all. Raises NotFound, RedisError."""
+        return await self.tenants.every() if grant.everywhere else [await self.tenants.of(grant.namespace)]
+
+
+def gateway_of(request: Request) -> GatewayParts:
+    """The FastAPI dependency of every route."""
+    gateway: GatewayParts = request.app.state.gateway
+    return gateway

@@ -1,0 +1,134 @@
+"""The composition of a dispatcher: the pool of workers, and what gives them work: compiles, searches and jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from functools import partial
+
+import structlog
+
+from ...workers.pool import WorkerPool
+from ..compile.flights import Flights
+from ..compile.followers import Followers
+from ..compile.intake import CompileIntake
+from ..compile.pending import PendingCompiles
+from ..compile.registry import STARTING, DispatcherInfo
+from ..compile.search.queue import SearchQueue
+from ..compile.search.scheduler import SearchScheduler
+from ..jobs.controller import JobController
+from ..jobs.training.precompile import TrainingGraphCompiler
+from ..jobs.training.run import TrainingJobParts, TrainingJobRun
+from ..jobs.tuning.run import TuningJobParts, TuningJobRun
+from ..storage.redis.retry import redis_errors_logged
+from .shared import SharedParts, TenantParts, Tenants
+
+log = structlog.get_logger(__name__)
+
+
+class DispatcherTenant(TenantParts):
+    """One namespace, in this dispatcher."""
+
+    def __init__(self, dispatcher: DispatcherParts, namespace: str) -> None:
+        shared, pool = dispatcher.shared, dispatcher.pool
+        super().__init__(shared, namespace)
+        settings, notifications = shared.settings, shared.notifications
+        self.searches = SearchQueue(namespace, self.tunings, dispatcher.search_scheduler, shared.metrics)
+        self.flights = Flights(
+            settings,
+            namespace,
+            self.leases,
+            self.cache,
+            self.tunings,
+            self.searches,
+            shared.admission,
+            pool,
+            shared.keyring,
+            shared.metrics,
+        )
+        followers = Followers(self.events, notifications, settings)
+        self.tuning_controller = JobController(
+            self.tuning_jobs,
+            partial(
+                TuningJobRun,
+                TuningJobParts(
+                    jobs=self.tuning_jobs,
+                    queue=self.searches,
+                    flights=self.flights,
+                    followers=followers,
+                    cache=self.cache,
+                    tunings=self.tunings,
+                    admission=shared.admission,
+                    pool=pool,
+                ),
+            ),
+            notifications,
+            lease_seconds=settings.lease_seconds,
+        )
+        self.training_controller = JobController(
+            self.training_jobs,
+            partial(
+                TrainingJobRun,
+                TrainingJobParts(
+                    namespace=namespace,
+                    jobs=self.training_jobs,
+                    store=self.training_files,
+                    pool=pool,
+                    compiler=TrainingGraphCompiler(
+                        self.cache, self.flights, followers, shared.admission, self.saved_requests
+                    ),
+                    tokens=shared.tokens,
+                    keyring=shared.keyring,
+                    settings=settings,
+                ),
+            ),
+            notifications,
+            lease_seconds=settings.lease_seconds,
+        )
+
+
+class DispatcherParts:
+    """`pool_error`: why the workers could not be started, or ''."""
+
+    def __init__(self, shared: SharedParts, pool: WorkerPool) -> None:
+        self.shared = shared
+        self.pool = pool
+        self.id = uuid.uuid4().hex
+        self.pool_started = False
+        self.pool_error = ""
+        self.search_scheduler = SearchScheduler(pool, shared.metrics)
+        self.tenants = Tenants(shared.namespaces, lambda namespace: DispatcherTenant(self, namespace))
+        self.intake = CompileIntake(
+            self.id,
+            PendingCompiles(shared.redis, shared.keys, most=shared.settings.max_queued),
+            shared.registry,
+            pool,
+            self._flights_of,
+            shared.notifications,
+            shared.installation.check_store,
+            poll_seconds=shared.settings.lease_seconds / 3,
+        )
+
+    def info(self) -> DispatcherInfo:
+        """What gateways are to know of it."""
+        if not self.pool_started:
+            return DispatcherInfo(self.id, self.pool_error or STARTING, [], [])
+        nodes = [dict(resources) for resources in self.pool.node_resources()]
+        return DispatcherInfo(self.id, "", self.pool.workers(), nodes)
+
+    async def close(self) -> None:
+        """Leaves tuning and training jobs to other dispatchers, then stops all compiles and releases their leases, then
+        stops all searches and the workers."""
+        with redis_errors_logged("dispatcher_not_removed"):  # it expires by itself
+            await self.shared.registry.remove(self.id)
+        tenants = self.tenants.opened()
+        await asyncio.gather(*(tenant.tuning_controller.close() for tenant in tenants))
+        await asyncio.gather(*(tenant.training_controller.close() for tenant in tenants))
+        await asyncio.gather(*(tenant.flights.close() for tenant in tenants))
+        await asyncio.gather(*(tenant.searches.close() for tenant in tenants))
+        await self.search_scheduler.close()
+        await self.pool.close()
+
+    async def _flights_of(self, namespace: str) -> Flights:
+        """Raises NotFound, RedisError."""
+        return (await self.tenants.of(namespace)).flights

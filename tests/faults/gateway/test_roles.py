@@ -1,0 +1,265 @@
+"""Gateways and dispatchers apart: any number of both on one Redis, and any of them may be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+from conftest import StartGateway
+from service_parts import (
+    TOKEN,
+    ArtifactPool,
+    GatewayProcess,
+    RedisServer,
+    busy_pool,
+    client_of,
+    compiled,
+    follow,
+    free_port,
+    graph,
+    post,
+    wait_until,
+)
+from torchrelay.compiler.errors import NoWorker
+from torchrelay.compiler.request import schema
+
+StartRole = Callable[..., GatewayProcess]
+OTHER_TOOLCHAIN = schema.Toolchain(
+    python="cp312", torch="2.13.0+cpu", triton="", cuda="", platform="linux-x86_64"
+)
+
+
+@pytest.fixture
+def start_role(settings: dict[str, Any]) -> Iterator[StartRole]:
+    started: list[GatewayProcess] = []
+
+    def start(role: str, seconds: float = 0.0, port: int = 0) -> GatewayProcess:
+        process = GatewayProcess(settings, seconds, role, port=port)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def test_a_gateway_without_a_dispatcher_answers_hits_and_queues_the_rest(start_role: StartRole) -> None:
+    gateway, dispatcher = start_role("gateway"), start_role("dispatcher")
+    with gateway.http() as http, client_of(dispatcher.url, None) as probe:
+        wait_until(lambda: http.get("/readyz").status_code == 200, seconds=30)
+        assert probe.get("/readyz").json()["ready"] is True
+        assert b"torchrelay_compiles_in_progress" in probe.get("/metrics").content
+        known = compiled(http, graph(1))
+        dispatcher.kill()
+        wait_until(lambda: http.get("/readyz").json()["parts"]["workers"] == "no dispatcher runs", seconds=30)
+        assert post(http, graph(1)).content == known
+        answer = post(http, graph(2))
+        assert (answer.status_code, answer.json()["stage"]) == (202, "queued")
+        stream = follow(http, answer.json()["key"])
+        assert next(stream)[1] == "queued"
+        start_role("dispatcher")
+        assert [stage for _, stage, _ in stream] == ["aot", "inductor", "publish", "done"]
+
+
+def test_what_is_queued_outlives_a_redis_that_loses_its_memory(
+    start_role: StartRole, redis_server: RedisServer
+) -> None:
+    with start_role("gateway").http() as http:
+        stream = follow(http, post(http, graph()).json()["key"])
+        next(stream)
+        redis_server.client().flushall()
+        start_role("dispatcher")
+        assert [stage for _, stage, _ in stream][-1] == "done"
+
+
+def test_a_compile_waits_for_the_dispatcher_that_has_its_workers(start_gateway: StartGateway) -> None:
+    wrong, right = busy_pool(), busy_pool()
+    wrong.idle, wrong.toolchain = None, OTHER_TOOLCHAIN
+    wrong.errors = [NoWorker("none for this toolchain")]
+    one, other = start_gateway(wrong), start_gateway(right)
+    with one.http() as http:
+        wait_until(lambda: len(http.get("/v1/workers").json()) == 2, seconds=30)
+        stream = follow(http, post(http, graph()).json()["key"])
+        next(stream)
+        time.sleep(1)  # the wrong dispatcher sees it several times
+        right.idle = 1
+        assert [stage for _, stage, _ in stream][-1] == "done"
+        assert (len(wrong.calls), len(right.calls)) == (0, 1)
+        other.stop()
+        wait_until(lambda: len(http.get("/v1/workers").json()) == 1, seconds=30)
+        *_, (_, stage, told) = follow(http, post(http, graph(2)).json()["key"])
+        assert (stage, told["error"]["code"]) == ("failed", "no_worker")
+
+
+def test_dispatchers_take_what_their_idle_workers_can_begin(start_gateway: StartGateway) -> None:
+    pools = [ArtifactPool(seconds=1.0) for _ in range(2)]
+    for pool in pools:
+        pool.idle = 1
+    gateway, _ = [start_gateway(pool) for pool in pools]
+    with gateway.http() as http:
+        keys = [post(http, graph(n)).json()["key"] for n in range(1, 9)]
+        for key in keys:
+            *_, (_, stage, _) = follow(http, key)
+            assert stage == "done"
+    assert sorted(pools[0].calls + pools[1].calls) == sorted(keys)
+    assert min(len(pool.calls) for pool in pools) >= 2
+
+
+def test_a_compile_that_waited_until_its_deadline_fails(start_gateway: StartGateway) -> None:
+    pool = busy_pool()
+    with start_gateway(pool, compile_deadline_seconds=1).http() as http:
+        stream = follow(http, post(http, graph()).json()["key"])
+        next(stream)
+        time.sleep(1.1)
+        pool.idle = 1
+        *_, (_, stage, told) = stream
+    assert (stage, told["error"]["code"]) == ("failed", "compile_timeout")
+    assert pool.calls == []
+
+
+def test_what_no_client_waits_for_is_not_compiled(start_gateway: StartGateway) -> None:
+    pool = busy_pool()
+    with start_gateway(pool, abandon_seconds=0.5).http() as http:
+        key = post(http, graph(), finish=0).json()["key"]
+        time.sleep(1)
+        pool.idle = 1
+        *_, (_, stage, told) = follow(http, key)
+    assert (stage, told["error"]["code"]) == ("failed", "compile_killed")
+    assert pool.calls == []
+
+
+@pytest.mark.parametrize(
+    ("graphs", "kills"), [(24, 6), pytest.param(120, 50, marks=pytest.mark.slow)], ids=["some", "many"]
+)
+@pytest.mark.timeout(400)
+def test_any_of_three_gateways_and_two_dispatchers_may_be_killed_at_any_moment(
+    graphs: int, kills: int, start_role: StartRole, redis_server: RedisServer
+) -> None:
+    dice = random.Random(graphs)
+    gateways = [start_role("gateway") for _ in range(3)]
+    dispatchers = [start_role("dispatcher", 0.3) for _ in range(2)]
+    artifacts: dict[int, bytes] = {}
+    errors: list[str] = []
+
+    def client(sizes: list[int]) -> None:
+        for size in sizes:
+            artifacts[size] = _compiled_somewhere([gateway.port for gateway in gateways], graph(size), errors)
+
+    threads = [threading.Thread(target=client, args=[list(range(n, graphs + 1, 6))]) for n in range(1, 7)]
+    for thread in threads:
+        thread.start()
+    for _ in range(kills):
+        time.sleep(dice.uniform(0.1, 0.8))
+        roles = dice.choice((gateways, dispatchers))
+        n = dice.randrange(len(roles))
+        roles[n].kill()
+        role = "gateway" if roles is gateways else "dispatcher"
+        roles[n] = start_role(role, 0.3, port=roles[n].port)
+    for thread in threads:
+        thread.join(300)
+    assert errors == []
+    assert set(artifacts) == set(range(1, graphs + 1))
+    for gateway in gateways:
+        with gateway.http() as http:
+            assert all(post(http, graph(size)).content == data for size, data in artifacts.items())
+    redis = redis_server.client()
+    wait_until(lambda: redis.zcard("torchrelay:pending") == 0, seconds=30)
+    assert redis.keys("torchrelay:lease:*") == []
+    compiles = int(redis.hget("torchrelay:stats", "compiles"))
+    assert graphs <= compiles <= graphs + kills
+
+
+def _compiled_somewhere(ports: list[int], body: bytes, errors: list[str]) -> bytes:
+    """As a client does behind a load balancer: what breaks off goes to another gateway."""
+    until = time.monotonic() + 240
+    while time.monotonic() < until:
+        with (
+            contextlib.suppress(httpx2.TransportError),
+            client_of(f"http://127.0.0.1:{random.choice(ports)}", TOKEN) as http,
+        ):
+            answer = post(http, body)
+            if answer.status_code == 200:
+                return answer.content
+            if answer.status_code == 202:
+                for _, stage, data in follow(http, answer.json()["key"]):
+                    if stage == "failed":
+                        errors.append(str(data))
+                        return b""
+            elif answer.status_code != 503:
+                errors.append(answer.text)
+                return b""
+        time.sleep(0.1)
+    errors.append("no artifact within 240 s")
+    return b""
+
+
+def test_one_port_is_answered_by_several_processes_and_a_killed_one_is_replaced(
+    settings: dict[str, Any], start_role: StartRole, tmp_path: Path
+) -> None:
+    port = free_port()
+    given = {f"TORCHRELAY_SERVICE_{name.upper()}": str(value) for name, value in settings.items()}
+    with (tmp_path / "log").open("wb") as log:
+        service = psutil.Popen(
+            [
+                *(
+                    sys.executable,
+                    "-m",
+                    "torchrelay.service",
+                    "gateway",
+                    "--workers",
+                    "3",
+                    "--port",
+                    str(port),
+                ),
+                *("--credentials", str(tmp_path / "credentials.json")),
+            ],
+            env={**os.environ, **given},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+
+        def answering() -> list[psutil.Process]:
+            (keeper,) = service.children()
+            return keeper.children()
+
+        with client_of(url, TOKEN) as http:
+            wait_until(lambda: _answers(http), seconds=60)
+        start_role("dispatcher")
+        wait_until(lambda: len(answering()) == 3, seconds=30)
+        victim = answering()[0]
+        for n in range(1, 40):
+            if n == 10:
+                victim.kill()
+            with contextlib.suppress(httpx2.TransportError), client_of(url, TOKEN) as http:
+                compiled(http, graph(n % 5 + 1))
+        wait_until(lambda: len(answering()) == 3 and victim not in answering(), seconds=30)
+        with client_of(url, TOKEN) as http:
+            requests = [
+                float(line.split()[-1])
+                for line in http.get("/metrics").text.splitlines()
+                if line.startswith("torchrelay_http_requests_total{") and 'route="/v1/compile"' in line
+            ]
+        assert sum(requests) >= 36  # of all three processes, whichever answered
+    finally:
+        service.send_signal(signal.SIGTERM)
+        assert service.wait(30) == 0
+
+
+def _answers(http: httpx2.Client) -> bool:
+    with contextlib.suppress(httpx2.TransportError):
+        return http.get("/livez").status_code == 200
+    return False
