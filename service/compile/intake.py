@@ -51,18 +51,18 @@ class CompileIntake:
         workers: IdleWorkers,
         flights_of: Callable[[str], Awaitable[Flights]],
         notifications: Notifications,
-        check_store: Callable[[], Awaitable[None]],
+        store_problem: Callable[[], Awaitable[str]],
         *,
         poll_seconds: float,
     ) -> None:
-        """check_store: raises Unavailable where this dispatcher could publish nothing."""
+        """store_problem: why this dispatcher could publish nothing, or ''."""
         self._own = own
         self._pending = pending
         self._registry = registry
         self._workers = workers
         self._flights_of = flights_of
         self._notifications = notifications
-        self._check_store = check_store
+        self._store_problem = store_problem
         self._poll_seconds = poll_seconds
         self._served: dict[str, int] = {}
         """When each namespace was served last, as a number that grows."""
@@ -76,8 +76,9 @@ class CompileIntake:
                 wake.clear()
                 try:
                     due = await self._pending.due()
-                    if due:
-                        await self._check_store()
+                    if due and (problem := await self._store_problem()):
+                        log.error("compiles_left_to_others", problem=problem)
+                        due = []
                     await self._take(due)
                 except (RedisError, Unavailable) as error:
                     log.warning("compiles_not_taken", error=str(error))

@@ -94,8 +94,8 @@ async def _start_pool(dispatcher: DispatcherParts) -> None:
 
 async def _register(dispatcher: DispatcherParts) -> None:
     """Writes what workers there are. Raises RedisError."""
-    await asyncio.sleep(_TOGETHER_SECONDS)
     await dispatcher.shared.registry.write(dispatcher.info())
+    await asyncio.sleep(_TOGETHER_SECONDS)
 
 
 async def _repeat(

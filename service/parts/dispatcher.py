@@ -105,7 +105,7 @@ class DispatcherParts:
             pool,
             self._flights_of,
             shared.notifications,
-            shared.installation.check_store,
+            shared.installation.problem,
             poll_seconds=shared.settings.lease_seconds / 3,
         )
 

@@ -16,18 +16,18 @@ import psutil
 import pytest
 from structlog.testing import CapturingLogger
 from torchrelay.compiler.errors import SettingsError, Unavailable
-from torchrelay.service.local import state_folder, up
+from torchrelay.service.local import listening, state_folder
 from torchrelay.service.local.redis_server import RedisServer, find_server
 
 
 def test_a_taken_port_is_refused_or_replaced_as_asked():
-    with up.listen("127.0.0.1", 0, any_port_will_do=False) as first:
+    with listening.listen("127.0.0.1", 0, any_port_will_do=False) as first:
         port = first.getsockname()[1]
         with pytest.raises(SettingsError, match=f"127.0.0.1:{port}"):
-            up.listen("127.0.0.1", port, any_port_will_do=False)
-        with up.listen("127.0.0.1", port, any_port_will_do=True) as second:
+            listening.listen("127.0.0.1", port, any_port_will_do=False)
+        with listening.listen("127.0.0.1", port, any_port_will_do=True) as second:
             assert second.getsockname()[1] not in (port, 0)
-            assert up.url_of(second) == f"http://127.0.0.1:{second.getsockname()[1]}"
+            assert listening.url_of(second) == f"http://127.0.0.1:{second.getsockname()[1]}"
 
 
 def test_the_owners_token_is_made_once_and_must_be_private(tmp_path):
@@ -240,5 +240,5 @@ def test_a_service_whose_guard_is_killed_is_told_to_end():
 
 def test_loopback_is_the_default_and_ipv6_is_understood():
     if socket.has_ipv6:
-        with up.listen("::1", 0, any_port_will_do=False) as listener:
-            assert up.url_of(listener).startswith("http://[::1]:")
+        with listening.listen("::1", 0, any_port_will_do=False) as listener:
+            assert listening.url_of(listener).startswith("http://[::1]:")
