@@ -71,8 +71,12 @@ _LONGEST_PAUSE_SECONDS = 8.0
 class Flight:
     """One compile under one lease. `lease` changes when it is taken again under a new fence."""
 
-    def __init__(self, lease: Lease, request: CompileRequest | None, *, finish: bool) -> None:
+    def __init__(
+        self, lease: Lease, request: CompileRequest | None, *, finish: bool, nowhere: bool = False
+    ) -> None:
+        """nowhere: no dispatcher has workers for it, so that it fails here."""
         self.lease = lease
+        self.nowhere = nowhere
         self.request = request
         self.finish = finish
         self.began = time.monotonic()
@@ -152,9 +156,9 @@ class Flights:
         self._launch(Flight(answer, request, finish=finish))
         return "start"
 
-    async def take(self, key: str, needs: CompileNeeds) -> Flight | None:
+    async def take(self, key: str, needs: CompileNeeds, *, nowhere: bool = False) -> Flight | None:
         """Begins a compile that is queued, or continues one whose holder died. None if that lives, or if the compile is
-        over or not known. Raises RedisError."""
+        over or not known. nowhere: see Flight. Raises RedisError."""
         if self._flights_of(key):
             return None  # the task that renews its lease takes it again
         lease = await self._leases.take(key, needs)
@@ -163,7 +167,7 @@ class Flights:
         if lease.taken > 1:
             log.warning("compile_taken_over", key=key)
             self._metrics.takeovers.inc()
-        flight = Flight(lease, None, finish=False)
+        flight = Flight(lease, None, finish=False, nowhere=nowhere)
         self._launch(flight)
         return flight
 
@@ -205,7 +209,7 @@ class Flights:
                 return
             await end(renewer)
             flight.over = True
-            if isinstance(worker.exception(), SlotsElsewhere):
+            if isinstance(worker.exception(), SlotsElsewhere) and not flight.nowhere:
                 await self._leases.release(flight.lease)  # to the dispatcher that has the slots
             else:
                 await self._report_failure(flight, worker)

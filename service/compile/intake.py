@@ -106,7 +106,7 @@ class CompileIntake:
             if free is not None and free <= 0:
                 waiting += 1
                 continue
-            flight = await flights.take(compile.key, compile.needs)
+            flight = await flights.take(compile.key, compile.needs, nowhere=free is None)
             if flight is not None:
                 self._served[compile.namespace] = max(self._served.values(), default=0) + 1
                 self._begun.append((compile, flight))

@@ -9,6 +9,7 @@ namespace that has loopback only: this file is the test, and the program in the 
 from __future__ import annotations
 
 import contextlib
+import copy
 import fcntl
 import json
 import os
@@ -138,9 +139,9 @@ class Apart:
             assert time.monotonic() < end, f"{what} did not happen\n{self.logs()}"
             time.sleep(0.2)
 
-    def get(self, path):
+    def get(self, path, port=None):
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}",
+            f"http://127.0.0.1:{port or self.port}{path}",
             headers={"Authorization": f"Bearer {SECRETS['TORCHRELAY_OWNER_TOKEN']}"},
         )
         try:
@@ -201,8 +202,19 @@ def follow_a_worker(apart):
     apart.wait(lambda: apart.get("/readyz")[0] == 200, "a warm worker")
     sockets = apart.raylet_sockets()
     assert len(sockets) == 3 == len({path.parent for path in sockets}), sockets
-    client = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+    client = compiled_by_a_client(apart, SCRIPT)
+    assert client.returncode == 0, client.stderr + apart.logs()
+    assert json.loads(apart.get("/v1/stats")[1])["compiles"] == 1
+    lose_a_dispatcher(apart, service)
+
+    apart.stop("worker-cpu")
+    apart.wait(lambda: apart.get("/readyz")[0] == 503, "the gateway noticing that its worker left", 60)
+    assert (status := apart.stop("gateway")) == 0, f"exit status {status}\n{apart.logs()}"
+
+
+def compiled_by_a_client(apart, script):
+    return subprocess.run(
+        [sys.executable, "-c", script],
         env={
             **{k: v for k, v in os.environ.items() if not k.startswith("TORCHRELAY_")},
             "XDG_CONFIG_HOME": str(apart.home / "config"),
@@ -213,12 +225,24 @@ def follow_a_worker(apart):
         text=True,
         timeout=240,
     )
-    assert client.returncode == 0, client.stderr + apart.logs()
-    assert json.loads(apart.get("/v1/stats")[1])["compiles"] == 1
 
-    apart.stop("worker-cpu")
-    apart.wait(lambda: apart.get("/readyz")[0] == 503, "the gateway noticing that its worker left", 60)
-    assert (status := apart.stop("gateway")) == 0, f"exit status {status}\n{apart.logs()}"
+
+def lose_a_dispatcher(apart, service):
+    """A second dispatcher on the Ray cluster stands by, as there is one slot, and gets it when the first is killed."""
+    port = free_port()
+    second = copy.deepcopy(apart.compose["dispatcher"])
+    second["command"] = [word.replace("8644", str(port)) for word in second["command"]]
+    apart.compose["dispatcher-2"] = second
+    apart.start("dispatcher-2", service)
+    apart.wait(lambda: apart.get("/readyz", port)[0] == 200, "a second dispatcher")
+    assert [worker["state"] for worker in json.loads(apart.get("/v1/workers")[1])] == ["idle"]
+    first = apart.processes.pop("dispatcher")
+    for process in [first, *first.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    again = compiled_by_a_client(apart, SCRIPT.replace("Linear(8, 4)", "Linear(8, 3)"))
+    assert again.returncode == 0, again.stderr + apart.logs()
+    assert json.loads(apart.get("/v1/stats")[1])["compiles"] == 2
 
 
 def _command_line(process):

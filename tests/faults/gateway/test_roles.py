@@ -34,6 +34,7 @@ from service_parts import (
 )
 from torchrelay.compiler.errors import NoWorker
 from torchrelay.compiler.request import schema
+from torchrelay.workers.pool import SlotsElsewhere
 
 StartRole = Callable[..., GatewayProcess]
 OTHER_TOOLCHAIN = schema.Toolchain(
@@ -103,6 +104,21 @@ def test_a_compile_waits_for_the_dispatcher_that_has_its_workers(start_gateway: 
         assert (stage, told["error"]["code"]) == ("failed", "no_worker")
 
 
+def test_what_no_dispatcher_of_a_shared_cluster_has_workers_for_fails_after_a_while(
+    start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchrelay.service.compile.intake._HANDOVER_SECONDS", 1.0)
+    pool = busy_pool()
+    pool.idle, pool.elsewhere, pool.toolchain = None, 1, OTHER_TOOLCHAIN
+    pool.errors = [SlotsElsewhere("none for this toolchain; another dispatcher uses 1 slot")]
+    with start_gateway(pool).http() as http:
+        key = post(http, graph()).json()["key"]
+        time.sleep(0.5)
+        assert pool.calls == []  # a slot may be on its way from the other dispatcher
+        *_, (_, stage, told) = follow(http, key)
+    assert (stage, told["error"]["code"]) == ("failed", "no_worker")
+
+
 def test_dispatchers_take_what_their_idle_workers_can_begin(start_gateway: StartGateway) -> None:
     pools = [ArtifactPool(seconds=1.0) for _ in range(2)]
     for pool in pools:
@@ -132,11 +148,12 @@ def test_a_compile_that_waited_until_its_deadline_fails(start_gateway: StartGate
 def test_what_no_client_waits_for_is_not_compiled(start_gateway: StartGateway) -> None:
     pool = busy_pool()
     with start_gateway(pool, abandon_seconds=0.5).http() as http:
-        key = post(http, graph(), finish=0).json()["key"]
+        status = f"/v1/compiles/{post(http, graph(), finish=0).json()['key']}"
         time.sleep(1)
         pool.idle = 1
-        *_, (_, stage, told) = follow(http, key)
-    assert (stage, told["error"]["code"]) == ("failed", "compile_killed")
+        wait_until(lambda: http.get(status).json()["stage"] != "queued", seconds=30)
+        told = http.get(status).json()
+    assert (told["stage"], told["error"]["code"]) == ("failed", "compile_killed")
     assert pool.calls == []
 
 
