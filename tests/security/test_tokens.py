@@ -99,6 +99,7 @@ def test_a_role_that_is_too_small_is_forbidden(role: str, gateway: Running, http
                 assert refused(gateway, token, method, path) == (403, "forbidden"), (method, path)
     with gateway.http(token) as other:
         assert post(other, graph()).status_code == (202 if role == "compile" else 403)
+    wait_until(lambda: role != "compile" or bool(gateway.pool.calls), seconds=30)
     assert len(gateway.pool.calls) == (1 if role == "compile" else 0)
 
 
