@@ -8,7 +8,6 @@ gateway's death compiles ask again, and tuning jobs and results are in Redis.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections.abc import Coroutine, Iterator, Sequence
@@ -23,7 +22,6 @@ from ....compiler.api.tuning.search_order import MOST_THREADS
 from ....compiler.errors import LimitExceeded
 from ....compiler.tuning.queries import KnownEntries, SearchResult, TuningTask
 from ....compiler.tuning.records import DeviceEnvironment, Problem, TuningEntry
-from ....workers.pool import DevicesHeld
 from ...admission.compile_request import CompileRequest
 from ...base.async_tasks import end
 from ...base.metrics import GatewayMetrics
@@ -70,9 +68,6 @@ class QueueScheduler(Protocol):
     async def leave(self, queue: SearchQueue, /) -> None: ...
     def notify(self) -> None:
         """Something has changed: schedule at once."""
-
-    def search_devices(self, target: SearchTarget, /) -> Sequence[object]:
-        """Raises NoWorker if there is none for `target` and none will come."""
 
 
 class SearchQueue:
@@ -187,11 +182,6 @@ class SearchQueue:
             self._enqueue(search)
         search.wanted = time.monotonic()
         return search
-
-    def check(self, target: SearchTarget) -> None:
-        """Raises NoWorker if no worker searches for `target` and none will come."""
-        with contextlib.suppress(DevicesHeld):  # a tuning job can wait for training to end
-            self._scheduler.search_devices(target)
 
     def submit(
         self, task: TuningTask, target: SearchTarget, *, on_change: OnChange | None = None

@@ -9,10 +9,8 @@ import msgspec
 import pytest
 from search_parts import AIM, ASK, Site, of, run, task, winners
 from service_parts import TOOLCHAIN, RedisServer
-from torchrelay.compiler.errors import NoWorker
 from torchrelay.compiler.tuning.queries import KnownEntries, SearchResult
 from torchrelay.service.compile.search import queue, scheduler, session
-from torchrelay.service.compile.search.task import SearchTarget
 from tuning_parts import PLACE, entry
 
 
@@ -148,8 +146,6 @@ def test_a_compile_on_another_model_of_processor_is_told_that_nobody_searches_th
 def test_without_a_worker_nothing_is_open(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
         other = msgspec.structs.replace(TOOLCHAIN, python="cp399")
-        with pytest.raises(NoWorker, match="toolchain"):
-            here.queue.check(SearchTarget(other, AIM.target, 1))
         ask = msgspec.structs.replace(ASK, toolchain=other)
         await here.queue.want(PLACE, [of(1)], ask)
         await here.until(lambda: here.queue.count(urgent=True) == 0)
